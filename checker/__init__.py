@@ -12,7 +12,6 @@ checks/           the checks:
   clients.py        I9 to I11 and I24 to I28: answers to clients, streams
   task_trees.py     I36, I38 and I39: forks and sub-agents
 verify.py         runs the checks: verify(history) → violations; examine(history) → a report with the checks not run
-coverage.py       I35: which rare paths a run of the fault suite has met
 
 A checker that shares a fault with the product proves nothing. So the checker states the rules of fences, sequences and
 intents a second time, independently of the product's code.

@@ -124,10 +124,6 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         "Wrong clocks change no decision.",
         elsewhere="it compares two runs: the tests of clocks make both and verify each",
     ),
-    "I35": Invariant(
-        "A run of the fault suite has met all rare paths.",
-        elsewhere="it is a property of the suite, not of a task: checker/coverage.py counts, the suite asserts",
-    ),
     "I36": Invariant("A fork begins with a copy of another task's history, and counts none of it as its own."),
     "I37": Invariant("A wait is answered once, and the call that waits does not run before its answer."),
     "I38": Invariant("A call spawns its sub-agents once, and each of them names its parent."),

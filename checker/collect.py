@@ -24,7 +24,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from checker.history import (
     Bill,
-    BilledModelCall,
     BudgetSnapshot,
     CallRecord,
     Guard,
@@ -36,7 +35,6 @@ from checker.history import (
     ToolFenceRecord,
 )
 from tenure.client import Client
-from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import Body, ToolIntent, ToolOutcome
 from tenure.domain.errors import NotFound
 from tenure.domain.tools import CallState
@@ -189,25 +187,14 @@ def _body(body: ledger_pb2.EntryBody) -> Body | None:
         return None
 
 
-# Files outside of an installation on this machine: those of append_record, and the log of the model simulator.
+# Files outside of an installation on this machine: those of append_record.
 
 _KEY: Final = re.compile(rb'\{"key": "([^"/]*)/([^"]*)"')
-_USAGE: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 def read_effects(records: Path) -> tuple[ObservedEffect, ...]:
     """Reads every line of every file below append_record's folder. A torn line counts if its key is readable."""
     return tuple(effect for path in sorted(records.rglob("*.jsonl")) for effect in _effects(path))
-
-
-def read_model_calls(log: Path) -> tuple[BilledModelCall, ...]:
-    """Reads the simulator's log; see `model_calls`. A missing log is empty."""
-    return model_calls(log.read_text().splitlines()) if log.exists() else ()
-
-
-def model_calls(lines: Iterable[str]) -> tuple[BilledModelCall, ...]:
-    """Returns the logged requests of model calls, with any result. Counting tokens is not a model call."""
-    return tuple(_model_call(value) for value in map(json.loads, lines) if value["endpoint"] != "count_tokens")
 
 
 def _effects(path: Path) -> Iterator[ObservedEffect]:
@@ -222,20 +209,6 @@ def _epoch(line: bytes) -> int:
         return int(json.loads(line)["epoch"])
     except (ValueError, KeyError, TypeError):
         return 0
-
-
-def _model_call(value: dict[str, Any]) -> BilledModelCall:
-    task_id, _, attempt = (value["attempt"] or "").partition("/")
-    step, _, number = attempt.partition("/")
-    return BilledModelCall(
-        task_id=task_id,
-        step=int(step or 0),
-        attempt_number=int(number or 0),
-        request_id=value["request_id"],
-        usage=TokenUsage(**{name: value[name] for name in _USAGE}),
-        answered=value["answered"],
-        status=value["status"] or 0,
-    )
 
 
 COLLECTED: Final = frozenset({"tasks", "entries", "budgets", "bills", "refusals", "fences", "calls"})

@@ -5,7 +5,9 @@ A test generates into an empty directory and compares, so that the committed cod
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc_tools
@@ -37,6 +39,36 @@ def generate(output_root: Path) -> None:
     )
     if code != 0:
         raise SystemExit(code)
+    for path in [*output_root.rglob("*_pb2_grpc.py"), *output_root.rglob("*_pb2_grpc.pyi")]:
+        path.write_text(_without_unused(path.read_text(), keep_docs_of="Stub" if path.suffix == ".pyi" else None))
+
+
+def _without_unused(source: str, *, keep_docs_of: str | None) -> str:
+    """Removes grpcio's experimental API and the repeated comments, which are more than half of this code.
+
+    Each program imports it, and each installation has it. The type hints of the stubs keep the comments.
+    """
+    lines = source.split("\n")
+    removed: list[tuple[int, int, str]] = []  # from this line to that one, and what stands there instead
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        if not node.name.endswith(("Stub", "Servicer")):
+            removed.append((node.lineno - 2, node.end_lineno or 0, ""))  # with the comment above it
+        elif keep_docs_of is None or not node.name.removesuffix(keep_docs_of).endswith("Service"):
+            removed.extend(_docs(node))
+    for first, end, instead in sorted(removed, reverse=True):
+        lines[first:end] = [instead] if instead else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _docs(node: ast.ClassDef | ast.FunctionDef) -> Iterator[tuple[int, int, str]]:
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef):
+            yield from _docs(part)
+        elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str):
+            instead = "" if len(node.body) > 1 else " " * part.col_offset + "..."
+            yield part.lineno - 1, part.end_lineno or 0, instead
 
 
 if __name__ == "__main__":

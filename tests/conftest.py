@@ -13,13 +13,14 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
     "tests.support.watched_processes",
+    "tests.support.shared_stores",  # before those that import it
     "tests.support.forked",
-    "tests.support.shared_stores",
     "tests.support.fix_etcd",  # before those that import it
     "tests.support.fix_postgres",  # before the fixtures that use it
     "tests.support.fix_checkpoint",
     "tests.support.fix_closed_port",
     "tests.support.fix_collector",
+    "tests.support.fix_tools",  # before the fixtures that import it
     "tests.support.fix_coordinator",
     "tests.support.fix_etcd_cluster",
     "tests.support.fix_gateway",
@@ -33,7 +34,6 @@ pytest_plugins = [
     "tests.support.fix_sandbox",
     "tests.support.fix_simulator",
     "tests.support.fix_time",
-    "tests.support.fix_tools",
     "tests.support.fix_mcp",
     "tests.support.fix_models",
     "tests.support.fix_webhooks",

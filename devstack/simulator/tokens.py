@@ -49,10 +49,6 @@ class _Part(NamedTuple):
     marked: bool
 
 
-def count_text(text: str) -> int:
-    return tokens_of_bytes(len(text.encode()))
-
-
 def tokens_of_bytes(size: int) -> int:
     return -(-size // BYTES_PER_TOKEN)
 

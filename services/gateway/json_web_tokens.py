@@ -25,6 +25,7 @@ from services.gateway.identity_claims import ClaimMapping, client_of
 from tenure.domain.access import Permission, Principal
 from tenure.domain.errors import Unauthenticated, Unavailable
 from tenure.domain.outbound import is_clear_text
+from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.runtime.settings import ConfigurationError, setting
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -200,7 +201,7 @@ async def _fetch(url: str) -> bytes:
     """Returns the document. Raises HTTPError, TimeoutError (an OSError) and ValueError."""
     async with (
         asyncio.timeout(FETCH_SECONDS),
-        httpx2.AsyncClient(follow_redirects=False, timeout=FETCH_SECONDS) as client,
+        httpx2.AsyncClient(verify=http_tls_context(), follow_redirects=False, timeout=FETCH_SECONDS) as client,
         client.stream("GET", url) as answer,
     ):
         if answer.status_code != httpx2.codes.OK:

@@ -75,14 +75,14 @@ class FrameShape:
 class FrameClient:
     """Sends messages under tags and passes on their events. Needs `run`, an endless duty, to send anything."""
 
-    def __init__(self, shape: FrameShape) -> None:
+    def __init__(self, shape: FrameShape, first_tag: int = 1) -> None:
         self._shape = shape
         self._broken = metrics.cell("tenure_worker_streams_broken_total", peer=shape.name)
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
         self._unsent: deque[int] = deque()
         self._follow_ups: deque[tuple[int, Message, int]] = deque()
         self._ready = asyncio.Event()
-        self._next_tag = 1
+        self._next_tag = first_tag
         self._failures = 0
         self._stream = 0
         self._given_up = asyncio.Event()
@@ -195,7 +195,7 @@ class FrameClient:
 
     async def _write(self, call: Any) -> Never:
         while True:
-            while not (batch := self._take()):
+            while not (batch := self.take_batch()):
                 self._ready.clear()
                 await self._ready.wait()
             await call.write(self._shape.build(batch))
@@ -217,7 +217,7 @@ class FrameClient:
                     await self._given_up.wait()
         raise Unavailable(f"this replica of {self._shape.name} gave no usable answer", reason="STREAM_GIVEN_UP")
 
-    def _take(self) -> list[Tagged]:
+    def take_batch(self) -> list[Tagged]:
         """Returns the messages of the next frame: at least one if any is unsent."""
         batch: list[Tagged] = []
         left_bytes = MAX_FRAME_BYTES

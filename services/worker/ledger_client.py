@@ -33,7 +33,7 @@ class LedgerClient:
     def __init__(self, channel: TenureChannel, *, joins_model_calls: bool = False) -> None:
         self._joins_model_calls = joins_model_calls
         self._stub: Any = grpc_pb.CheckpointServiceStub(channel)
-        shape = FrameShape("checkpoint", channel, self._stub.CommitStream, _build_frame, _events)
+        shape = FrameShape("checkpoint", channel, self._stub.CommitStream, build_frame, _events)
         self._frames = FrameClient(shape)
         self._long_opens = asyncio.Semaphore(LONG_OPENS)
 
@@ -87,7 +87,7 @@ def _settle(answer: asyncio.Future[pb.TaggedCommitResult], result: pb.TaggedComm
         answer.set_result(result)
 
 
-def _build_frame(batch: list[Tagged]) -> pb.CommitStreamRequest:
+def build_frame(batch: list[Tagged]) -> pb.CommitStreamRequest:
     return pb.CommitStreamRequest(commits=[pb.TaggedCommit(tag=tag, commit=commit) for tag, commit in batch])
 
 

@@ -71,7 +71,7 @@ class ToolsClient:
 
     def __init__(self, channel: TenureChannel) -> None:
         self._stub: Any = grpc_pb.ToolServiceStub(channel)
-        self._frames = FrameClient(FrameShape("tools", channel, self._stub.ExecuteStream, _build_frame, _events))
+        self._frames = FrameClient(FrameShape("tools", channel, self._stub.ExecuteStream, build_frame, _events))
 
     async def run(self) -> None:
         """Keeps the call stream open, as a duty."""
@@ -178,7 +178,7 @@ def _with_outcome(request: pb.ExecuteRequest, outcome: pb.OwnOutcome) -> pb.Exec
     return repeated
 
 
-def _build_frame(batch: list[Tagged]) -> pb.ExecuteStreamRequest:
+def build_frame(batch: list[Tagged]) -> pb.ExecuteStreamRequest:
     frame = pb.ExecuteStreamRequest()
     for tag, message in batch:
         if isinstance(message, pb.OwnOutcome):

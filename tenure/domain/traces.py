@@ -14,7 +14,7 @@ they are read: a crash loses none, and a takeover continues the trace.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -556,10 +556,3 @@ _HANDLERS: Final[dict[type, Callable[[TraceProjection, Entry, Any, int], None]]]
     Compaction: TraceProjection._compaction,  # noqa: SLF001
     Forked: TraceProjection._forked,  # noqa: SLF001
 }
-
-
-def project(task: TracedTask, entries: Iterable[tuple[Entry, int]], *, with_content: bool = False) -> list[TaskSpan]:
-    """Returns all spans of a ledger, ended ones in the order of their ends, then open ones."""
-    projection = TraceProjection(task, with_content=with_content)
-    ended = [span for entry, at_ns in entries for span in projection.apply(entry, at_ns)]
-    return [*ended, *projection.open_spans()]

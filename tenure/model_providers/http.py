@@ -10,6 +10,7 @@ import httpx2
 
 from tenure.model_providers.stream import MAX_STREAM_BYTES
 from tenure.runtime.http.body_decoder import READABLE_ENCODINGS, BadEncoding, BodyDecoder
+from tenure.runtime.http.outbound_http import http_tls_context
 
 MAX_CONNECTIONS: Final = 4096
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
@@ -43,6 +44,7 @@ def open_http_client(silence_seconds: float | None) -> httpx2.AsyncClient:
     import anthropic  # slow to import: a process that calls no provider does without
 
     return anthropic.DefaultAioHttpClient(
+        verify=http_tls_context(),
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
         timeout=httpx2.Timeout(silence_seconds, connect=CONNECT_TIMEOUT_SECONDS),
         headers={"accept-encoding": READABLE_ENCODINGS},

@@ -129,13 +129,13 @@ def run_service(
         failpoint.arm(settings.common.failpoints)
         await process.open(telemetry(name, environment, instance=instance_id(), version=metadata.version("tenure")))
         if work is compose:
-            await _serve_metrics(process, name, settings)
+            await serve_metrics(process, name, settings)
         await work(process, settings)
 
     return int(run(main))
 
 
-async def _serve_metrics(process: Process, name: str, settings: ServiceSettings) -> None:
+async def serve_metrics(process: Process, name: str, settings: ServiceSettings) -> None:
     """Samples the metrics of the process, and serves them if the settings say where."""
     metrics.name_tenants(settings.common.metrics_tenants)
     metrics.gauge("tenure_build_info", 1, service=name, version=metadata.version("tenure"))

@@ -26,10 +26,10 @@ LARGEST_REQUEST_BYTES: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
-def forked(sock: socket.socket, may_fork: Callable[[], bool] = lambda: True) -> Any:
+def forked(sock: socket.socket, may_fork: Callable[[Any], bool] = lambda _request: True) -> Any:
     """Serves until the other end closes the socket, then ends the process. Returns the request in each child.
 
-    may_fork: asked before each fork; False: the request is refused.
+    may_fork: called with the request before each fork; False: the request is refused.
     """
     exits: dict[int, tuple[int, int]] = {}  # pidfd → pid, pipe for the exit code
     poll = select.poll()
@@ -44,7 +44,8 @@ def forked(sock: socket.socket, may_fork: Callable[[], bool] = lambda: True) -> 
             data, fds, _flags, _address = socket.recv_fds(sock, LARGEST_REQUEST_BYTES, 4)
             if not data:
                 os._exit(0)  # whatever the program does at its end is for its workers
-            if not may_fork():
+            request = json.loads(data)
+            if not may_fork(request):
                 _close_all(fds)
                 sock.send(bytes(PID_BYTES))
                 continue
@@ -55,7 +56,7 @@ def forked(sock: socket.socket, may_fork: Callable[[], bool] = lambda: True) -> 
                 sock.close()
                 _close_all([*exits, *(pipe for _pid, pipe in exits.values()), fds[3]])
                 _take_streams(fds[:3])
-                return json.loads(data)
+                return request
             _close_all(fds[:3])
             pidfd = os.pidfd_open(pid)
             exits[pidfd] = pid, fds[3]
@@ -75,10 +76,15 @@ def _close_all(fds: list[int]) -> None:
         os.close(fd)
 
 
-def _take_streams(fds: list[int]) -> None:
-    """Makes this child a session of its own, which dies with the server and has the streams of the request."""
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() == 1:
         sys.exit("the server of forks is gone")
+
+
+def _take_streams(fds: list[int]) -> None:
+    """Makes this child a session of its own, which dies with the server and has the streams of the request."""
+    die_with_parent()
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)

@@ -72,11 +72,34 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
-class ForkServer:
-    """The other end of `tenure.testing.fork_server.forked`. `command`: runs the server, and gets the socket's number.
+class ForkClient:
+    """The other end of `tenure.testing.fork_server.forked`, at a socket of a server that runs."""
 
-    `process`: the server.
-    """
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def fork(self, request: Any, *, stdout: int, stderr: int, stdin: int | None = None) -> ForkedProgram | None:
+        """Forks a child, with an empty stdin if none is given. Returns None if the server refuses, or has ended."""
+        exit_fd, theirs = os.pipe()
+        with Path(os.devnull).open("rb") as empty, os.fdopen(theirs, "wb"):
+            inherited = [empty.fileno() if stdin is None else stdin, stdout, stderr, theirs]
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], inherited)
+                pid = int.from_bytes(self._socket.recv(PID_BYTES), "little")
+            except ConnectionError:
+                pid = 0
+        if pid:
+            return ForkedProgram(pid, exit_fd)
+        os.close(exit_fd)
+        return None
+
+    def close(self) -> None:
+        """Ends the server, and with it the programs that still run."""
+        self._socket.close()
+
+
+class ForkServer(ForkClient):
+    """A server of its own. `command`: runs it, and gets the socket's number. `process`: the server."""
 
     def __init__(
         self,
@@ -88,7 +111,8 @@ class ForkServer:
     ) -> None:
         from devstack import watchdog
 
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours)
         with theirs:
             self.process = watchdog.launch(
                 [*command, str(theirs.fileno())],
@@ -113,24 +137,9 @@ class ForkServer:
             self._socket.close()
         return is_ready
 
-    def fork(self, request: Any, *, stdout: int, stderr: int, stdin: int | None = None) -> ForkedProgram | None:
-        """Forks a child, with an empty stdin if none is given. Returns None if the server refuses, or has ended."""
-        exit_fd, theirs = os.pipe()
-        with Path(os.devnull).open("rb") as empty, os.fdopen(theirs, "wb"):
-            inherited = [empty.fileno() if stdin is None else stdin, stdout, stderr, theirs]
-            try:
-                socket.send_fds(self._socket, [json.dumps(request).encode()], inherited)
-                pid = int.from_bytes(self._socket.recv(PID_BYTES), "little")
-            except ConnectionError:
-                pid = 0
-        if pid:
-            return ForkedProgram(pid, exit_fd)
-        os.close(exit_fd)
-        return None
-
     def close(self) -> None:
         """Ends the server, and with it the programs that still run."""
-        self._socket.close()
+        super().close()
         self.process.wait()
 
 

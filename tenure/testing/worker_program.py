@@ -85,7 +85,7 @@ def _fork(sock: socket.socket, files: ReadFiles) -> None:
         sock.send(READY)
     except OSError:  # it took so long that the tests take this process for the worker
         return
-    environment = forked(sock, files.are_unchanged)
+    environment = forked(sock, lambda _request: files.are_unchanged())
     os.environ.clear()
     os.environ.update(environment)
 

@@ -26,16 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
-    the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.GetCaller = channel.unary_unary(
                 '/tenure.v1.AdminService/GetCaller',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.GetCallerRequest.SerializeToString,
@@ -139,177 +131,103 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
-    the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
-    """
 
     def GetCaller(self, request, context):
-        """Says as whom the gateway knows the caller, and what the caller may do.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """Lists live workers, paged.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """Returns the queue depths of all tenants, by queue and priority, with the age of the oldest task: the signal for
-        scaling workers.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListClaims(self, request, context):
-        """Lists live claims.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListToolSources(self, request, context):
-        """Lists the sources of tools (MCP servers, providers, HTTP tools) and their connections, as one replica of the tool
-        service sees them, without sources that are restricted to other tenants.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcceptTools(self, request, context):
-        """Accepts held tools of a source as they are described now, so that tasks may call them; the other replicas of the
-        tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
-        OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTools(self, request, context):
-        """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
-        the tool service has them.
-        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
-        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRefusals(self, request, context):
-        """Lists the stale writes to a task that the fences of the ledger and the tool service refused. NOT_FOUND: the caller
-        has no such task.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCalls(self, request, context):
-        """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: the caller has no such task.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListBills(self, request, context):
-        """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND: the caller has no such task.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequeueTask(self, request, context):
-        """Requeues a task that ended, other than SUCCEEDED, as its next attempt. It continues from its history: recorded
-        calls stay as they are; steps and the use of the budget continue; the timeout begins again. A task that waits for
-        its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or
-        STEP_LIMIT when nothing is left to continue with: repeat it with extras.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GrantBudget(self, request, context):
-        """Raises the caps of a task's whole tree, at its root; the answer is the root. A root that ended as COST_EXCEEDED is
-        requeued, as by RequeueTask and by the same rule; a live tree continues with more. FAILED_PRECONDITION /
-        WRONG_STATE {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when the grant is not
-        enough to continue with.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseOutTask(self, request, context):
-        """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
-        / WRONG_STATE {state} after the end.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BeginWait(self, request, context):
-        """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
-        as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
-        the task waits already, has ended or has a pending ending. UNAVAILABLE / STILL_HELD: the wait is recorded, and its
-        worker still has the task; repeat the request with the same request_id.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferTask(self, request, context):
-        """Transfers a running task from its worker: the task is queued, which does not count as a crash, and continues on
-        another worker from its last commit. The worker is notified, and is fenced in any case. FAILED_PRECONDITION /
-        WRONG_STATE {state}: the task does not run. NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
-        UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Drains a worker: it releases all its tasks and takes no more until it is restarted. NOT_FOUND / WORKER_NOT_FOUND:
-        the worker has no live session.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListInDoubtCalls(self, request, context):
-        """Lists the caller's calls in doubt: those that a person can resolve, or all of them. Calls of the longest wait come
-        first; with task_id or `all`, the oldest doubt first. Paged.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResolveInDoubtCall(self, request, context):
-        """Resolves a call in doubt for which its task waits; recorded once it is acknowledged. When each such call has a
-        resolution, the task is queued, and its next owner carries the resolutions out: a late outcome counts more than a
-        resolution. FAILED_PRECONDITION: WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does
-        not wait, or no longer waits, for a resolution of this call; OTHER_ATTEMPT {call_attempt} when another attempt is
-        in doubt by now; RUNNER_NOT_GONE when the call shall run again, its runner is not proven gone, and the caller does
-        not state that it is gone.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAgingTasks(self, request, context):
-        """Lists the caller's tasks that have not ended: the oldest first, or the tasks with a worker, with their leases.
-        Paged.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PruneTasks(self, request, context):
-        """Prunes ended tasks of the caller before their retention ends: deletes the task, its history, its files and its call
-        records for good; its bills stay. A task that was pruned before counts as pruned. For one task: NOT_FOUND;
-        FAILED_PRECONDITION / WRONG_STATE {state} when it, or another task of its tree, has not ended.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -422,550 +340,3 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'tenure.v1.AdminService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.AdminService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class AdminService:
-    """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
-    the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
-    """
-
-    @staticmethod
-    def GetCaller(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/GetCaller',
-            tenure_dot_v1_dot_admin__service__pb2.GetCallerRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.GetCallerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListWorkers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListWorkers',
-            tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListWorkersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListQueues(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListQueues',
-            tenure_dot_v1_dot_admin__service__pb2.ListQueuesRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListQueuesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListClaims(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListClaims',
-            tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListClaimsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListToolSources(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListToolSources',
-            tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AcceptTools(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/AcceptTools',
-            tenure_dot_v1_dot_admin__service__pb2.AcceptToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.AcceptToolsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTools(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListTools',
-            tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRefusals(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListRefusals',
-            tenure_dot_v1_dot_admin__service__pb2.ListRefusalsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListRefusalsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListCalls(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListCalls',
-            tenure_dot_v1_dot_admin__service__pb2.ListCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListBills(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListBills',
-            tenure_dot_v1_dot_admin__service__pb2.ListBillsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListBillsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RequeueTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/RequeueTask',
-            tenure_dot_v1_dot_admin__service__pb2.RequeueTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.RequeueTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GrantBudget(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/GrantBudget',
-            tenure_dot_v1_dot_admin__service__pb2.GrantBudgetRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.GrantBudgetResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CloseOutTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/CloseOutTask',
-            tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def BeginWait(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/BeginWait',
-            tenure_dot_v1_dot_admin__service__pb2.BeginWaitRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.BeginWaitResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TransferTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/TransferTask',
-            tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.TransferTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DrainWorker(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/DrainWorker',
-            tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListInDoubtCalls(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListInDoubtCalls',
-            tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ResolveInDoubtCall(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ResolveInDoubtCall',
-            tenure_dot_v1_dot_admin__service__pb2.ResolveInDoubtCallRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ResolveInDoubtCallResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAgingTasks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/ListAgingTasks',
-            tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListAgingTasksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PruneTasks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AdminService/PruneTasks',
-            tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -124,102 +119,30 @@ class AdminServiceStub:
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
-    the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCaller: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetCallerRequest, _admin_service_pb2.GetCallerResponse]  # type: ignore[assignment]
-    """Says as whom the gateway knows the caller, and what the caller may do."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]  # type: ignore[assignment]
-    """Lists live workers, paged."""
     ListQueues: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]  # type: ignore[assignment]
-    """Returns the queue depths of all tenants, by queue and priority, with the age of the oldest task: the signal for
-    scaling workers.
-    """
     ListClaims: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]  # type: ignore[assignment]
-    """Lists live claims."""
     ListToolSources: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolSourcesRequest, _admin_service_pb2.ListToolSourcesResponse]  # type: ignore[assignment]
-    """Lists the sources of tools (MCP servers, providers, HTTP tools) and their connections, as one replica of the tool
-    service sees them, without sources that are restricted to other tenants.
-    """
     AcceptTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AcceptToolsRequest, _admin_service_pb2.AcceptToolsResponse]  # type: ignore[assignment]
-    """Accepts held tools of a source as they are described now, so that tasks may call them; the other replicas of the
-    tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
-    OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
-    """
     ListTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListOfferedToolsRequest, _admin_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
-    """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
-    the tool service has them.
-    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
-    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
-    """
     ListRefusals: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListRefusalsRequest, _admin_service_pb2.ListRefusalsResponse]  # type: ignore[assignment]
-    """Lists the stale writes to a task that the fences of the ledger and the tool service refused. NOT_FOUND: the caller
-    has no such task.
-    """
     ListCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListCallsRequest, _admin_service_pb2.ListCallsResponse]  # type: ignore[assignment]
-    """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: the caller has no such task."""
     ListBills: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListBillsRequest, _admin_service_pb2.ListBillsResponse]  # type: ignore[assignment]
-    """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND: the caller has no such task."""
     RequeueTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RequeueTaskRequest, _admin_service_pb2.RequeueTaskResponse]  # type: ignore[assignment]
-    """Requeues a task that ended, other than SUCCEEDED, as its next attempt. It continues from its history: recorded
-    calls stay as they are; steps and the use of the budget continue; the timeout begins again. A task that waits for
-    its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or
-    STEP_LIMIT when nothing is left to continue with: repeat it with extras.
-    """
     GrantBudget: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GrantBudgetRequest, _admin_service_pb2.GrantBudgetResponse]  # type: ignore[assignment]
-    """Raises the caps of a task's whole tree, at its root; the answer is the root. A root that ended as COST_EXCEEDED is
-    requeued, as by RequeueTask and by the same rule; a live tree continues with more. FAILED_PRECONDITION /
-    WRONG_STATE {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when the grant is not
-    enough to continue with.
-    """
     CloseOutTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CloseOutTaskRequest, _admin_service_pb2.CloseOutTaskResponse]  # type: ignore[assignment]
-    """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
-    / WRONG_STATE {state} after the end.
-    """
     BeginWait: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginWaitRequest, _admin_service_pb2.BeginWaitResponse]  # type: ignore[assignment]
-    """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
-    as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
-    the task waits already, has ended or has a pending ending. UNAVAILABLE / STILL_HELD: the wait is recorded, and its
-    worker still has the task; repeat the request with the same request_id.
-    """
     TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
-    """Transfers a running task from its worker: the task is queued, which does not count as a crash, and continues on
-    another worker from its last commit. The worker is notified, and is fenced in any case. FAILED_PRECONDITION /
-    WRONG_STATE {state}: the task does not run. NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
-    UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
-    """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """Drains a worker: it releases all its tasks and takes no more until it is restarted. NOT_FOUND / WORKER_NOT_FOUND:
-    the worker has no live session.
-    """
     ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListInDoubtCallsRequest, _admin_service_pb2.ListInDoubtCallsResponse]  # type: ignore[assignment]
-    """Lists the caller's calls in doubt: those that a person can resolve, or all of them. Calls of the longest wait come
-    first; with task_id or `all`, the oldest doubt first. Paged.
-    """
     ResolveInDoubtCall: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResolveInDoubtCallRequest, _admin_service_pb2.ResolveInDoubtCallResponse]  # type: ignore[assignment]
-    """Resolves a call in doubt for which its task waits; recorded once it is acknowledged. When each such call has a
-    resolution, the task is queued, and its next owner carries the resolutions out: a late outcome counts more than a
-    resolution. FAILED_PRECONDITION: WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does
-    not wait, or no longer waits, for a resolution of this call; OTHER_ATTEMPT {call_attempt} when another attempt is
-    in doubt by now; RUNNER_NOT_GONE when the call shall run again, its runner is not proven gone, and the caller does
-    not state that it is gone.
-    """
     ListAgingTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]  # type: ignore[assignment]
-    """Lists the caller's tasks that have not ended: the oldest first, or the tasks with a worker, with their leases.
-    Paged.
-    """
     PruneTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]  # type: ignore[assignment]
-    """Prunes ended tasks of the caller before their retention ends: deletes the task, its history, its files and its call
-    records for good; its bills stay. A task that was pruned before counts as pruned. For one task: NOT_FOUND;
-    FAILED_PRECONDITION / WRONG_STATE {state} when it, or another task of its tree, has not ended.
-    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
-    the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
-    """
 
     @_abc_1.abstractmethod
     def GetCaller(
@@ -227,7 +150,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.GetCallerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetCallerResponse, _abc.Awaitable[_admin_service_pb2.GetCallerResponse]]:
-        """Says as whom the gateway knows the caller, and what the caller may do."""
+        ...
 
     @_abc_1.abstractmethod
     def ListWorkers(
@@ -235,7 +158,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListWorkersResponse, _abc.Awaitable[_admin_service_pb2.ListWorkersResponse]]:
-        """Lists live workers, paged."""
+        ...
 
     @_abc_1.abstractmethod
     def ListQueues(
@@ -243,9 +166,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListQueuesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListQueuesResponse, _abc.Awaitable[_admin_service_pb2.ListQueuesResponse]]:
-        """Returns the queue depths of all tenants, by queue and priority, with the age of the oldest task: the signal for
-        scaling workers.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListClaims(
@@ -253,7 +174,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListClaimsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListClaimsResponse, _abc.Awaitable[_admin_service_pb2.ListClaimsResponse]]:
-        """Lists live claims."""
+        ...
 
     @_abc_1.abstractmethod
     def ListToolSources(
@@ -261,9 +182,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListToolSourcesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListToolSourcesResponse, _abc.Awaitable[_admin_service_pb2.ListToolSourcesResponse]]:
-        """Lists the sources of tools (MCP servers, providers, HTTP tools) and their connections, as one replica of the tool
-        service sees them, without sources that are restricted to other tenants.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def AcceptTools(
@@ -271,10 +190,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.AcceptToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.AcceptToolsResponse, _abc.Awaitable[_admin_service_pb2.AcceptToolsResponse]]:
-        """Accepts held tools of a source as they are described now, so that tasks may call them; the other replicas of the
-        tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
-        OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListTools(
@@ -282,11 +198,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListOfferedToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListOfferedToolsResponse, _abc.Awaitable[_admin_service_pb2.ListOfferedToolsResponse]]:
-        """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
-        the tool service has them.
-        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
-        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListRefusals(
@@ -294,9 +206,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListRefusalsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListRefusalsResponse, _abc.Awaitable[_admin_service_pb2.ListRefusalsResponse]]:
-        """Lists the stale writes to a task that the fences of the ledger and the tool service refused. NOT_FOUND: the caller
-        has no such task.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListCalls(
@@ -304,7 +214,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListCallsResponse, _abc.Awaitable[_admin_service_pb2.ListCallsResponse]]:
-        """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: the caller has no such task."""
+        ...
 
     @_abc_1.abstractmethod
     def ListBills(
@@ -312,7 +222,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListBillsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListBillsResponse, _abc.Awaitable[_admin_service_pb2.ListBillsResponse]]:
-        """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND: the caller has no such task."""
+        ...
 
     @_abc_1.abstractmethod
     def RequeueTask(
@@ -320,11 +230,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.RequeueTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.RequeueTaskResponse, _abc.Awaitable[_admin_service_pb2.RequeueTaskResponse]]:
-        """Requeues a task that ended, other than SUCCEEDED, as its next attempt. It continues from its history: recorded
-        calls stay as they are; steps and the use of the budget continue; the timeout begins again. A task that waits for
-        its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or
-        STEP_LIMIT when nothing is left to continue with: repeat it with extras.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def GrantBudget(
@@ -332,11 +238,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.GrantBudgetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GrantBudgetResponse, _abc.Awaitable[_admin_service_pb2.GrantBudgetResponse]]:
-        """Raises the caps of a task's whole tree, at its root; the answer is the root. A root that ended as COST_EXCEEDED is
-        requeued, as by RequeueTask and by the same rule; a live tree continues with more. FAILED_PRECONDITION /
-        WRONG_STATE {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when the grant is not
-        enough to continue with.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def CloseOutTask(
@@ -344,9 +246,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.CloseOutTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.CloseOutTaskResponse, _abc.Awaitable[_admin_service_pb2.CloseOutTaskResponse]]:
-        """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
-        / WRONG_STATE {state} after the end.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def BeginWait(
@@ -354,11 +254,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.BeginWaitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.BeginWaitResponse, _abc.Awaitable[_admin_service_pb2.BeginWaitResponse]]:
-        """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
-        as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
-        the task waits already, has ended or has a pending ending. UNAVAILABLE / STILL_HELD: the wait is recorded, and its
-        worker still has the task; repeat the request with the same request_id.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def TransferTask(
@@ -366,11 +262,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.TransferTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.TransferTaskResponse, _abc.Awaitable[_admin_service_pb2.TransferTaskResponse]]:
-        """Transfers a running task from its worker: the task is queued, which does not count as a crash, and continues on
-        another worker from its last commit. The worker is notified, and is fenced in any case. FAILED_PRECONDITION /
-        WRONG_STATE {state}: the task does not run. NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
-        UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def DrainWorker(
@@ -378,9 +270,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_service_pb2.DrainWorkerResponse]]:
-        """Drains a worker: it releases all its tasks and takes no more until it is restarted. NOT_FOUND / WORKER_NOT_FOUND:
-        the worker has no live session.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListInDoubtCalls(
@@ -388,9 +278,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListInDoubtCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListInDoubtCallsResponse, _abc.Awaitable[_admin_service_pb2.ListInDoubtCallsResponse]]:
-        """Lists the caller's calls in doubt: those that a person can resolve, or all of them. Calls of the longest wait come
-        first; with task_id or `all`, the oldest doubt first. Paged.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ResolveInDoubtCall(
@@ -398,13 +286,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ResolveInDoubtCallRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ResolveInDoubtCallResponse, _abc.Awaitable[_admin_service_pb2.ResolveInDoubtCallResponse]]:
-        """Resolves a call in doubt for which its task waits; recorded once it is acknowledged. When each such call has a
-        resolution, the task is queued, and its next owner carries the resolutions out: a late outcome counts more than a
-        resolution. FAILED_PRECONDITION: WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does
-        not wait, or no longer waits, for a resolution of this call; OTHER_ATTEMPT {call_attempt} when another attempt is
-        in doubt by now; RUNNER_NOT_GONE when the call shall run again, its runner is not proven gone, and the caller does
-        not state that it is gone.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListAgingTasks(
@@ -412,9 +294,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListAgingTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListAgingTasksResponse, _abc.Awaitable[_admin_service_pb2.ListAgingTasksResponse]]:
-        """Lists the caller's tasks that have not ended: the oldest first, or the tasks with a worker, with their leases.
-        Paged.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def PruneTasks(
@@ -422,9 +302,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.PruneTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.PruneTasksResponse, _abc.Awaitable[_admin_service_pb2.PruneTasksResponse]]:
-        """Prunes ended tasks of the caller before their retention ends: deletes the task, its history, its files and its call
-        records for good; its bills stay. A task that was pruned before counts as pruned. For one task: NOT_FOUND;
-        FAILED_PRECONDITION / WRONG_STATE {state} when it, or another task of its tree, has not ended.
-        """
+        ...
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

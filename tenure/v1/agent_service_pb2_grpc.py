@@ -26,18 +26,8 @@ if _version_not_supported:
 
 
 class AgentServiceStub:
-    """Served by every checkpoint replica and forwarded by the gateway. An agent has a name in its tenant; each of its
-    revisions has a definition that never changes. A submit names an agent, and the task is pinned to one revision for
-    its whole life: the current one, the one that ramps, or the one that the submit names. See docs/versions.md. All
-    methods may be repeated.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.RegisterAgent = channel.unary_unary(
                 '/tenure.v1.AgentService/RegisterAgent',
                 request_serializer=tenure_dot_v1_dot_agent__service__pb2.RegisterAgentRequest.SerializeToString,
@@ -66,53 +56,28 @@ class AgentServiceStub:
 
 
 class AgentServiceServicer:
-    """Served by every checkpoint replica and forwarded by the gateway. An agent has a name in its tenant; each of its
-    revisions has a definition that never changes. A submit names an agent, and the task is pinned to one revision for
-    its whole life: the current one, the one that ramps, or the one that the submit names. See docs/versions.md. All
-    methods may be repeated.
-    """
 
     def RegisterAgent(self, request, context):
-        """Registers a definition: the same definition is the same revision, for every caller and every call. The first
-        revision of an agent is its current one. A later one becomes current by RampAgent or with make_current. If
-        it has code, neither it nor the current one has a build, and no revision ramps, it becomes current at once: workers
-        without a build run the code that they have anyhow.
-        Coordinators register for workers, with their builds; clients register agents that need no code (KIND_MODEL).
-        RESOURCE_EXHAUSTED / TOO_MANY_AGENTS: a tenant has 1,000 agents, an agent has 10,000 revisions, or a revision has
-        1,000 builds.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAgents(self, request, context):
-        """Lists the agents of the caller's tenant by name, paged, without their revisions.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAgent(self, request, context):
-        """Reads an agent with its newest revisions, and how many open tasks each of them has. NOT_FOUND / AGENT_NOT_FOUND,
-        AGENT_REVISION_NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RampAgent(self, request, context):
-        """Sends a part of the new tasks to a revision, the rest to the current one. 100 % makes the revision current; 0 ends
-        the ramp. Tasks that are pinned stay pinned. NOT_FOUND as GetAgent; FAILED_PRECONDITION / AGENT_REVISION_RETIRED,
-        AGENT_REVISION_CURRENT: the current revision cannot have a part of the new tasks only.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RetireAgentRevision(self, request, context):
-        """Retires a revision for good: no new task gets it; pinned tasks go on. NOT_FOUND as GetAgent; FAILED_PRECONDITION /
-        AGENT_REVISION_IN_USE: it is the current one, or it ramps.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -150,147 +115,3 @@ def add_AgentServiceServicer_to_server(servicer, server):
             'tenure.v1.AgentService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.AgentService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class AgentService:
-    """Served by every checkpoint replica and forwarded by the gateway. An agent has a name in its tenant; each of its
-    revisions has a definition that never changes. A submit names an agent, and the task is pinned to one revision for
-    its whole life: the current one, the one that ramps, or the one that the submit names. See docs/versions.md. All
-    methods may be repeated.
-    """
-
-    @staticmethod
-    def RegisterAgent(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AgentService/RegisterAgent',
-            tenure_dot_v1_dot_agent__service__pb2.RegisterAgentRequest.SerializeToString,
-            tenure_dot_v1_dot_agent__service__pb2.RegisterAgentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAgents(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AgentService/ListAgents',
-            tenure_dot_v1_dot_agent__service__pb2.ListAgentsRequest.SerializeToString,
-            tenure_dot_v1_dot_agent__service__pb2.ListAgentsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetAgent(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AgentService/GetAgent',
-            tenure_dot_v1_dot_agent__service__pb2.GetAgentRequest.SerializeToString,
-            tenure_dot_v1_dot_agent__service__pb2.GetAgentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RampAgent(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AgentService/RampAgent',
-            tenure_dot_v1_dot_agent__service__pb2.RampAgentRequest.SerializeToString,
-            tenure_dot_v1_dot_agent__service__pb2.RampAgentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RetireAgentRevision(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AgentService/RetireAgentRevision',
-            tenure_dot_v1_dot_agent__service__pb2.RetireAgentRevisionRequest.SerializeToString,
-            tenure_dot_v1_dot_agent__service__pb2.RetireAgentRevisionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

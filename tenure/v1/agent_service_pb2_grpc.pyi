@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -64,44 +59,15 @@ class AgentServiceStub:
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
-    """Served by every checkpoint replica and forwarded by the gateway. An agent has a name in its tenant; each of its
-    revisions has a definition that never changes. A submit names an agent, and the task is pinned to one revision for
-    its whole life: the current one, the one that ramps, or the one that the submit names. See docs/versions.md. All
-    methods may be repeated.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterAgent: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.RegisterAgentRequest, _agent_service_pb2.RegisterAgentResponse]  # type: ignore[assignment]
-    """Registers a definition: the same definition is the same revision, for every caller and every call. The first
-    revision of an agent is its current one. A later one becomes current by RampAgent or with make_current. If
-    it has code, neither it nor the current one has a build, and no revision ramps, it becomes current at once: workers
-    without a build run the code that they have anyhow.
-    Coordinators register for workers, with their builds; clients register agents that need no code (KIND_MODEL).
-    RESOURCE_EXHAUSTED / TOO_MANY_AGENTS: a tenant has 1,000 agents, an agent has 10,000 revisions, or a revision has
-    1,000 builds.
-    """
     ListAgents: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.ListAgentsRequest, _agent_service_pb2.ListAgentsResponse]  # type: ignore[assignment]
-    """Lists the agents of the caller's tenant by name, paged, without their revisions."""
     GetAgent: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.GetAgentRequest, _agent_service_pb2.GetAgentResponse]  # type: ignore[assignment]
-    """Reads an agent with its newest revisions, and how many open tasks each of them has. NOT_FOUND / AGENT_NOT_FOUND,
-    AGENT_REVISION_NOT_FOUND.
-    """
     RampAgent: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.RampAgentRequest, _agent_service_pb2.RampAgentResponse]  # type: ignore[assignment]
-    """Sends a part of the new tasks to a revision, the rest to the current one. 100 % makes the revision current; 0 ends
-    the ramp. Tasks that are pinned stay pinned. NOT_FOUND as GetAgent; FAILED_PRECONDITION / AGENT_REVISION_RETIRED,
-    AGENT_REVISION_CURRENT: the current revision cannot have a part of the new tasks only.
-    """
     RetireAgentRevision: _aio.UnaryUnaryMultiCallable[_agent_service_pb2.RetireAgentRevisionRequest, _agent_service_pb2.RetireAgentRevisionResponse]  # type: ignore[assignment]
-    """Retires a revision for good: no new task gets it; pinned tasks go on. NOT_FOUND as GetAgent; FAILED_PRECONDITION /
-    AGENT_REVISION_IN_USE: it is the current one, or it ramps.
-    """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every checkpoint replica and forwarded by the gateway. An agent has a name in its tenant; each of its
-    revisions has a definition that never changes. A submit names an agent, and the task is pinned to one revision for
-    its whole life: the current one, the one that ramps, or the one that the submit names. See docs/versions.md. All
-    methods may be repeated.
-    """
 
     @_abc_1.abstractmethod
     def RegisterAgent(
@@ -109,14 +75,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.RegisterAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.RegisterAgentResponse, _abc.Awaitable[_agent_service_pb2.RegisterAgentResponse]]:
-        """Registers a definition: the same definition is the same revision, for every caller and every call. The first
-        revision of an agent is its current one. A later one becomes current by RampAgent or with make_current. If
-        it has code, neither it nor the current one has a build, and no revision ramps, it becomes current at once: workers
-        without a build run the code that they have anyhow.
-        Coordinators register for workers, with their builds; clients register agents that need no code (KIND_MODEL).
-        RESOURCE_EXHAUSTED / TOO_MANY_AGENTS: a tenant has 1,000 agents, an agent has 10,000 revisions, or a revision has
-        1,000 builds.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListAgents(
@@ -124,7 +83,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.ListAgentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.ListAgentsResponse, _abc.Awaitable[_agent_service_pb2.ListAgentsResponse]]:
-        """Lists the agents of the caller's tenant by name, paged, without their revisions."""
+        ...
 
     @_abc_1.abstractmethod
     def GetAgent(
@@ -132,9 +91,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.GetAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.GetAgentResponse, _abc.Awaitable[_agent_service_pb2.GetAgentResponse]]:
-        """Reads an agent with its newest revisions, and how many open tasks each of them has. NOT_FOUND / AGENT_NOT_FOUND,
-        AGENT_REVISION_NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def RampAgent(
@@ -142,10 +99,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.RampAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.RampAgentResponse, _abc.Awaitable[_agent_service_pb2.RampAgentResponse]]:
-        """Sends a part of the new tasks to a revision, the rest to the current one. 100 % makes the revision current; 0 ends
-        the ramp. Tasks that are pinned stay pinned. NOT_FOUND as GetAgent; FAILED_PRECONDITION / AGENT_REVISION_RETIRED,
-        AGENT_REVISION_CURRENT: the current revision cannot have a part of the new tasks only.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def RetireAgentRevision(
@@ -153,8 +107,6 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_service_pb2.RetireAgentRevisionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_service_pb2.RetireAgentRevisionResponse, _abc.Awaitable[_agent_service_pb2.RetireAgentRevisionResponse]]:
-        """Retires a revision for good: no new task gets it; pinned tasks go on. NOT_FOUND as GetAgent; FAILED_PRECONDITION /
-        AGENT_REVISION_IN_USE: it is the current one, or it ramps.
-        """
+        ...
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,19 +26,8 @@ if _version_not_supported:
 
 
 class ApiKeyServiceStub:
-    """Served by every checkpoint replica and forwarded by the gateway. A client sends its key with each call, in the metadata
-    `authorization` as "Bearer tnr_<key id>_<secret>"; a gateway with TENURE_GATEWAY_AUTHENTICATION=api-keys admits no
-    other client. The key decides the tenant: metadata `x-tenure-tenant` may be absent, or name the same tenant. The
-    ledger stores a digest of the secret only. A revoked or expired key is refused within 5 s, also on open streams:
-    UNAUTHENTICATED / API_KEY_INVALID. All methods may be repeated.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.CreateApiKey = channel.unary_unary(
                 '/tenure.v1.ApiKeyService/CreateApiKey',
                 request_serializer=tenure_dot_v1_dot_api__key__service__pb2.CreateApiKeyRequest.SerializeToString,
@@ -62,40 +51,23 @@ class ApiKeyServiceStub:
 
 
 class ApiKeyServiceServicer:
-    """Served by every checkpoint replica and forwarded by the gateway. A client sends its key with each call, in the metadata
-    `authorization` as "Bearer tnr_<key id>_<secret>"; a gateway with TENURE_GATEWAY_AUTHENTICATION=api-keys admits no
-    other client. The key decides the tenant: metadata `x-tenure-tenant` may be absent, or name the same tenant. The
-    ledger stores a digest of the secret only. A revoked or expired key is refused within 5 s, also on open streams:
-    UNAUTHENTICATED / API_KEY_INVALID. All methods may be repeated.
-    """
 
     def CreateApiKey(self, request, context):
-        """Creates a key. Only the answer has the key itself; a repeat creates another key. PERMISSION_DENIED / METHOD_NOT_ALLOWED: a permission that the
-        caller does not have itself, or a key for every tenant by a caller who is not an operator. RESOURCE_EXHAUSTED /
-        TOO_MANY_API_KEYS: a tenant has 1,000 keys that are not revoked.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListApiKeys(self, request, context):
-        """Lists the keys of the caller's tenant, newest first, without their secrets, paged. Operators see all keys.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeApiKey(self, request, context):
-        """Revokes a key for good. NOT_FOUND / API_KEY_NOT_FOUND: the caller's tenant has no such key. Revoking a revoked key
-        changes nothing.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LookUpApiKey(self, request, context):
-        """Reads a key for its verification. NOT_FOUND / API_KEY_NOT_FOUND. Gateways do not forward this method.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -128,121 +100,3 @@ def add_ApiKeyServiceServicer_to_server(servicer, server):
             'tenure.v1.ApiKeyService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.ApiKeyService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class ApiKeyService:
-    """Served by every checkpoint replica and forwarded by the gateway. A client sends its key with each call, in the metadata
-    `authorization` as "Bearer tnr_<key id>_<secret>"; a gateway with TENURE_GATEWAY_AUTHENTICATION=api-keys admits no
-    other client. The key decides the tenant: metadata `x-tenure-tenant` may be absent, or name the same tenant. The
-    ledger stores a digest of the secret only. A revoked or expired key is refused within 5 s, also on open streams:
-    UNAUTHENTICATED / API_KEY_INVALID. All methods may be repeated.
-    """
-
-    @staticmethod
-    def CreateApiKey(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApiKeyService/CreateApiKey',
-            tenure_dot_v1_dot_api__key__service__pb2.CreateApiKeyRequest.SerializeToString,
-            tenure_dot_v1_dot_api__key__service__pb2.CreateApiKeyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListApiKeys(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApiKeyService/ListApiKeys',
-            tenure_dot_v1_dot_api__key__service__pb2.ListApiKeysRequest.SerializeToString,
-            tenure_dot_v1_dot_api__key__service__pb2.ListApiKeysResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RevokeApiKey(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApiKeyService/RevokeApiKey',
-            tenure_dot_v1_dot_api__key__service__pb2.RevokeApiKeyRequest.SerializeToString,
-            tenure_dot_v1_dot_api__key__service__pb2.RevokeApiKeyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LookUpApiKey(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApiKeyService/LookUpApiKey',
-            tenure_dot_v1_dot_api__key__service__pb2.LookUpApiKeyRequest.SerializeToString,
-            tenure_dot_v1_dot_api__key__service__pb2.LookUpApiKeyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -54,35 +49,14 @@ class ApiKeyServiceStub:
 
 @_typing.type_check_only
 class ApiKeyServiceAsyncStub(ApiKeyServiceStub):
-    """Served by every checkpoint replica and forwarded by the gateway. A client sends its key with each call, in the metadata
-    `authorization` as "Bearer tnr_<key id>_<secret>"; a gateway with TENURE_GATEWAY_AUTHENTICATION=api-keys admits no
-    other client. The key decides the tenant: metadata `x-tenure-tenant` may be absent, or name the same tenant. The
-    ledger stores a digest of the secret only. A revoked or expired key is refused within 5 s, also on open streams:
-    UNAUTHENTICATED / API_KEY_INVALID. All methods may be repeated.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateApiKey: _aio.UnaryUnaryMultiCallable[_api_key_service_pb2.CreateApiKeyRequest, _api_key_service_pb2.CreateApiKeyResponse]  # type: ignore[assignment]
-    """Creates a key. Only the answer has the key itself; a repeat creates another key. PERMISSION_DENIED / METHOD_NOT_ALLOWED: a permission that the
-    caller does not have itself, or a key for every tenant by a caller who is not an operator. RESOURCE_EXHAUSTED /
-    TOO_MANY_API_KEYS: a tenant has 1,000 keys that are not revoked.
-    """
     ListApiKeys: _aio.UnaryUnaryMultiCallable[_api_key_service_pb2.ListApiKeysRequest, _api_key_service_pb2.ListApiKeysResponse]  # type: ignore[assignment]
-    """Lists the keys of the caller's tenant, newest first, without their secrets, paged. Operators see all keys."""
     RevokeApiKey: _aio.UnaryUnaryMultiCallable[_api_key_service_pb2.RevokeApiKeyRequest, _api_key_service_pb2.RevokeApiKeyResponse]  # type: ignore[assignment]
-    """Revokes a key for good. NOT_FOUND / API_KEY_NOT_FOUND: the caller's tenant has no such key. Revoking a revoked key
-    changes nothing.
-    """
     LookUpApiKey: _aio.UnaryUnaryMultiCallable[_api_key_service_pb2.LookUpApiKeyRequest, _api_key_service_pb2.LookUpApiKeyResponse]  # type: ignore[assignment]
-    """Reads a key for its verification. NOT_FOUND / API_KEY_NOT_FOUND. Gateways do not forward this method."""
 
 class ApiKeyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every checkpoint replica and forwarded by the gateway. A client sends its key with each call, in the metadata
-    `authorization` as "Bearer tnr_<key id>_<secret>"; a gateway with TENURE_GATEWAY_AUTHENTICATION=api-keys admits no
-    other client. The key decides the tenant: metadata `x-tenure-tenant` may be absent, or name the same tenant. The
-    ledger stores a digest of the secret only. A revoked or expired key is refused within 5 s, also on open streams:
-    UNAUTHENTICATED / API_KEY_INVALID. All methods may be repeated.
-    """
 
     @_abc_1.abstractmethod
     def CreateApiKey(
@@ -90,10 +64,7 @@ class ApiKeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _api_key_service_pb2.CreateApiKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_api_key_service_pb2.CreateApiKeyResponse, _abc.Awaitable[_api_key_service_pb2.CreateApiKeyResponse]]:
-        """Creates a key. Only the answer has the key itself; a repeat creates another key. PERMISSION_DENIED / METHOD_NOT_ALLOWED: a permission that the
-        caller does not have itself, or a key for every tenant by a caller who is not an operator. RESOURCE_EXHAUSTED /
-        TOO_MANY_API_KEYS: a tenant has 1,000 keys that are not revoked.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListApiKeys(
@@ -101,7 +72,7 @@ class ApiKeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _api_key_service_pb2.ListApiKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_api_key_service_pb2.ListApiKeysResponse, _abc.Awaitable[_api_key_service_pb2.ListApiKeysResponse]]:
-        """Lists the keys of the caller's tenant, newest first, without their secrets, paged. Operators see all keys."""
+        ...
 
     @_abc_1.abstractmethod
     def RevokeApiKey(
@@ -109,9 +80,7 @@ class ApiKeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _api_key_service_pb2.RevokeApiKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_api_key_service_pb2.RevokeApiKeyResponse, _abc.Awaitable[_api_key_service_pb2.RevokeApiKeyResponse]]:
-        """Revokes a key for good. NOT_FOUND / API_KEY_NOT_FOUND: the caller's tenant has no such key. Revoking a revoked key
-        changes nothing.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def LookUpApiKey(
@@ -119,6 +88,6 @@ class ApiKeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _api_key_service_pb2.LookUpApiKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_api_key_service_pb2.LookUpApiKeyResponse, _abc.Awaitable[_api_key_service_pb2.LookUpApiKeyResponse]]:
-        """Reads a key for its verification. NOT_FOUND / API_KEY_NOT_FOUND. Gateways do not forward this method."""
+        ...
 
 def add_ApiKeyServiceServicer_to_server(servicer: ApiKeyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,30 +26,8 @@ if _version_not_supported:
 
 
 class ApprovalServiceStub:
-    """Served by every checkpoint replica; the gateway forwards the methods of approver groups. The tenant is the caller's.
-    All methods may be repeated.
-
-    An approver group is a named list of members. TaskPolicy.approvers names groups and members: then only these may
-    answer the task's waits for a person, and any other answer is PERMISSION_DENIED / NOT_AN_APPROVER {approvers}. A caller
-    still needs the permission APPROVE.
-
-    An answer link is sent by a webhook with `answer_links`, in the messages about a wait for a person. It belongs to one
-    wait and one addressee: an e-mail address, or "webhook/" and the name of the webhook. Each message has a new link of
-    256 random bits, of which the ledger stores SHA-256 only. It lives until the deadline of the wait, and at most for
-    TENURE_CHECKPOINT_ANSWER_LINK_SECONDS. The first answer of the wait, by whatever way, and its end end all its links.
-    GetAnswerLink changes nothing; only AnswerByLink answers.
-
-    The digest of what was shown is SHA-256, in lower-case hex, of a JSON object without spaces and with sorted keys:
-    task_id, wait_id, kind, question, context, reference, options, tool, arguments_json, and for a wait for budget limit,
-    suggested_tokens and suggested_nano_usd. All of it is in the ledger, so that an auditor can compute it again.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.SetApproverGroup = channel.unary_unary(
                 '/tenure.v1.ApprovalService/SetApproverGroup',
                 request_serializer=tenure_dot_v1_dot_approval__service__pb2.SetApproverGroupRequest.SerializeToString,
@@ -78,59 +56,28 @@ class ApprovalServiceStub:
 
 
 class ApprovalServiceServicer:
-    """Served by every checkpoint replica; the gateway forwards the methods of approver groups. The tenant is the caller's.
-    All methods may be repeated.
-
-    An approver group is a named list of members. TaskPolicy.approvers names groups and members: then only these may
-    answer the task's waits for a person, and any other answer is PERMISSION_DENIED / NOT_AN_APPROVER {approvers}. A caller
-    still needs the permission APPROVE.
-
-    An answer link is sent by a webhook with `answer_links`, in the messages about a wait for a person. It belongs to one
-    wait and one addressee: an e-mail address, or "webhook/" and the name of the webhook. Each message has a new link of
-    256 random bits, of which the ledger stores SHA-256 only. It lives until the deadline of the wait, and at most for
-    TENURE_CHECKPOINT_ANSWER_LINK_SECONDS. The first answer of the wait, by whatever way, and its end end all its links.
-    GetAnswerLink changes nothing; only AnswerByLink answers.
-
-    The digest of what was shown is SHA-256, in lower-case hex, of a JSON object without spaces and with sorted keys:
-    task_id, wait_id, kind, question, context, reference, options, tool, arguments_json, and for a wait for budget limit,
-    suggested_tokens and suggested_nano_usd. All of it is in the ledger, so that an auditor can compute it again.
-    """
 
     def SetApproverGroup(self, request, context):
-        """Creates a group, or replaces its members. RESOURCE_EXHAUSTED / TOO_MANY_APPROVER_GROUPS: a tenant has 100.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListApproverGroups(self, request, context):
-        """Lists the groups of the tenant by name.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteApproverGroup(self, request, context):
-        """Deletes a group: its members may no longer answer. A repeat finds no group, which is not an error.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAnswerLink(self, request, context):
-        """Reads what a link would answer. NOT_FOUND / ANSWER_LINK_NOT_FOUND: there is no such link. FAILED_PRECONDITION /
-        ANSWER_LINK_EXPIRED, or WAIT_OVER {state}: the wait has its answer, or the task no longer waits.
-        PERMISSION_DENIED / NOT_AN_APPROVER: the addressee may not answer any more. Gateways do not forward this method.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AnswerByLink(self, request, context):
-        """Answers the wait of a link. The errors of GetAnswerLink; FAILED_PRECONDITION / WAIT_CHANGED: the wait is not the one
-        that was shown; INVALID_ARGUMENT: the wait does not accept the answer. A repeat with the same request_id gets the
-        first answer. Gateways do not forward this method.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -168,159 +115,3 @@ def add_ApprovalServiceServicer_to_server(servicer, server):
             'tenure.v1.ApprovalService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.ApprovalService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class ApprovalService:
-    """Served by every checkpoint replica; the gateway forwards the methods of approver groups. The tenant is the caller's.
-    All methods may be repeated.
-
-    An approver group is a named list of members. TaskPolicy.approvers names groups and members: then only these may
-    answer the task's waits for a person, and any other answer is PERMISSION_DENIED / NOT_AN_APPROVER {approvers}. A caller
-    still needs the permission APPROVE.
-
-    An answer link is sent by a webhook with `answer_links`, in the messages about a wait for a person. It belongs to one
-    wait and one addressee: an e-mail address, or "webhook/" and the name of the webhook. Each message has a new link of
-    256 random bits, of which the ledger stores SHA-256 only. It lives until the deadline of the wait, and at most for
-    TENURE_CHECKPOINT_ANSWER_LINK_SECONDS. The first answer of the wait, by whatever way, and its end end all its links.
-    GetAnswerLink changes nothing; only AnswerByLink answers.
-
-    The digest of what was shown is SHA-256, in lower-case hex, of a JSON object without spaces and with sorted keys:
-    task_id, wait_id, kind, question, context, reference, options, tool, arguments_json, and for a wait for budget limit,
-    suggested_tokens and suggested_nano_usd. All of it is in the ledger, so that an auditor can compute it again.
-    """
-
-    @staticmethod
-    def SetApproverGroup(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApprovalService/SetApproverGroup',
-            tenure_dot_v1_dot_approval__service__pb2.SetApproverGroupRequest.SerializeToString,
-            tenure_dot_v1_dot_approval__service__pb2.SetApproverGroupResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListApproverGroups(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApprovalService/ListApproverGroups',
-            tenure_dot_v1_dot_approval__service__pb2.ListApproverGroupsRequest.SerializeToString,
-            tenure_dot_v1_dot_approval__service__pb2.ListApproverGroupsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteApproverGroup(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApprovalService/DeleteApproverGroup',
-            tenure_dot_v1_dot_approval__service__pb2.DeleteApproverGroupRequest.SerializeToString,
-            tenure_dot_v1_dot_approval__service__pb2.DeleteApproverGroupResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetAnswerLink(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApprovalService/GetAnswerLink',
-            tenure_dot_v1_dot_approval__service__pb2.GetAnswerLinkRequest.SerializeToString,
-            tenure_dot_v1_dot_approval__service__pb2.GetAnswerLinkResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AnswerByLink(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ApprovalService/AnswerByLink',
-            tenure_dot_v1_dot_approval__service__pb2.AnswerByLinkRequest.SerializeToString,
-            tenure_dot_v1_dot_approval__service__pb2.AnswerByLinkResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

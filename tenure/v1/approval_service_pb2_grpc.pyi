@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -68,60 +63,15 @@ class ApprovalServiceStub:
 
 @_typing.type_check_only
 class ApprovalServiceAsyncStub(ApprovalServiceStub):
-    """Served by every checkpoint replica; the gateway forwards the methods of approver groups. The tenant is the caller's.
-    All methods may be repeated.
-
-    An approver group is a named list of members. TaskPolicy.approvers names groups and members: then only these may
-    answer the task's waits for a person, and any other answer is PERMISSION_DENIED / NOT_AN_APPROVER {approvers}. A caller
-    still needs the permission APPROVE.
-
-    An answer link is sent by a webhook with `answer_links`, in the messages about a wait for a person. It belongs to one
-    wait and one addressee: an e-mail address, or "webhook/" and the name of the webhook. Each message has a new link of
-    256 random bits, of which the ledger stores SHA-256 only. It lives until the deadline of the wait, and at most for
-    TENURE_CHECKPOINT_ANSWER_LINK_SECONDS. The first answer of the wait, by whatever way, and its end end all its links.
-    GetAnswerLink changes nothing; only AnswerByLink answers.
-
-    The digest of what was shown is SHA-256, in lower-case hex, of a JSON object without spaces and with sorted keys:
-    task_id, wait_id, kind, question, context, reference, options, tool, arguments_json, and for a wait for budget limit,
-    suggested_tokens and suggested_nano_usd. All of it is in the ledger, so that an auditor can compute it again.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SetApproverGroup: _aio.UnaryUnaryMultiCallable[_approval_service_pb2.SetApproverGroupRequest, _approval_service_pb2.SetApproverGroupResponse]  # type: ignore[assignment]
-    """Creates a group, or replaces its members. RESOURCE_EXHAUSTED / TOO_MANY_APPROVER_GROUPS: a tenant has 100."""
     ListApproverGroups: _aio.UnaryUnaryMultiCallable[_approval_service_pb2.ListApproverGroupsRequest, _approval_service_pb2.ListApproverGroupsResponse]  # type: ignore[assignment]
-    """Lists the groups of the tenant by name."""
     DeleteApproverGroup: _aio.UnaryUnaryMultiCallable[_approval_service_pb2.DeleteApproverGroupRequest, _approval_service_pb2.DeleteApproverGroupResponse]  # type: ignore[assignment]
-    """Deletes a group: its members may no longer answer. A repeat finds no group, which is not an error."""
     GetAnswerLink: _aio.UnaryUnaryMultiCallable[_approval_service_pb2.GetAnswerLinkRequest, _approval_service_pb2.GetAnswerLinkResponse]  # type: ignore[assignment]
-    """Reads what a link would answer. NOT_FOUND / ANSWER_LINK_NOT_FOUND: there is no such link. FAILED_PRECONDITION /
-    ANSWER_LINK_EXPIRED, or WAIT_OVER {state}: the wait has its answer, or the task no longer waits.
-    PERMISSION_DENIED / NOT_AN_APPROVER: the addressee may not answer any more. Gateways do not forward this method.
-    """
     AnswerByLink: _aio.UnaryUnaryMultiCallable[_approval_service_pb2.AnswerByLinkRequest, _approval_service_pb2.AnswerByLinkResponse]  # type: ignore[assignment]
-    """Answers the wait of a link. The errors of GetAnswerLink; FAILED_PRECONDITION / WAIT_CHANGED: the wait is not the one
-    that was shown; INVALID_ARGUMENT: the wait does not accept the answer. A repeat with the same request_id gets the
-    first answer. Gateways do not forward this method.
-    """
 
 class ApprovalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every checkpoint replica; the gateway forwards the methods of approver groups. The tenant is the caller's.
-    All methods may be repeated.
-
-    An approver group is a named list of members. TaskPolicy.approvers names groups and members: then only these may
-    answer the task's waits for a person, and any other answer is PERMISSION_DENIED / NOT_AN_APPROVER {approvers}. A caller
-    still needs the permission APPROVE.
-
-    An answer link is sent by a webhook with `answer_links`, in the messages about a wait for a person. It belongs to one
-    wait and one addressee: an e-mail address, or "webhook/" and the name of the webhook. Each message has a new link of
-    256 random bits, of which the ledger stores SHA-256 only. It lives until the deadline of the wait, and at most for
-    TENURE_CHECKPOINT_ANSWER_LINK_SECONDS. The first answer of the wait, by whatever way, and its end end all its links.
-    GetAnswerLink changes nothing; only AnswerByLink answers.
-
-    The digest of what was shown is SHA-256, in lower-case hex, of a JSON object without spaces and with sorted keys:
-    task_id, wait_id, kind, question, context, reference, options, tool, arguments_json, and for a wait for budget limit,
-    suggested_tokens and suggested_nano_usd. All of it is in the ledger, so that an auditor can compute it again.
-    """
 
     @_abc_1.abstractmethod
     def SetApproverGroup(
@@ -129,7 +79,7 @@ class ApprovalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _approval_service_pb2.SetApproverGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_approval_service_pb2.SetApproverGroupResponse, _abc.Awaitable[_approval_service_pb2.SetApproverGroupResponse]]:
-        """Creates a group, or replaces its members. RESOURCE_EXHAUSTED / TOO_MANY_APPROVER_GROUPS: a tenant has 100."""
+        ...
 
     @_abc_1.abstractmethod
     def ListApproverGroups(
@@ -137,7 +87,7 @@ class ApprovalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _approval_service_pb2.ListApproverGroupsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_approval_service_pb2.ListApproverGroupsResponse, _abc.Awaitable[_approval_service_pb2.ListApproverGroupsResponse]]:
-        """Lists the groups of the tenant by name."""
+        ...
 
     @_abc_1.abstractmethod
     def DeleteApproverGroup(
@@ -145,7 +95,7 @@ class ApprovalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _approval_service_pb2.DeleteApproverGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_approval_service_pb2.DeleteApproverGroupResponse, _abc.Awaitable[_approval_service_pb2.DeleteApproverGroupResponse]]:
-        """Deletes a group: its members may no longer answer. A repeat finds no group, which is not an error."""
+        ...
 
     @_abc_1.abstractmethod
     def GetAnswerLink(
@@ -153,10 +103,7 @@ class ApprovalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _approval_service_pb2.GetAnswerLinkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_approval_service_pb2.GetAnswerLinkResponse, _abc.Awaitable[_approval_service_pb2.GetAnswerLinkResponse]]:
-        """Reads what a link would answer. NOT_FOUND / ANSWER_LINK_NOT_FOUND: there is no such link. FAILED_PRECONDITION /
-        ANSWER_LINK_EXPIRED, or WAIT_OVER {state}: the wait has its answer, or the task no longer waits.
-        PERMISSION_DENIED / NOT_AN_APPROVER: the addressee may not answer any more. Gateways do not forward this method.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def AnswerByLink(
@@ -164,9 +111,6 @@ class ApprovalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _approval_service_pb2.AnswerByLinkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_approval_service_pb2.AnswerByLinkResponse, _abc.Awaitable[_approval_service_pb2.AnswerByLinkResponse]]:
-        """Answers the wait of a link. The errors of GetAnswerLink; FAILED_PRECONDITION / WAIT_CHANGED: the wait is not the one
-        that was shown; INVALID_ARGUMENT: the wait does not accept the answer. A repeat with the same request_id gets the
-        first answer. Gateways do not forward this method.
-        """
+        ...
 
 def add_ApprovalServiceServicer_to_server(servicer: ApprovalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,18 +26,8 @@ if _version_not_supported:
 
 
 class AuditServiceStub:
-    """Served by every checkpoint replica and forwarded by the gateway. A call of a method with `audited: true` in its access
-    rule is recorded before it is carried out; without a record it is not carried out. Refusals by gateways, coordinators
-    and checkpoint services are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
-    of a record is SHA-256 over the hash of the record before and its own fields (docs/security.md).
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.ListAuditRecords = channel.unary_unary(
                 '/tenure.v1.AuditService/ListAuditRecords',
                 request_serializer=tenure_dot_v1_dot_audit__service__pb2.ListAuditRecordsRequest.SerializeToString,
@@ -51,23 +41,13 @@ class AuditServiceStub:
 
 
 class AuditServiceServicer:
-    """Served by every checkpoint replica and forwarded by the gateway. A call of a method with `audited: true` in its access
-    rule is recorded before it is carried out; without a record it is not carried out. Refusals by gateways, coordinators
-    and checkpoint services are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
-    of a record is SHA-256 over the hash of the record before and its own fields (docs/security.md).
-    """
 
     def ListAuditRecords(self, request, context):
-        """Lists the records of all tenants, paged.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AppendAuditRecords(self, request, context):
-        """Appends records, each once, also after repeats. A coordinator appends only refused calls. Gateways do not forward
-        this method.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -90,66 +70,3 @@ def add_AuditServiceServicer_to_server(servicer, server):
             'tenure.v1.AuditService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.AuditService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class AuditService:
-    """Served by every checkpoint replica and forwarded by the gateway. A call of a method with `audited: true` in its access
-    rule is recorded before it is carried out; without a record it is not carried out. Refusals by gateways, coordinators
-    and checkpoint services are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
-    of a record is SHA-256 over the hash of the record before and its own fields (docs/security.md).
-    """
-
-    @staticmethod
-    def ListAuditRecords(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AuditService/ListAuditRecords',
-            tenure_dot_v1_dot_audit__service__pb2.ListAuditRecordsRequest.SerializeToString,
-            tenure_dot_v1_dot_audit__service__pb2.ListAuditRecordsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AppendAuditRecords(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.AuditService/AppendAuditRecords',
-            tenure_dot_v1_dot_audit__service__pb2.AppendAuditRecordsRequest.SerializeToString,
-            tenure_dot_v1_dot_audit__service__pb2.AppendAuditRecordsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -46,26 +41,12 @@ class AuditServiceStub:
 
 @_typing.type_check_only
 class AuditServiceAsyncStub(AuditServiceStub):
-    """Served by every checkpoint replica and forwarded by the gateway. A call of a method with `audited: true` in its access
-    rule is recorded before it is carried out; without a record it is not carried out. Refusals by gateways, coordinators
-    and checkpoint services are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
-    of a record is SHA-256 over the hash of the record before and its own fields (docs/security.md).
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListAuditRecords: _aio.UnaryUnaryMultiCallable[_audit_service_pb2.ListAuditRecordsRequest, _audit_service_pb2.ListAuditRecordsResponse]  # type: ignore[assignment]
-    """Lists the records of all tenants, paged."""
     AppendAuditRecords: _aio.UnaryUnaryMultiCallable[_audit_service_pb2.AppendAuditRecordsRequest, _audit_service_pb2.AppendAuditRecordsResponse]  # type: ignore[assignment]
-    """Appends records, each once, also after repeats. A coordinator appends only refused calls. Gateways do not forward
-    this method.
-    """
 
 class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every checkpoint replica and forwarded by the gateway. A call of a method with `audited: true` in its access
-    rule is recorded before it is carried out; without a record it is not carried out. Refusals by gateways, coordinators
-    and checkpoint services are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
-    of a record is SHA-256 over the hash of the record before and its own fields (docs/security.md).
-    """
 
     @_abc_1.abstractmethod
     def ListAuditRecords(
@@ -73,7 +54,7 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_service_pb2.ListAuditRecordsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_audit_service_pb2.ListAuditRecordsResponse, _abc.Awaitable[_audit_service_pb2.ListAuditRecordsResponse]]:
-        """Lists the records of all tenants, paged."""
+        ...
 
     @_abc_1.abstractmethod
     def AppendAuditRecords(
@@ -81,8 +62,6 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_service_pb2.AppendAuditRecordsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_audit_service_pb2.AppendAuditRecordsResponse, _abc.Awaitable[_audit_service_pb2.AppendAuditRecordsResponse]]:
-        """Appends records, each once, also after repeats. A coordinator appends only refused calls. Gateways do not forward
-        this method.
-        """
+        ...
 
 def add_AuditServiceServicer_to_server(servicer: AuditServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,19 +28,8 @@ if _version_not_supported:
 
 
 class CheckpointServiceStub:
-    """The ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
-    lock of the transaction that writes. A stale token is ABORTED / STALE_EPOCH {presented, current}: stop at once,
-    nothing was written. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a missing task or another tenant's task is
-    NOT_FOUND. Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be
-    repeated) and INVALID_ARGUMENT with BadRequest violations.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.CreateTask = channel.unary_unary(
                 '/tenure.v1.CheckpointService/CreateTask',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskRequest.SerializeToString,
@@ -239,329 +228,198 @@ class CheckpointServiceStub:
 
 
 class CheckpointServiceServicer:
-    """The ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
-    lock of the transaction that writes. A stale token is ABORTED / STALE_EPOCH {presented, current}: stop at once,
-    nothing was written. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a missing task or another tenant's task is
-    NOT_FOUND. Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be
-    repeated) and INVALID_ARGUMENT with BadRequest violations.
-    """
 
     def CreateTask(self, request, context):
-        """Creates a task QUEUED. The same request_id with the same payload as sent returns the same task; another payload is
-        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live: SOURCE_BUSY
-        {task_id}.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkTask(self, request, context):
-        """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
-        UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrepareFork(self, request, context):
-        """Returns the id that a fork will have, so that its files can be in place before it exists, and refuses what ForkTask
-        would refuse. Repeatable: the same request gets the same id, or the fork if it exists. An id that no fork uses
-        within ten minutes is given up, and the tool service forgets it.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindRepeat(self, request, context):
-        """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it
-        refuses a request because of the tools that exist now: a repeat gets its result although a tool is gone.
-        ALREADY_EXISTS, as from the request itself: the request id or the schedule's name was used for another request.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Open(self, request, context):
-        """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction,
-        as a header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and
-        gets the same answer with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED /
-        STALE_EPOCH. FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant is at its limit of running tasks; the task stays
-        queued, release the claim. RESOURCE_EXHAUSTED / OPEN_QUEUE_FULL: too many Opens wait, the fence was not raised.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Appends entries, all or nothing, durable before the answer. Commit numbers are 1, 2, 3 ... within a claim: the next
-        number is applied; a repeat of the last commit (same commit_id and payload) gets the same answer; any other number
-        is ABORTED / SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: other authors appended more since
-        known_sequence than an answer can hold. Nothing was written and the number is still free: read the entries with
-        ListTaskEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
-        calls without an outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond
-        known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED /
-        COMMIT_QUEUE_FULL: too many commits wait, nothing was written.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitStream(self, request_iterator, context):
-        """Commits for a worker with many tasks, in frames of whatever is ready. Results arrive by tag; a refusal is a result.
-        A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the earlier
-        frames are answered; a frame beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame
-        is written. An unanswered commit may be sent again unchanged on another stream, in smaller frames.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTask(self, request, context):
-        """Reads a task of the caller's tenant. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists the caller's tasks, in the requested order.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTaskEntries(self, request, context):
-        """Lists a task's entries after a sequence, oldest first. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEntries(self, request, context):
-        """Streams a task's entries after a sequence, first the existing ones, then each entry when it is committed, without
-        gap or repeat. Ends after the entry that closes the task; a client that needs only this end sets `closing_only`.
-        NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchChanges(self, request, context):
-        """Streams the changes of the tenant's tasks after a cursor, without gap or repeat, the changes of each task in their
-        order. The first answer arrives at once, and every few seconds an answer without changes carries the cursor.
-        OUT_OF_RANGE / CURSOR_EXPIRED: the changes after the cursor are no longer kept, or the cursor belongs to another
-        ledger; list the tasks, and watch from now.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListClaimable(self, request, context):
-        """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; within a tier
-        fair between tenants: the next task belongs to the tenant with the fewest tasks running or on their way to a
-        worker; then begun tasks before new tasks, and by age. A tenant at its limit of running tasks gets no offers.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """Returns the queue depths of all tenants, by queue and priority. Concurrent callers share one read.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchQueue(self, request, context):
-        """Notifications: a task became claimable, or a cancel was requested. May skip and repeat; the lists are
-        authoritative.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterGrants(self, request, context):
-        """Registers claims before their tokens are signed. A grant whose epoch is not above the registered one, or is not of
-        the ledger's generation, is left out of the answer and must not be handed out.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequeueLost(self, request, context):
-        """Requeues tasks whose claim is lost, if they are still RUNNING under exactly that claim.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectClaims(self, request, context):
-        """Returns for claims found in etcd whether the ledger still knows them.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRunning(self, request, context):
-        """Lists RUNNING tasks with their claims, for reconciliation, paged by task_id.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEndings(self, request, context):
-        """Lists tasks that a coordinator must end now, because their worker did not: tasks with a cancel that the worker did
-        not carry out in time, and tasks past their deadline.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AppendForeign(self, request, context):
-        """Appends an external entry, which needs no claim (a user's message, a cancel request, the answer to a wait).
-        Repeatable by request_id; another entry under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task
-        without an owner and without an open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except
-        that a repeated cancel of a cancelled task gets the first answer.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendSignal(self, request, context):
-        """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; an event without a
-        wait is kept for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for the
-        same time; another payload under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED /
-        SIGNALS_FULL: 100 events are kept under this correlation_id, or 10,000 for the tenant.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetEpochs(self, request, context):
-        """Reads the ledger's generation of etcd and the highest registered epoch.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLeaseGrant(self, request, context):
-        """Reads the last registered grant of one of the tenant's resources (LeaseService).
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterLease(self, request, context):
-        """Registers the claim of a resource before its token is signed, if it follows exactly the grant that it names, and
-        its epoch is higher and of the ledger's generation. A repeat finds its own registration.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NoteLeaseRelease(self, request, context):
-        """Records why a grant is about to be released, if it is the resource's last grant.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectLeases(self, request, context):
-        """Returns which claims of resources found in etcd are registered.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RaiseGeneration(self, request, context):
-        """Raises the generation by compare-and-set. The answer has the present generation, whichever replica raised it.
-        FAILED_PRECONDITION / GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION /
-        GENERATION_TOO_FAR: `expected` is more than 65,536 ahead of the ledger's generation.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportUsage(self, request, context):
-        """Reports the usage of a model call that was settled as lost, for the bill and the budget alone: from the worker that
-        made the call, which may be fenced by now, or from the model runner under the claim that began the call. The report
-        replaces the estimate, once: a repeat changes nothing.
-        NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
-        repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectModelCalls(self, request, context):
-        """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
-        owner can commit an end of the call afterwards, so a model runner stops it.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListBills(self, request, context):
-        """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAging(self, request, context):
-        """Lists the caller's tasks that have not ended, by age, or the tasks with a worker, in pages.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRefusedWrites(self, request, context):
-        """Lists writes that the fence refused, newest first.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PruneTasks(self, request, context):
-        """Prunes ended tasks now, for an operator: AdminService.PruneTasks.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPrunings(self, request, context):
-        """Lists pruned tasks of all tenants that the tool service has not forgotten yet, for a coordinator. Disjoint among
-        callers.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NoteForgotten(self, request, context):
-        """Records that the tool service has forgotten these tasks. Repeatable.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDoubtWaits(self, request, context):
-        """Lists tasks of all tenants that wait for resolutions of calls in doubt, for a coordinator that asks the tool
-        service whether the calls still are in doubt. Disjoint among callers.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDoubts(self, request, context):
-        """Lists the calls in doubt whose resolutions the caller's tasks wait for, those of the longest wait first. Paged.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequeueSettled(self, request, context):
-        """Requeues tasks whose calls are no longer in doubt, if they still wait as they did when listed. Repeatable.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -769,1066 +627,3 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
             'tenure.v1.CheckpointService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.CheckpointService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class CheckpointService:
-    """The ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
-    lock of the transaction that writes. A stale token is ABORTED / STALE_EPOCH {presented, current}: stop at once,
-    nothing was written. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a missing task or another tenant's task is
-    NOT_FOUND. Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be
-    repeated) and INVALID_ARGUMENT with BadRequest violations.
-    """
-
-    @staticmethod
-    def CreateTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/CreateTask',
-            tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.CreateTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ForkTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ForkTask',
-            tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PrepareFork(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/PrepareFork',
-            tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FindRepeat(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/FindRepeat',
-            tenure_dot_v1_dot_checkpoint__service__pb2.FindRepeatRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.FindRepeatResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Open(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/Open',
-            tenure_dot_v1_dot_checkpoint__service__pb2.OpenRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.OpenResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Commit(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/Commit',
-            tenure_dot_v1_dot_checkpoint__service__pb2.CommitRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.CommitResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CommitStream(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/tenure.v1.CheckpointService/CommitStream',
-            tenure_dot_v1_dot_checkpoint__service__pb2.CommitStreamRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.CommitStreamResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/GetTask',
-            tenure_dot_v1_dot_task__service__pb2.GetTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.GetTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTasks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListTasks',
-            tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTaskEntries(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListTaskEntries',
-            tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchEntries(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/WatchEntries',
-            tenure_dot_v1_dot_checkpoint__service__pb2.WatchEntriesRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.WatchEntriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchChanges(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/WatchChanges',
-            tenure_dot_v1_dot_checkpoint__service__pb2.WatchChangesRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.WatchChangesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListClaimable(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListClaimable',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListClaimableResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListQueues(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListQueues',
-            tenure_dot_v1_dot_admin__service__pb2.ListQueuesRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListQueuesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchQueue(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/WatchQueue',
-            tenure_dot_v1_dot_checkpoint__service__pb2.WatchQueueRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.WatchQueueResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RegisterGrants(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/RegisterGrants',
-            tenure_dot_v1_dot_checkpoint__service__pb2.RegisterGrantsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.RegisterGrantsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RequeueLost(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/RequeueLost',
-            tenure_dot_v1_dot_checkpoint__service__pb2.RequeueLostRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.RequeueLostResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def InspectClaims(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/InspectClaims',
-            tenure_dot_v1_dot_checkpoint__service__pb2.InspectClaimsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.InspectClaimsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRunning(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListRunning',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListRunningRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListRunningResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListEndings(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListEndings',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListEndingsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListEndingsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AppendForeign(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/AppendForeign',
-            tenure_dot_v1_dot_checkpoint__service__pb2.AppendForeignRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.AppendForeignResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SendSignal(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/SendSignal',
-            tenure_dot_v1_dot_checkpoint__service__pb2.SendSignalRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.SendSignalResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetEpochs(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/GetEpochs',
-            tenure_dot_v1_dot_checkpoint__service__pb2.GetEpochsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.GetEpochsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetLeaseGrant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/GetLeaseGrant',
-            tenure_dot_v1_dot_checkpoint__service__pb2.GetLeaseGrantRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.GetLeaseGrantResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RegisterLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/RegisterLease',
-            tenure_dot_v1_dot_checkpoint__service__pb2.RegisterLeaseRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.RegisterLeaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def NoteLeaseRelease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/NoteLeaseRelease',
-            tenure_dot_v1_dot_checkpoint__service__pb2.NoteLeaseReleaseRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.NoteLeaseReleaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def InspectLeases(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/InspectLeases',
-            tenure_dot_v1_dot_checkpoint__service__pb2.InspectLeasesRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.InspectLeasesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RaiseGeneration(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/RaiseGeneration',
-            tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.RaiseGenerationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReportUsage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ReportUsage',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ReportUsageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def InspectModelCalls(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/InspectModelCalls',
-            tenure_dot_v1_dot_checkpoint__service__pb2.InspectModelCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.InspectModelCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListBills(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListBills',
-            tenure_dot_v1_dot_admin__service__pb2.ListBillsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListBillsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAging(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListAging',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListAgingRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListAgingResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRefusedWrites(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListRefusedWrites',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListRefusedWritesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PruneTasks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/PruneTasks',
-            tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPrunings(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListPrunings',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListPruningsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListPruningsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def NoteForgotten(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/NoteForgotten',
-            tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.NoteForgottenResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListDoubtWaits(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListDoubtWaits',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtWaitsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListDoubts(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/ListDoubts',
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtsRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.ListDoubtsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RequeueSettled(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CheckpointService/RequeueSettled',
-            tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledRequest.SerializeToString,
-            tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

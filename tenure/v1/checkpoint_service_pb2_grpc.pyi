@@ -20,11 +20,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -189,168 +184,49 @@ class CheckpointServiceStub:
 
 @_typing.type_check_only
 class CheckpointServiceAsyncStub(CheckpointServiceStub):
-    """The ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
-    lock of the transaction that writes. A stale token is ABORTED / STALE_EPOCH {presented, current}: stop at once,
-    nothing was written. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a missing task or another tenant's task is
-    NOT_FOUND. Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be
-    repeated) and INVALID_ARGUMENT with BadRequest violations.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CreateTaskRequest, _checkpoint_service_pb2.CreateTaskResponse]  # type: ignore[assignment]
-    """Creates a task QUEUED. The same request_id with the same payload as sent returns the same task; another payload is
-    ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live: SOURCE_BUSY
-    {task_id}.
-    """
     ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
-    """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
-    UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
-    """
     PrepareFork: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareForkRequest, _checkpoint_service_pb2.PrepareForkResponse]  # type: ignore[assignment]
-    """Returns the id that a fork will have, so that its files can be in place before it exists, and refuses what ForkTask
-    would refuse. Repeatable: the same request gets the same id, or the fork if it exists. An id that no fork uses
-    within ten minutes is given up, and the tool service forgets it.
-    """
     FindRepeat: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.FindRepeatRequest, _checkpoint_service_pb2.FindRepeatResponse]  # type: ignore[assignment]
-    """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it
-    refuses a request because of the tools that exist now: a repeat gets its result although a tool is gone.
-    ALREADY_EXISTS, as from the request itself: the request id or the schedule's name was used for another request.
-    """
     Open: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]  # type: ignore[assignment]
-    """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction,
-    as a header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and
-    gets the same answer with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED /
-    STALE_EPOCH. FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant is at its limit of running tasks; the task stays
-    queued, release the claim. RESOURCE_EXHAUSTED / OPEN_QUEUE_FULL: too many Opens wait, the fence was not raised.
-    """
     Commit: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]  # type: ignore[assignment]
-    """Appends entries, all or nothing, durable before the answer. Commit numbers are 1, 2, 3 ... within a claim: the next
-    number is applied; a repeat of the last commit (same commit_id and payload) gets the same answer; any other number
-    is ABORTED / SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: other authors appended more since
-    known_sequence than an answer can hold. Nothing was written and the number is still free: read the entries with
-    ListTaskEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
-    calls without an outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond
-    known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED /
-    COMMIT_QUEUE_FULL: too many commits wait, nothing was written.
-    """
     CommitStream: _aio.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]  # type: ignore[assignment]
-    """Commits for a worker with many tasks, in frames of whatever is ready. Results arrive by tag; a refusal is a result.
-    A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the earlier
-    frames are answered; a frame beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame
-    is written. An unanswered commit may be sent again unchanged on another stream, in smaller frames.
-    """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
-    """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]  # type: ignore[assignment]
-    """Lists the caller's tasks, in the requested order."""
     ListTaskEntries: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]  # type: ignore[assignment]
-    """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]  # type: ignore[assignment]
-    """Streams a task's entries after a sequence, first the existing ones, then each entry when it is committed, without
-    gap or repeat. Ends after the entry that closes the task; a client that needs only this end sets `closing_only`.
-    NOT_FOUND.
-    """
     WatchChanges: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchChangesRequest, _checkpoint_service_pb2.WatchChangesResponse]  # type: ignore[assignment]
-    """Streams the changes of the tenant's tasks after a cursor, without gap or repeat, the changes of each task in their
-    order. The first answer arrives at once, and every few seconds an answer without changes carries the cursor.
-    OUT_OF_RANGE / CURSOR_EXPIRED: the changes after the cursor are no longer kept, or the cursor belongs to another
-    ledger; list the tasks, and watch from now.
-    """
     ListClaimable: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListClaimableRequest, _checkpoint_service_pb2.ListClaimableResponse]  # type: ignore[assignment]
-    """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; within a tier
-    fair between tenants: the next task belongs to the tenant with the fewest tasks running or on their way to a
-    worker; then begun tasks before new tasks, and by age. A tenant at its limit of running tasks gets no offers.
-    """
     ListQueues: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]  # type: ignore[assignment]
-    """Returns the queue depths of all tenants, by queue and priority. Concurrent callers share one read."""
     WatchQueue: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]  # type: ignore[assignment]
-    """Notifications: a task became claimable, or a cancel was requested. May skip and repeat; the lists are
-    authoritative.
-    """
     RegisterGrants: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterGrantsRequest, _checkpoint_service_pb2.RegisterGrantsResponse]  # type: ignore[assignment]
-    """Registers claims before their tokens are signed. A grant whose epoch is not above the registered one, or is not of
-    the ledger's generation, is left out of the answer and must not be handed out.
-    """
     RequeueLost: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueLostRequest, _checkpoint_service_pb2.RequeueLostResponse]  # type: ignore[assignment]
-    """Requeues tasks whose claim is lost, if they are still RUNNING under exactly that claim."""
     InspectClaims: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectClaimsRequest, _checkpoint_service_pb2.InspectClaimsResponse]  # type: ignore[assignment]
-    """Returns for claims found in etcd whether the ledger still knows them."""
     ListRunning: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRunningRequest, _checkpoint_service_pb2.ListRunningResponse]  # type: ignore[assignment]
-    """Lists RUNNING tasks with their claims, for reconciliation, paged by task_id."""
     ListEndings: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListEndingsRequest, _checkpoint_service_pb2.ListEndingsResponse]  # type: ignore[assignment]
-    """Lists tasks that a coordinator must end now, because their worker did not: tasks with a cancel that the worker did
-    not carry out in time, and tasks past their deadline.
-    """
     AppendForeign: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.AppendForeignRequest, _checkpoint_service_pb2.AppendForeignResponse]  # type: ignore[assignment]
-    """Appends an external entry, which needs no claim (a user's message, a cancel request, the answer to a wait).
-    Repeatable by request_id; another entry under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task
-    without an owner and without an open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except
-    that a repeated cancel of a cancelled task gets the first answer.
-    """
     SendSignal: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.SendSignalRequest, _checkpoint_service_pb2.SendSignalResponse]  # type: ignore[assignment]
-    """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; an event without a
-    wait is kept for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for the
-    same time; another payload under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED /
-    SIGNALS_FULL: 100 events are kept under this correlation_id, or 10,000 for the tenant.
-    """
     GetEpochs: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetEpochsRequest, _checkpoint_service_pb2.GetEpochsResponse]  # type: ignore[assignment]
-    """Reads the ledger's generation of etcd and the highest registered epoch."""
     GetLeaseGrant: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GetLeaseGrantRequest, _checkpoint_service_pb2.GetLeaseGrantResponse]  # type: ignore[assignment]
-    """Reads the last registered grant of one of the tenant's resources (LeaseService)."""
     RegisterLease: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterLeaseRequest, _checkpoint_service_pb2.RegisterLeaseResponse]  # type: ignore[assignment]
-    """Registers the claim of a resource before its token is signed, if it follows exactly the grant that it names, and
-    its epoch is higher and of the ledger's generation. A repeat finds its own registration.
-    """
     NoteLeaseRelease: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteLeaseReleaseRequest, _checkpoint_service_pb2.NoteLeaseReleaseResponse]  # type: ignore[assignment]
-    """Records why a grant is about to be released, if it is the resource's last grant."""
     InspectLeases: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectLeasesRequest, _checkpoint_service_pb2.InspectLeasesResponse]  # type: ignore[assignment]
-    """Returns which claims of resources found in etcd are registered."""
     RaiseGeneration: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]  # type: ignore[assignment]
-    """Raises the generation by compare-and-set. The answer has the present generation, whichever replica raised it.
-    FAILED_PRECONDITION / GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION /
-    GENERATION_TOO_FAR: `expected` is more than 65,536 ahead of the ledger's generation.
-    """
     ReportUsage: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]  # type: ignore[assignment]
-    """Reports the usage of a model call that was settled as lost, for the bill and the budget alone: from the worker that
-    made the call, which may be fenced by now, or from the model runner under the claim that began the call. The report
-    replaces the estimate, once: a repeat changes nothing.
-    NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
-    repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
-    """
     InspectModelCalls: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectModelCallsRequest, _checkpoint_service_pb2.InspectModelCallsResponse]  # type: ignore[assignment]
-    """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
-    owner can commit an end of the call afterwards, so a model runner stops it.
-    """
     ListBills: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListBillsRequest, _admin_service_pb2.ListBillsResponse]  # type: ignore[assignment]
-    """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND."""
     ListAging: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListAgingRequest, _checkpoint_service_pb2.ListAgingResponse]  # type: ignore[assignment]
-    """Lists the caller's tasks that have not ended, by age, or the tasks with a worker, in pages."""
     ListRefusedWrites: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListRefusedWritesRequest, _checkpoint_service_pb2.ListRefusedWritesResponse]  # type: ignore[assignment]
-    """Lists writes that the fence refused, newest first."""
     PruneTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]  # type: ignore[assignment]
-    """Prunes ended tasks now, for an operator: AdminService.PruneTasks."""
     ListPrunings: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListPruningsRequest, _checkpoint_service_pb2.ListPruningsResponse]  # type: ignore[assignment]
-    """Lists pruned tasks of all tenants that the tool service has not forgotten yet, for a coordinator. Disjoint among
-    callers.
-    """
     NoteForgotten: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.NoteForgottenRequest, _checkpoint_service_pb2.NoteForgottenResponse]  # type: ignore[assignment]
-    """Records that the tool service has forgotten these tasks. Repeatable."""
     ListDoubtWaits: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtWaitsRequest, _checkpoint_service_pb2.ListDoubtWaitsResponse]  # type: ignore[assignment]
-    """Lists tasks of all tenants that wait for resolutions of calls in doubt, for a coordinator that asks the tool
-    service whether the calls still are in doubt. Disjoint among callers.
-    """
     ListDoubts: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtsRequest, _checkpoint_service_pb2.ListDoubtsResponse]  # type: ignore[assignment]
-    """Lists the calls in doubt whose resolutions the caller's tasks wait for, those of the longest wait first. Paged."""
     RequeueSettled: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]  # type: ignore[assignment]
-    """Requeues tasks whose calls are no longer in doubt, if they still wait as they did when listed. Repeatable."""
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
-    lock of the transaction that writes. A stale token is ABORTED / STALE_EPOCH {presented, current}: stop at once,
-    nothing was written. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a missing task or another tenant's task is
-    NOT_FOUND. Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be
-    repeated) and INVALID_ARGUMENT with BadRequest violations.
-    """
 
     @_abc_1.abstractmethod
     def CreateTask(
@@ -358,10 +234,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.CreateTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.CreateTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.CreateTaskResponse]]:
-        """Creates a task QUEUED. The same request_id with the same payload as sent returns the same task; another payload is
-        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live: SOURCE_BUSY
-        {task_id}.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ForkTask(
@@ -369,9 +242,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ForkTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ForkTaskResponse, _abc.Awaitable[_task_service_pb2.ForkTaskResponse]]:
-        """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
-        UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def PrepareFork(
@@ -379,10 +250,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.PrepareForkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.PrepareForkResponse, _abc.Awaitable[_checkpoint_service_pb2.PrepareForkResponse]]:
-        """Returns the id that a fork will have, so that its files can be in place before it exists, and refuses what ForkTask
-        would refuse. Repeatable: the same request gets the same id, or the fork if it exists. An id that no fork uses
-        within ten minutes is given up, and the tool service forgets it.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def FindRepeat(
@@ -390,10 +258,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.FindRepeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.FindRepeatResponse, _abc.Awaitable[_checkpoint_service_pb2.FindRepeatResponse]]:
-        """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it
-        refuses a request because of the tools that exist now: a repeat gets its result although a tool is gone.
-        ALREADY_EXISTS, as from the request itself: the request id or the schedule's name was used for another request.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def Open(
@@ -401,12 +266,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.OpenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkpoint_service_pb2.OpenResponse], _abc.AsyncIterator[_checkpoint_service_pb2.OpenResponse]]:
-        """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction,
-        as a header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and
-        gets the same answer with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED /
-        STALE_EPOCH. FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant is at its limit of running tasks; the task stays
-        queued, release the claim. RESOURCE_EXHAUSTED / OPEN_QUEUE_FULL: too many Opens wait, the fence was not raised.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def Commit(
@@ -414,15 +274,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.CommitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.CommitResponse, _abc.Awaitable[_checkpoint_service_pb2.CommitResponse]]:
-        """Appends entries, all or nothing, durable before the answer. Commit numbers are 1, 2, 3 ... within a claim: the next
-        number is applied; a repeat of the last commit (same commit_id and payload) gets the same answer; any other number
-        is ABORTED / SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: other authors appended more since
-        known_sequence than an answer can hold. Nothing was written and the number is still free: read the entries with
-        ListTaskEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
-        calls without an outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond
-        known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED /
-        COMMIT_QUEUE_FULL: too many commits wait, nothing was written.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def CommitStream(
@@ -430,11 +282,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_checkpoint_service_pb2.CommitStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkpoint_service_pb2.CommitStreamResponse], _abc.AsyncIterator[_checkpoint_service_pb2.CommitStreamResponse]]:
-        """Commits for a worker with many tasks, in frames of whatever is ready. Results arrive by tag; a refusal is a result.
-        A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the earlier
-        frames are answered; a frame beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame
-        is written. An unanswered commit may be sent again unchanged on another stream, in smaller frames.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def GetTask(
@@ -442,7 +290,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.GetTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.GetTaskResponse, _abc.Awaitable[_task_service_pb2.GetTaskResponse]]:
-        """Reads a task of the caller's tenant. NOT_FOUND."""
+        ...
 
     @_abc_1.abstractmethod
     def ListTasks(
@@ -450,7 +298,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTasksResponse, _abc.Awaitable[_task_service_pb2.ListTasksResponse]]:
-        """Lists the caller's tasks, in the requested order."""
+        ...
 
     @_abc_1.abstractmethod
     def ListTaskEntries(
@@ -458,7 +306,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListTaskEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTaskEntriesResponse, _abc.Awaitable[_task_service_pb2.ListTaskEntriesResponse]]:
-        """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
+        ...
 
     @_abc_1.abstractmethod
     def WatchEntries(
@@ -466,10 +314,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.WatchEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkpoint_service_pb2.WatchEntriesResponse], _abc.AsyncIterator[_checkpoint_service_pb2.WatchEntriesResponse]]:
-        """Streams a task's entries after a sequence, first the existing ones, then each entry when it is committed, without
-        gap or repeat. Ends after the entry that closes the task; a client that needs only this end sets `closing_only`.
-        NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def WatchChanges(
@@ -477,11 +322,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.WatchChangesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkpoint_service_pb2.WatchChangesResponse], _abc.AsyncIterator[_checkpoint_service_pb2.WatchChangesResponse]]:
-        """Streams the changes of the tenant's tasks after a cursor, without gap or repeat, the changes of each task in their
-        order. The first answer arrives at once, and every few seconds an answer without changes carries the cursor.
-        OUT_OF_RANGE / CURSOR_EXPIRED: the changes after the cursor are no longer kept, or the cursor belongs to another
-        ledger; list the tasks, and watch from now.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListClaimable(
@@ -489,10 +330,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListClaimableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListClaimableResponse, _abc.Awaitable[_checkpoint_service_pb2.ListClaimableResponse]]:
-        """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; within a tier
-        fair between tenants: the next task belongs to the tenant with the fewest tasks running or on their way to a
-        worker; then begun tasks before new tasks, and by age. A tenant at its limit of running tasks gets no offers.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListQueues(
@@ -500,7 +338,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListQueuesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListQueuesResponse, _abc.Awaitable[_admin_service_pb2.ListQueuesResponse]]:
-        """Returns the queue depths of all tenants, by queue and priority. Concurrent callers share one read."""
+        ...
 
     @_abc_1.abstractmethod
     def WatchQueue(
@@ -508,9 +346,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.WatchQueueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkpoint_service_pb2.WatchQueueResponse], _abc.AsyncIterator[_checkpoint_service_pb2.WatchQueueResponse]]:
-        """Notifications: a task became claimable, or a cancel was requested. May skip and repeat; the lists are
-        authoritative.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def RegisterGrants(
@@ -518,9 +354,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RegisterGrantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RegisterGrantsResponse, _abc.Awaitable[_checkpoint_service_pb2.RegisterGrantsResponse]]:
-        """Registers claims before their tokens are signed. A grant whose epoch is not above the registered one, or is not of
-        the ledger's generation, is left out of the answer and must not be handed out.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def RequeueLost(
@@ -528,7 +362,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RequeueLostRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RequeueLostResponse, _abc.Awaitable[_checkpoint_service_pb2.RequeueLostResponse]]:
-        """Requeues tasks whose claim is lost, if they are still RUNNING under exactly that claim."""
+        ...
 
     @_abc_1.abstractmethod
     def InspectClaims(
@@ -536,7 +370,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.InspectClaimsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.InspectClaimsResponse, _abc.Awaitable[_checkpoint_service_pb2.InspectClaimsResponse]]:
-        """Returns for claims found in etcd whether the ledger still knows them."""
+        ...
 
     @_abc_1.abstractmethod
     def ListRunning(
@@ -544,7 +378,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListRunningRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListRunningResponse, _abc.Awaitable[_checkpoint_service_pb2.ListRunningResponse]]:
-        """Lists RUNNING tasks with their claims, for reconciliation, paged by task_id."""
+        ...
 
     @_abc_1.abstractmethod
     def ListEndings(
@@ -552,9 +386,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListEndingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListEndingsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListEndingsResponse]]:
-        """Lists tasks that a coordinator must end now, because their worker did not: tasks with a cancel that the worker did
-        not carry out in time, and tasks past their deadline.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def AppendForeign(
@@ -562,11 +394,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.AppendForeignRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.AppendForeignResponse, _abc.Awaitable[_checkpoint_service_pb2.AppendForeignResponse]]:
-        """Appends an external entry, which needs no claim (a user's message, a cancel request, the answer to a wait).
-        Repeatable by request_id; another entry under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task
-        without an owner and without an open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except
-        that a repeated cancel of a cancelled task gets the first answer.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def SendSignal(
@@ -574,11 +402,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.SendSignalRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.SendSignalResponse, _abc.Awaitable[_checkpoint_service_pb2.SendSignalResponse]]:
-        """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; an event without a
-        wait is kept for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for the
-        same time; another payload under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED /
-        SIGNALS_FULL: 100 events are kept under this correlation_id, or 10,000 for the tenant.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def GetEpochs(
@@ -586,7 +410,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.GetEpochsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.GetEpochsResponse, _abc.Awaitable[_checkpoint_service_pb2.GetEpochsResponse]]:
-        """Reads the ledger's generation of etcd and the highest registered epoch."""
+        ...
 
     @_abc_1.abstractmethod
     def GetLeaseGrant(
@@ -594,7 +418,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.GetLeaseGrantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.GetLeaseGrantResponse, _abc.Awaitable[_checkpoint_service_pb2.GetLeaseGrantResponse]]:
-        """Reads the last registered grant of one of the tenant's resources (LeaseService)."""
+        ...
 
     @_abc_1.abstractmethod
     def RegisterLease(
@@ -602,9 +426,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RegisterLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RegisterLeaseResponse, _abc.Awaitable[_checkpoint_service_pb2.RegisterLeaseResponse]]:
-        """Registers the claim of a resource before its token is signed, if it follows exactly the grant that it names, and
-        its epoch is higher and of the ledger's generation. A repeat finds its own registration.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def NoteLeaseRelease(
@@ -612,7 +434,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.NoteLeaseReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.NoteLeaseReleaseResponse, _abc.Awaitable[_checkpoint_service_pb2.NoteLeaseReleaseResponse]]:
-        """Records why a grant is about to be released, if it is the resource's last grant."""
+        ...
 
     @_abc_1.abstractmethod
     def InspectLeases(
@@ -620,7 +442,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.InspectLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.InspectLeasesResponse, _abc.Awaitable[_checkpoint_service_pb2.InspectLeasesResponse]]:
-        """Returns which claims of resources found in etcd are registered."""
+        ...
 
     @_abc_1.abstractmethod
     def RaiseGeneration(
@@ -628,10 +450,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RaiseGenerationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RaiseGenerationResponse, _abc.Awaitable[_checkpoint_service_pb2.RaiseGenerationResponse]]:
-        """Raises the generation by compare-and-set. The answer has the present generation, whichever replica raised it.
-        FAILED_PRECONDITION / GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION /
-        GENERATION_TOO_FAR: `expected` is more than 65,536 ahead of the ledger's generation.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ReportUsage(
@@ -639,12 +458,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ReportUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ReportUsageResponse, _abc.Awaitable[_checkpoint_service_pb2.ReportUsageResponse]]:
-        """Reports the usage of a model call that was settled as lost, for the bill and the budget alone: from the worker that
-        made the call, which may be fenced by now, or from the model runner under the claim that began the call. The report
-        replaces the estimate, once: a repeat changes nothing.
-        NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
-        repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def InspectModelCalls(
@@ -652,9 +466,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.InspectModelCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.InspectModelCallsResponse, _abc.Awaitable[_checkpoint_service_pb2.InspectModelCallsResponse]]:
-        """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no
-        owner can commit an end of the call afterwards, so a model runner stops it.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListBills(
@@ -662,7 +474,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListBillsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListBillsResponse, _abc.Awaitable[_admin_service_pb2.ListBillsResponse]]:
-        """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND."""
+        ...
 
     @_abc_1.abstractmethod
     def ListAging(
@@ -670,7 +482,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListAgingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListAgingResponse, _abc.Awaitable[_checkpoint_service_pb2.ListAgingResponse]]:
-        """Lists the caller's tasks that have not ended, by age, or the tasks with a worker, in pages."""
+        ...
 
     @_abc_1.abstractmethod
     def ListRefusedWrites(
@@ -678,7 +490,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListRefusedWritesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListRefusedWritesResponse, _abc.Awaitable[_checkpoint_service_pb2.ListRefusedWritesResponse]]:
-        """Lists writes that the fence refused, newest first."""
+        ...
 
     @_abc_1.abstractmethod
     def PruneTasks(
@@ -686,7 +498,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.PruneTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.PruneTasksResponse, _abc.Awaitable[_admin_service_pb2.PruneTasksResponse]]:
-        """Prunes ended tasks now, for an operator: AdminService.PruneTasks."""
+        ...
 
     @_abc_1.abstractmethod
     def ListPrunings(
@@ -694,9 +506,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListPruningsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListPruningsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListPruningsResponse]]:
-        """Lists pruned tasks of all tenants that the tool service has not forgotten yet, for a coordinator. Disjoint among
-        callers.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def NoteForgotten(
@@ -704,7 +514,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.NoteForgottenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.NoteForgottenResponse, _abc.Awaitable[_checkpoint_service_pb2.NoteForgottenResponse]]:
-        """Records that the tool service has forgotten these tasks. Repeatable."""
+        ...
 
     @_abc_1.abstractmethod
     def ListDoubtWaits(
@@ -712,9 +522,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListDoubtWaitsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListDoubtWaitsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListDoubtWaitsResponse]]:
-        """Lists tasks of all tenants that wait for resolutions of calls in doubt, for a coordinator that asks the tool
-        service whether the calls still are in doubt. Disjoint among callers.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListDoubts(
@@ -722,7 +530,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.ListDoubtsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.ListDoubtsResponse, _abc.Awaitable[_checkpoint_service_pb2.ListDoubtsResponse]]:
-        """Lists the calls in doubt whose resolutions the caller's tasks wait for, those of the longest wait first. Paged."""
+        ...
 
     @_abc_1.abstractmethod
     def RequeueSettled(
@@ -730,6 +538,6 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RequeueSettledRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RequeueSettledResponse, _abc.Awaitable[_checkpoint_service_pb2.RequeueSettledResponse]]:
-        """Requeues tasks whose calls are no longer in doubt, if they still wait as they did when listed. Repeatable."""
+        ...
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,15 +27,8 @@ if _version_not_supported:
 
 
 class CoordinatorServiceStub:
-    """Sessions and claims for workers. Any number of replicas, no leader: a worker may connect to any of them.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.Session = channel.stream_stream(
                 '/tenure.v1.CoordinatorService/Session',
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.SessionRequest.SerializeToString,
@@ -79,73 +72,43 @@ class CoordinatorServiceStub:
 
 
 class CoordinatorServiceServicer:
-    """Sessions and claims for workers. Any number of replicas, no leader: a worker may connect to any of them.
-    """
 
     def Session(self, request_iterator, context):
-        """A worker's session: one lease for all its claims. The first message is Hello, the answer Welcome; then renewals,
-        grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
-        session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
-        PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorkerAgents(self, request, context):
-        """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
-        safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """Lists live sessions, paged.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListClaims(self, request, context):
-        """Lists live claims.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRenewals(self, request, context):
-        """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
-        replica has those of its own workers.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLiveSource(self, request, context):
-        """Tells where the live text of a claim is served, for the gateway: the address belongs to the session that holds the
-        claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
-        is not held under this epoch.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferTask(self, request, context):
-        """Ends the claim of a task of the caller's tenant under exactly the epoch of the request: queues the task in the
-        ledger, and deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
-        NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
-        not take the tenant's tasks.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
-        mark in etcd notifies all replicas, for as long as the session lives. Repeatable.
-        NOT_FOUND / WORKER_NOT_FOUND: the worker has no live session.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -198,225 +161,3 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
             'tenure.v1.CoordinatorService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.CoordinatorService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class CoordinatorService:
-    """Sessions and claims for workers. Any number of replicas, no leader: a worker may connect to any of them.
-    """
-
-    @staticmethod
-    def Session(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/tenure.v1.CoordinatorService/Session',
-            tenure_dot_v1_dot_coordinator__service__pb2.SessionRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.SessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RegisterWorkerAgents(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CoordinatorService/RegisterWorkerAgents',
-            tenure_dot_v1_dot_coordinator__service__pb2.RegisterWorkerAgentsRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.RegisterWorkerAgentsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListWorkers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CoordinatorService/ListWorkers',
-            tenure_dot_v1_dot_admin__service__pb2.ListWorkersRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListWorkersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListClaims(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CoordinatorService/ListClaims',
-            tenure_dot_v1_dot_admin__service__pb2.ListClaimsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListClaimsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRenewals(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CoordinatorService/ListRenewals',
-            tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetLiveSource(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CoordinatorService/GetLiveSource',
-            tenure_dot_v1_dot_coordinator__service__pb2.GetLiveSourceRequest.SerializeToString,
-            tenure_dot_v1_dot_coordinator__service__pb2.GetLiveSourceResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TransferTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CoordinatorService/TransferTask',
-            tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.TransferTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DrainWorker(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.CoordinatorService/DrainWorker',
-            tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -19,11 +19,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -71,46 +66,18 @@ class CoordinatorServiceStub:
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
-    """Sessions and claims for workers. Any number of replicas, no leader: a worker may connect to any of them."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_coordinator_service_pb2.SessionRequest, _coordinator_service_pb2.SessionResponse]  # type: ignore[assignment]
-    """A worker's session: one lease for all its claims. The first message is Hello, the answer Welcome; then renewals,
-    grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
-    session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
-    PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
-    """
     RegisterWorkerAgents: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.RegisterWorkerAgentsRequest, _coordinator_service_pb2.RegisterWorkerAgentsResponse]  # type: ignore[assignment]
-    """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
-    safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
-    """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListWorkersRequest, _admin_service_pb2.ListWorkersResponse]  # type: ignore[assignment]
-    """Lists live sessions, paged."""
     ListClaims: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListClaimsRequest, _admin_service_pb2.ListClaimsResponse]  # type: ignore[assignment]
-    """Lists live claims."""
     ListRenewals: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRenewalsRequest, _coordinator_service_pb2.ListRenewalsResponse]  # type: ignore[assignment]
-    """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
-    replica has those of its own workers.
-    """
     GetLiveSource: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.GetLiveSourceRequest, _coordinator_service_pb2.GetLiveSourceResponse]  # type: ignore[assignment]
-    """Tells where the live text of a claim is served, for the gateway: the address belongs to the session that holds the
-    claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
-    is not held under this epoch.
-    """
     TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
-    """Ends the claim of a task of the caller's tenant under exactly the epoch of the request: queues the task in the
-    ledger, and deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
-    NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
-    not take the tenant's tasks.
-    """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
-    mark in etcd notifies all replicas, for as long as the session lives. Repeatable.
-    NOT_FOUND / WORKER_NOT_FOUND: the worker has no live session.
-    """
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Sessions and claims for workers. Any number of replicas, no leader: a worker may connect to any of them."""
 
     @_abc_1.abstractmethod
     def Session(
@@ -118,11 +85,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_coordinator_service_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_service_pb2.SessionResponse], _abc.AsyncIterator[_coordinator_service_pb2.SessionResponse]]:
-        """A worker's session: one lease for all its claims. The first message is Hello, the answer Welcome; then renewals,
-        grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
-        session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
-        PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def RegisterWorkerAgents(
@@ -130,9 +93,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_service_pb2.RegisterWorkerAgentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.RegisterWorkerAgentsResponse, _abc.Awaitable[_coordinator_service_pb2.RegisterWorkerAgentsResponse]]:
-        """Registers the agents and functions of a worker in the registry of each of its tenants, with its build. A repeat is
-        safe. PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pool of the worker does not have it, an agent or a tenant.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListWorkers(
@@ -140,7 +101,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListWorkersResponse, _abc.Awaitable[_admin_service_pb2.ListWorkersResponse]]:
-        """Lists live sessions, paged."""
+        ...
 
     @_abc_1.abstractmethod
     def ListClaims(
@@ -148,7 +109,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListClaimsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListClaimsResponse, _abc.Awaitable[_admin_service_pb2.ListClaimsResponse]]:
-        """Lists live claims."""
+        ...
 
     @_abc_1.abstractmethod
     def ListRenewals(
@@ -156,9 +117,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_service_pb2.ListRenewalsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.ListRenewalsResponse, _abc.Awaitable[_coordinator_service_pb2.ListRenewalsResponse]]:
-        """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
-        replica has those of its own workers.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def GetLiveSource(
@@ -166,10 +125,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_service_pb2.GetLiveSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.GetLiveSourceResponse, _abc.Awaitable[_coordinator_service_pb2.GetLiveSourceResponse]]:
-        """Tells where the live text of a claim is served, for the gateway: the address belongs to the session that holds the
-        claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
-        is not held under this epoch.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def TransferTask(
@@ -177,11 +133,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.TransferTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.TransferTaskResponse, _abc.Awaitable[_admin_service_pb2.TransferTaskResponse]]:
-        """Ends the claim of a task of the caller's tenant under exactly the epoch of the request: queues the task in the
-        ledger, and deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
-        NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
-        not take the tenant's tasks.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def DrainWorker(
@@ -189,9 +141,6 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_service_pb2.DrainWorkerResponse]]:
-        """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
-        mark in etcd notifies all replicas, for as long as the session lives. Repeatable.
-        NOT_FOUND / WORKER_NOT_FOUND: the worker has no live session.
-        """
+        ...
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,27 +26,8 @@ if _version_not_supported:
 
 
 class LeaseServiceStub:
-    """Served by every coordinator and forwarded by the gateway. A lease decides which holder may try; it does not stop a
-    former holder that was paused or cut off. The resource's own fence stops it: it compares the token's epoch with the
-    highest epoch that it has seen, under a lock that the write holds too (docs/tokens.md).
-
-    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9,
-    `.`, `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not
-    requests): the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is
-    restored. A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has
-    its own etcd lease, and etcd ends at most about 1,000 of them a second.
-
-    Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be repeated)
-    and INVALID_ARGUMENT with BadRequest violations. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a token of
-    another resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.AcquireLease = channel.unary_unary(
                 '/tenure.v1.LeaseService/AcquireLease',
                 request_serializer=tenure_dot_v1_dot_lease__service__pb2.AcquireLeaseRequest.SerializeToString,
@@ -90,85 +71,43 @@ class LeaseServiceStub:
 
 
 class LeaseServiceServicer:
-    """Served by every coordinator and forwarded by the gateway. A lease decides which holder may try; it does not stop a
-    former holder that was paused or cut off. The resource's own fence stops it: it compares the token's epoch with the
-    highest epoch that it has seen, under a lock that the write holds too (docs/tokens.md).
-
-    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9,
-    `.`, `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not
-    requests): the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is
-    restored. A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has
-    its own etcd lease, and etcd ends at most about 1,000 of them a second.
-
-    Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be repeated)
-    and INVALID_ARGUMENT with BadRequest violations. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a token of
-    another resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
-    """
 
     def AcquireLease(self, request, context):
-        """Acquires a free resource, under an epoch above all its earlier ones. The same request_id returns the same lease
-        while the lease lives; with another payload it is ALREADY_EXISTS / REQUEST_ID_REUSED, after the lease's end ABORTED
-        / LEASE_LOST. Held by another holder: FAILED_PRECONDITION / LEASE_HELD {holder, epoch} with RetryInfo, the
-        remaining time without a renewal. A lease that was transferred to this holder is taken over at once. Too many
-        leases: RESOURCE_EXHAUSTED / TOO_MANY_LEASES.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
-        """Extends the lease by its ttl, and signs its token again: the same epoch, the present signing key. A lost lease is
-        ABORTED / LEASE_LOST {presented, current}: stop now. `current` is 0 when the resource is free.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLease(self, request, context):
-        """Releases the lease. With the holder's token, or by an operator with epoch and reason; never another lease than the
-        named one. A repeat finds no lease, which is not an error.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferLease(self, request, context):
-        """Transfers the lease to another holder in one step: no third holder can acquire the resource in between. The new
-        epoch is higher, so the old token is stale once the fence has seen the new one. With the holder's token, or by an
-        operator with the epoch. The new holder uses the token in the answer, or acquires the resource under its own name.
-        A lost lease is ABORTED / LEASE_LOST; the same request_id returns the same lease.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLease(self, request, context):
-        """Reads the lease of a resource. NOT_FOUND / LEASE_NOT_HELD {last_epoch} when it is free.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLeases(self, request, context):
-        """Lists live leases by name, paged. Each page has its own revision.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLeases(self, request, context):
-        """Streams all changes of leases after a revision, in order. A heartbeat (no events) shows that etcd answers. Ends
-        with OUT_OF_RANGE / CURSOR_EXPIRED when that history no longer exists (list, then watch from the revision of the
-        first page), and with UNAVAILABLE when the replica drains or etcd is unavailable (watch again after the last
-        revision received). RESOURCE_EXHAUSTED / TOO_MANY_WATCHES beyond 64 watches of a tenant at one replica.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSigningKeys(self, request, context):
-        """Lists the public keys that verify tokens, of leases and of tasks: the present signing key, and retired keys.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -221,237 +160,3 @@ def add_LeaseServiceServicer_to_server(servicer, server):
             'tenure.v1.LeaseService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.LeaseService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class LeaseService:
-    """Served by every coordinator and forwarded by the gateway. A lease decides which holder may try; it does not stop a
-    former holder that was paused or cut off. The resource's own fence stops it: it compares the token's epoch with the
-    highest epoch that it has seen, under a lock that the write holds too (docs/tokens.md).
-
-    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9,
-    `.`, `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not
-    requests): the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is
-    restored. A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has
-    its own etcd lease, and etcd ends at most about 1,000 of them a second.
-
-    Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be repeated)
-    and INVALID_ARGUMENT with BadRequest violations. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a token of
-    another resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
-    """
-
-    @staticmethod
-    def AcquireLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.LeaseService/AcquireLease',
-            tenure_dot_v1_dot_lease__service__pb2.AcquireLeaseRequest.SerializeToString,
-            tenure_dot_v1_dot_lease__service__pb2.AcquireLeaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RenewLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.LeaseService/RenewLease',
-            tenure_dot_v1_dot_lease__service__pb2.RenewLeaseRequest.SerializeToString,
-            tenure_dot_v1_dot_lease__service__pb2.RenewLeaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleaseLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.LeaseService/ReleaseLease',
-            tenure_dot_v1_dot_lease__service__pb2.ReleaseLeaseRequest.SerializeToString,
-            tenure_dot_v1_dot_lease__service__pb2.ReleaseLeaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TransferLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.LeaseService/TransferLease',
-            tenure_dot_v1_dot_lease__service__pb2.TransferLeaseRequest.SerializeToString,
-            tenure_dot_v1_dot_lease__service__pb2.TransferLeaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.LeaseService/GetLease',
-            tenure_dot_v1_dot_lease__service__pb2.GetLeaseRequest.SerializeToString,
-            tenure_dot_v1_dot_lease__service__pb2.GetLeaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListLeases(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.LeaseService/ListLeases',
-            tenure_dot_v1_dot_lease__service__pb2.ListLeasesRequest.SerializeToString,
-            tenure_dot_v1_dot_lease__service__pb2.ListLeasesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchLeases(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.LeaseService/WatchLeases',
-            tenure_dot_v1_dot_lease__service__pb2.WatchLeasesRequest.SerializeToString,
-            tenure_dot_v1_dot_lease__service__pb2.WatchLeasesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListSigningKeys(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.LeaseService/ListSigningKeys',
-            tenure_dot_v1_dot_lease__service__pb2.ListSigningKeysRequest.SerializeToString,
-            tenure_dot_v1_dot_lease__service__pb2.ListSigningKeysResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -20,11 +20,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -84,71 +79,18 @@ class LeaseServiceStub:
 
 @_typing.type_check_only
 class LeaseServiceAsyncStub(LeaseServiceStub):
-    """Served by every coordinator and forwarded by the gateway. A lease decides which holder may try; it does not stop a
-    former holder that was paused or cut off. The resource's own fence stops it: it compares the token's epoch with the
-    highest epoch that it has seen, under a lock that the write holds too (docs/tokens.md).
-
-    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9,
-    `.`, `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not
-    requests): the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is
-    restored. A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has
-    its own etcd lease, and etcd ends at most about 1,000 of them a second.
-
-    Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be repeated)
-    and INVALID_ARGUMENT with BadRequest violations. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a token of
-    another resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AcquireLease: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.AcquireLeaseRequest, _lease_service_pb2.AcquireLeaseResponse]  # type: ignore[assignment]
-    """Acquires a free resource, under an epoch above all its earlier ones. The same request_id returns the same lease
-    while the lease lives; with another payload it is ALREADY_EXISTS / REQUEST_ID_REUSED, after the lease's end ABORTED
-    / LEASE_LOST. Held by another holder: FAILED_PRECONDITION / LEASE_HELD {holder, epoch} with RetryInfo, the
-    remaining time without a renewal. A lease that was transferred to this holder is taken over at once. Too many
-    leases: RESOURCE_EXHAUSTED / TOO_MANY_LEASES.
-    """
     RenewLease: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.RenewLeaseRequest, _lease_service_pb2.RenewLeaseResponse]  # type: ignore[assignment]
-    """Extends the lease by its ttl, and signs its token again: the same epoch, the present signing key. A lost lease is
-    ABORTED / LEASE_LOST {presented, current}: stop now. `current` is 0 when the resource is free.
-    """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.ReleaseLeaseRequest, _lease_service_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
-    """Releases the lease. With the holder's token, or by an operator with epoch and reason; never another lease than the
-    named one. A repeat finds no lease, which is not an error.
-    """
     TransferLease: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.TransferLeaseRequest, _lease_service_pb2.TransferLeaseResponse]  # type: ignore[assignment]
-    """Transfers the lease to another holder in one step: no third holder can acquire the resource in between. The new
-    epoch is higher, so the old token is stale once the fence has seen the new one. With the holder's token, or by an
-    operator with the epoch. The new holder uses the token in the answer, or acquires the resource under its own name.
-    A lost lease is ABORTED / LEASE_LOST; the same request_id returns the same lease.
-    """
     GetLease: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.GetLeaseRequest, _lease_service_pb2.GetLeaseResponse]  # type: ignore[assignment]
-    """Reads the lease of a resource. NOT_FOUND / LEASE_NOT_HELD {last_epoch} when it is free."""
     ListLeases: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.ListLeasesRequest, _lease_service_pb2.ListLeasesResponse]  # type: ignore[assignment]
-    """Lists live leases by name, paged. Each page has its own revision."""
     WatchLeases: _aio.UnaryStreamMultiCallable[_lease_service_pb2.WatchLeasesRequest, _lease_service_pb2.WatchLeasesResponse]  # type: ignore[assignment]
-    """Streams all changes of leases after a revision, in order. A heartbeat (no events) shows that etcd answers. Ends
-    with OUT_OF_RANGE / CURSOR_EXPIRED when that history no longer exists (list, then watch from the revision of the
-    first page), and with UNAVAILABLE when the replica drains or etcd is unavailable (watch again after the last
-    revision received). RESOURCE_EXHAUSTED / TOO_MANY_WATCHES beyond 64 watches of a tenant at one replica.
-    """
     ListSigningKeys: _aio.UnaryUnaryMultiCallable[_lease_service_pb2.ListSigningKeysRequest, _lease_service_pb2.ListSigningKeysResponse]  # type: ignore[assignment]
-    """Lists the public keys that verify tokens, of leases and of tasks: the present signing key, and retired keys."""
 
 class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every coordinator and forwarded by the gateway. A lease decides which holder may try; it does not stop a
-    former holder that was paused or cut off. The resource's own fence stops it: it compares the token's epoch with the
-    highest epoch that it has seen, under a lock that the write holds too (docs/tokens.md).
-
-    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9,
-    `.`, `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not
-    requests): the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is
-    restored. A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has
-    its own etcd lease, and etcd ends at most about 1,000 of them a second.
-
-    Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be repeated)
-    and INVALID_ARGUMENT with BadRequest violations. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a token of
-    another resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
-    """
 
     @_abc_1.abstractmethod
     def AcquireLease(
@@ -156,12 +98,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.AcquireLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_service_pb2.AcquireLeaseResponse, _abc.Awaitable[_lease_service_pb2.AcquireLeaseResponse]]:
-        """Acquires a free resource, under an epoch above all its earlier ones. The same request_id returns the same lease
-        while the lease lives; with another payload it is ALREADY_EXISTS / REQUEST_ID_REUSED, after the lease's end ABORTED
-        / LEASE_LOST. Held by another holder: FAILED_PRECONDITION / LEASE_HELD {holder, epoch} with RetryInfo, the
-        remaining time without a renewal. A lease that was transferred to this holder is taken over at once. Too many
-        leases: RESOURCE_EXHAUSTED / TOO_MANY_LEASES.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def RenewLease(
@@ -169,9 +106,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.RenewLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_service_pb2.RenewLeaseResponse, _abc.Awaitable[_lease_service_pb2.RenewLeaseResponse]]:
-        """Extends the lease by its ttl, and signs its token again: the same epoch, the present signing key. A lost lease is
-        ABORTED / LEASE_LOST {presented, current}: stop now. `current` is 0 when the resource is free.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ReleaseLease(
@@ -179,9 +114,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.ReleaseLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_service_pb2.ReleaseLeaseResponse, _abc.Awaitable[_lease_service_pb2.ReleaseLeaseResponse]]:
-        """Releases the lease. With the holder's token, or by an operator with epoch and reason; never another lease than the
-        named one. A repeat finds no lease, which is not an error.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def TransferLease(
@@ -189,11 +122,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.TransferLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_service_pb2.TransferLeaseResponse, _abc.Awaitable[_lease_service_pb2.TransferLeaseResponse]]:
-        """Transfers the lease to another holder in one step: no third holder can acquire the resource in between. The new
-        epoch is higher, so the old token is stale once the fence has seen the new one. With the holder's token, or by an
-        operator with the epoch. The new holder uses the token in the answer, or acquires the resource under its own name.
-        A lost lease is ABORTED / LEASE_LOST; the same request_id returns the same lease.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def GetLease(
@@ -201,7 +130,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.GetLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_service_pb2.GetLeaseResponse, _abc.Awaitable[_lease_service_pb2.GetLeaseResponse]]:
-        """Reads the lease of a resource. NOT_FOUND / LEASE_NOT_HELD {last_epoch} when it is free."""
+        ...
 
     @_abc_1.abstractmethod
     def ListLeases(
@@ -209,7 +138,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.ListLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_service_pb2.ListLeasesResponse, _abc.Awaitable[_lease_service_pb2.ListLeasesResponse]]:
-        """Lists live leases by name, paged. Each page has its own revision."""
+        ...
 
     @_abc_1.abstractmethod
     def WatchLeases(
@@ -217,11 +146,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.WatchLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_lease_service_pb2.WatchLeasesResponse], _abc.AsyncIterator[_lease_service_pb2.WatchLeasesResponse]]:
-        """Streams all changes of leases after a revision, in order. A heartbeat (no events) shows that etcd answers. Ends
-        with OUT_OF_RANGE / CURSOR_EXPIRED when that history no longer exists (list, then watch from the revision of the
-        first page), and with UNAVAILABLE when the replica drains or etcd is unavailable (watch again after the last
-        revision received). RESOURCE_EXHAUSTED / TOO_MANY_WATCHES beyond 64 watches of a tenant at one replica.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListSigningKeys(
@@ -229,6 +154,6 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_service_pb2.ListSigningKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_service_pb2.ListSigningKeysResponse, _abc.Awaitable[_lease_service_pb2.ListSigningKeysResponse]]:
-        """Lists the public keys that verify tokens, of leases and of tasks: the present signing key, and retired keys."""
+        ...
 
 def add_LeaseServiceServicer_to_server(servicer: LeaseServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

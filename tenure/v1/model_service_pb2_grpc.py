@@ -26,17 +26,8 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Model calls behind a fence. A call is one model attempt of a task: its step and its attempt number. A lower epoch than
-    the task's fence is ABORTED / STALE_EPOCH; an invalid token is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer
-    UNAVAILABLE, and all may be repeated: a repeat joins a call that has begun, and never sends it to the provider again.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.Generate = channel.unary_stream(
                 '/tenure.v1.ModelService/Generate',
                 request_serializer=tenure_dot_v1_dot_model__service__pb2.GenerateRequest.SerializeToString,
@@ -55,35 +46,18 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """Model calls behind a fence. A call is one model attempt of a task: its step and its attempt number. A lower epoch than
-    the task's fence is ABORTED / STALE_EPOCH; an invalid token is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer
-    UNAVAILABLE, and all may be repeated: a repeat joins a call that has begun, and never sends it to the provider again.
-    """
 
     def Generate(self, request, context):
-        """Makes a model call, or joins it: once per attempt in every case. Raises the fence. The first request of an attempt
-        decides what is sent; what a later one says about the model and the messages is ignored. Answers with the text so
-        far, then with pieces as they arrive, and ends after `answer` or `failure`, which is recorded durably before it is
-        sent. A caller that disconnects stops nothing.
-        FAILED_PRECONDITION / ATTEMPT_SUPERSEDED: a later attempt of the task has begun.
-        UNAVAILABLE / DRAINING: this replica accepts no new calls: ask another one.
-        RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was sent, repeat later.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelGeneration(self, request, context):
-        """Stops a model call, and returns how it ended. A call that was not sent yet is never sent. A call that has ended stays
-        as it is. Raises the fence. Repeatable.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountInputTokens(self, request, context):
-        """Asks the provider how many tokens the input of a call has. Raises no fence and bills nothing.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -111,92 +85,3 @@ def add_ModelServiceServicer_to_server(servicer, server):
             'tenure.v1.ModelService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.ModelService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class ModelService:
-    """Model calls behind a fence. A call is one model attempt of a task: its step and its attempt number. A lower epoch than
-    the task's fence is ABORTED / STALE_EPOCH; an invalid token is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer
-    UNAVAILABLE, and all may be repeated: a repeat joins a call that has begun, and never sends it to the provider again.
-    """
-
-    @staticmethod
-    def Generate(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.ModelService/Generate',
-            tenure_dot_v1_dot_model__service__pb2.GenerateRequest.SerializeToString,
-            tenure_dot_v1_dot_model__service__pb2.GenerateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CancelGeneration(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ModelService/CancelGeneration',
-            tenure_dot_v1_dot_model__service__pb2.CancelGenerationRequest.SerializeToString,
-            tenure_dot_v1_dot_model__service__pb2.CancelGenerationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CountInputTokens(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ModelService/CountInputTokens',
-            tenure_dot_v1_dot_model__service__pb2.CountInputTokensRequest.SerializeToString,
-            tenure_dot_v1_dot_model__service__pb2.CountInputTokensResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -54,33 +49,13 @@ class ModelServiceStub:
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """Model calls behind a fence. A call is one model attempt of a task: its step and its attempt number. A lower epoch than
-    the task's fence is ABORTED / STALE_EPOCH; an invalid token is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer
-    UNAVAILABLE, and all may be repeated: a repeat joins a call that has begun, and never sends it to the provider again.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_model_service_pb2.GenerateRequest, _model_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Makes a model call, or joins it: once per attempt in every case. Raises the fence. The first request of an attempt
-    decides what is sent; what a later one says about the model and the messages is ignored. Answers with the text so
-    far, then with pieces as they arrive, and ends after `answer` or `failure`, which is recorded durably before it is
-    sent. A caller that disconnects stops nothing.
-    FAILED_PRECONDITION / ATTEMPT_SUPERSEDED: a later attempt of the task has begun.
-    UNAVAILABLE / DRAINING: this replica accepts no new calls: ask another one.
-    RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was sent, repeat later.
-    """
     CancelGeneration: _aio.UnaryUnaryMultiCallable[_model_service_pb2.CancelGenerationRequest, _model_service_pb2.CancelGenerationResponse]  # type: ignore[assignment]
-    """Stops a model call, and returns how it ended. A call that was not sent yet is never sent. A call that has ended stays
-    as it is. Raises the fence. Repeatable.
-    """
     CountInputTokens: _aio.UnaryUnaryMultiCallable[_model_service_pb2.CountInputTokensRequest, _model_service_pb2.CountInputTokensResponse]  # type: ignore[assignment]
-    """Asks the provider how many tokens the input of a call has. Raises no fence and bills nothing."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Model calls behind a fence. A call is one model attempt of a task: its step and its attempt number. A lower epoch than
-    the task's fence is ABORTED / STALE_EPOCH; an invalid token is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer
-    UNAVAILABLE, and all may be repeated: a repeat joins a call that has begun, and never sends it to the provider again.
-    """
 
     @_abc_1.abstractmethod
     def Generate(
@@ -88,14 +63,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_model_service_pb2.GenerateResponse], _abc.AsyncIterator[_model_service_pb2.GenerateResponse]]:
-        """Makes a model call, or joins it: once per attempt in every case. Raises the fence. The first request of an attempt
-        decides what is sent; what a later one says about the model and the messages is ignored. Answers with the text so
-        far, then with pieces as they arrive, and ends after `answer` or `failure`, which is recorded durably before it is
-        sent. A caller that disconnects stops nothing.
-        FAILED_PRECONDITION / ATTEMPT_SUPERSEDED: a later attempt of the task has begun.
-        UNAVAILABLE / DRAINING: this replica accepts no new calls: ask another one.
-        RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was sent, repeat later.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def CancelGeneration(
@@ -103,9 +71,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.CancelGenerationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.CancelGenerationResponse, _abc.Awaitable[_model_service_pb2.CancelGenerationResponse]]:
-        """Stops a model call, and returns how it ended. A call that was not sent yet is never sent. A call that has ended stays
-        as it is. Raises the fence. Repeatable.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def CountInputTokens(
@@ -113,6 +79,6 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.CountInputTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.CountInputTokensResponse, _abc.Awaitable[_model_service_pb2.CountInputTokensResponse]]:
-        """Asks the provider how many tokens the input of a call has. Raises no fence and bills nothing."""
+        ...
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,31 +26,8 @@ if _version_not_supported:
 
 
 class ScheduleServiceStub:
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's schedules are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo;
-    all methods may be repeated.
-
-    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is
-    made and recorded, with any number of replicas and whatever their clocks show: a task is created, or the due time
-    waits, or it is skipped. Time is the database's: if its clock goes back, nothing comes due twice; if it leaps, missed
-    due times are caught up. A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id
-    "schedule/<schedule_id>/<source_run_id>".
-
-    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists,
-    ranges, steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may
-    match. Expressions are read in the schedule's time zone. When that zone's clocks change: an expression whose minute
-    or hour begins with `*` is compared with the running clock (hourly stays hourly; in an omitted hour nothing comes
-    due, in a repeated hour everything comes due twice). Any other expression names times of day, each of which comes due
-    once a day: at the first occurrence when the time happens twice; when the time is omitted, right after the gap,
-    together with other omitted times.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.CreateSchedule = channel.unary_unary(
                 '/tenure.v1.ScheduleService/CreateSchedule',
                 request_serializer=tenure_dot_v1_dot_schedule__service__pb2.CreateScheduleRequest.SerializeToString,
@@ -94,92 +71,43 @@ class ScheduleServiceStub:
 
 
 class ScheduleServiceServicer:
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's schedules are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo;
-    all methods may be repeated.
-
-    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is
-    made and recorded, with any number of replicas and whatever their clocks show: a task is created, or the due time
-    waits, or it is skipped. Time is the database's: if its clock goes back, nothing comes due twice; if it leaps, missed
-    due times are caught up. A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id
-    "schedule/<schedule_id>/<source_run_id>".
-
-    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists,
-    ranges, steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may
-    match. Expressions are read in the schedule's time zone. When that zone's clocks change: an expression whose minute
-    or hour begins with `*` is compared with the running clock (hourly stays hourly; in an omitted hour nothing comes
-    due, in a repeated hour everything comes due twice). Any other expression names times of day, each of which comes due
-    once a day: at the first occurrence when the time happens twice; when the time is omitted, right after the gap,
-    together with other omitted times.
-    """
 
     def CreateSchedule(self, request, context):
-        """Creates a schedule. The same name and payload as sent return the existing schedule in its present state; another
-        payload is ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end
-        is INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant
-        (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSchedule(self, request, context):
-        """Reads a schedule and its newest runs. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSchedules(self, request, context):
-        """Lists schedules by name, paged.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSchedule(self, request, context):
-        """Changes a schedule; absent fields stay as they are. The change is valid from now: due times until now belong to the
-        old schedule and are decided first, with their effects; when the expression, zone or bounds change, the next due
-        time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
-        schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
-        expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-        answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone} and
-        UNREADABLE_CRON {cron}: the expression, zone or bounds change, and the server does not know the zone that the
-        schedule keeps, or cannot read its expression. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseSchedule(self, request, context):
-        """Pauses the schedule: nothing comes due any more, and no waiting run starts. Running tasks are not affected. Pausing
-        a paused schedule changes nothing, also not its reason. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeSchedule(self, request, context):
-        """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
-        UNKNOWN_TIME_ZONE {time_zone} and UNREADABLE_CRON {cron}: the server does not know the zone of the schedule, or
-        cannot read its expression. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TriggerSchedule(self, request, context):
-        """Creates a task of the schedule now, also when it is paused or a run is active: the overlap policy applies to due
-        times, for which this task then counts as running. The same request_id returns the same task. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSchedule(self, request, context):
-        """Deletes the schedule and the record of its runs. Its tasks continue. A repeat finds no schedule, which is not an
-        error.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -232,241 +160,3 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
             'tenure.v1.ScheduleService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.ScheduleService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class ScheduleService:
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's schedules are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo;
-    all methods may be repeated.
-
-    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is
-    made and recorded, with any number of replicas and whatever their clocks show: a task is created, or the due time
-    waits, or it is skipped. Time is the database's: if its clock goes back, nothing comes due twice; if it leaps, missed
-    due times are caught up. A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id
-    "schedule/<schedule_id>/<source_run_id>".
-
-    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists,
-    ranges, steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may
-    match. Expressions are read in the schedule's time zone. When that zone's clocks change: an expression whose minute
-    or hour begins with `*` is compared with the running clock (hourly stays hourly; in an omitted hour nothing comes
-    due, in a repeated hour everything comes due twice). Any other expression names times of day, each of which comes due
-    once a day: at the first occurrence when the time happens twice; when the time is omitted, right after the gap,
-    together with other omitted times.
-    """
-
-    @staticmethod
-    def CreateSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ScheduleService/CreateSchedule',
-            tenure_dot_v1_dot_schedule__service__pb2.CreateScheduleRequest.SerializeToString,
-            tenure_dot_v1_dot_schedule__service__pb2.CreateScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ScheduleService/GetSchedule',
-            tenure_dot_v1_dot_schedule__service__pb2.GetScheduleRequest.SerializeToString,
-            tenure_dot_v1_dot_schedule__service__pb2.GetScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListSchedules(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ScheduleService/ListSchedules',
-            tenure_dot_v1_dot_schedule__service__pb2.ListSchedulesRequest.SerializeToString,
-            tenure_dot_v1_dot_schedule__service__pb2.ListSchedulesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UpdateSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ScheduleService/UpdateSchedule',
-            tenure_dot_v1_dot_schedule__service__pb2.UpdateScheduleRequest.SerializeToString,
-            tenure_dot_v1_dot_schedule__service__pb2.UpdateScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PauseSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ScheduleService/PauseSchedule',
-            tenure_dot_v1_dot_schedule__service__pb2.PauseScheduleRequest.SerializeToString,
-            tenure_dot_v1_dot_schedule__service__pb2.PauseScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ResumeSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ScheduleService/ResumeSchedule',
-            tenure_dot_v1_dot_schedule__service__pb2.ResumeScheduleRequest.SerializeToString,
-            tenure_dot_v1_dot_schedule__service__pb2.ResumeScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TriggerSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ScheduleService/TriggerSchedule',
-            tenure_dot_v1_dot_schedule__service__pb2.TriggerScheduleRequest.SerializeToString,
-            tenure_dot_v1_dot_schedule__service__pb2.TriggerScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ScheduleService/DeleteSchedule',
-            tenure_dot_v1_dot_schedule__service__pb2.DeleteScheduleRequest.SerializeToString,
-            tenure_dot_v1_dot_schedule__service__pb2.DeleteScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -90,83 +85,18 @@ class ScheduleServiceStub:
 
 @_typing.type_check_only
 class ScheduleServiceAsyncStub(ScheduleServiceStub):
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's schedules are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo;
-    all methods may be repeated.
-
-    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is
-    made and recorded, with any number of replicas and whatever their clocks show: a task is created, or the due time
-    waits, or it is skipped. Time is the database's: if its clock goes back, nothing comes due twice; if it leaps, missed
-    due times are caught up. A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id
-    "schedule/<schedule_id>/<source_run_id>".
-
-    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists,
-    ranges, steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may
-    match. Expressions are read in the schedule's time zone. When that zone's clocks change: an expression whose minute
-    or hour begins with `*` is compared with the running clock (hourly stays hourly; in an omitted hour nothing comes
-    due, in a repeated hour everything comes due twice). Any other expression names times of day, each of which comes due
-    once a day: at the first occurrence when the time happens twice; when the time is omitted, right after the gap,
-    together with other omitted times.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.CreateScheduleRequest, _schedule_service_pb2.CreateScheduleResponse]  # type: ignore[assignment]
-    """Creates a schedule. The same name and payload as sent return the existing schedule in its present state; another
-    payload is ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end
-    is INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant
-    (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
-    """
     GetSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.GetScheduleRequest, _schedule_service_pb2.GetScheduleResponse]  # type: ignore[assignment]
-    """Reads a schedule and its newest runs. NOT_FOUND."""
     ListSchedules: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.ListSchedulesRequest, _schedule_service_pb2.ListSchedulesResponse]  # type: ignore[assignment]
-    """Lists schedules by name, paged."""
     UpdateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.UpdateScheduleRequest, _schedule_service_pb2.UpdateScheduleResponse]  # type: ignore[assignment]
-    """Changes a schedule; absent fields stay as they are. The change is valid from now: due times until now belong to the
-    old schedule and are decided first, with their effects; when the expression, zone or bounds change, the next due
-    time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
-    schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
-    expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-    answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone} and
-    UNREADABLE_CRON {cron}: the expression, zone or bounds change, and the server does not know the zone that the
-    schedule keeps, or cannot read its expression. NOT_FOUND.
-    """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.PauseScheduleRequest, _schedule_service_pb2.PauseScheduleResponse]  # type: ignore[assignment]
-    """Pauses the schedule: nothing comes due any more, and no waiting run starts. Running tasks are not affected. Pausing
-    a paused schedule changes nothing, also not its reason. NOT_FOUND.
-    """
     ResumeSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.ResumeScheduleRequest, _schedule_service_pb2.ResumeScheduleResponse]  # type: ignore[assignment]
-    """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
-    UNKNOWN_TIME_ZONE {time_zone} and UNREADABLE_CRON {cron}: the server does not know the zone of the schedule, or
-    cannot read its expression. NOT_FOUND.
-    """
     TriggerSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.TriggerScheduleRequest, _schedule_service_pb2.TriggerScheduleResponse]  # type: ignore[assignment]
-    """Creates a task of the schedule now, also when it is paused or a run is active: the overlap policy applies to due
-    times, for which this task then counts as running. The same request_id returns the same task. NOT_FOUND.
-    """
     DeleteSchedule: _aio.UnaryUnaryMultiCallable[_schedule_service_pb2.DeleteScheduleRequest, _schedule_service_pb2.DeleteScheduleResponse]  # type: ignore[assignment]
-    """Deletes the schedule and the record of its runs. Its tasks continue. A repeat finds no schedule, which is not an
-    error.
-    """
 
 class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's schedules are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo;
-    all methods may be repeated.
-
-    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is
-    made and recorded, with any number of replicas and whatever their clocks show: a task is created, or the due time
-    waits, or it is skipped. Time is the database's: if its clock goes back, nothing comes due twice; if it leaps, missed
-    due times are caught up. A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id
-    "schedule/<schedule_id>/<source_run_id>".
-
-    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists,
-    ranges, steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may
-    match. Expressions are read in the schedule's time zone. When that zone's clocks change: an expression whose minute
-    or hour begins with `*` is compared with the running clock (hourly stays hourly; in an omitted hour nothing comes
-    due, in a repeated hour everything comes due twice). Any other expression names times of day, each of which comes due
-    once a day: at the first occurrence when the time happens twice; when the time is omitted, right after the gap,
-    together with other omitted times.
-    """
 
     @_abc_1.abstractmethod
     def CreateSchedule(
@@ -174,11 +104,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.CreateScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.CreateScheduleResponse, _abc.Awaitable[_schedule_service_pb2.CreateScheduleResponse]]:
-        """Creates a schedule. The same name and payload as sent return the existing schedule in its present state; another
-        payload is ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end
-        is INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant
-        (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
-        """
+        ...
 
     @_abc_1.abstractmethod
     def GetSchedule(
@@ -186,7 +112,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.GetScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.GetScheduleResponse, _abc.Awaitable[_schedule_service_pb2.GetScheduleResponse]]:
-        """Reads a schedule and its newest runs. NOT_FOUND."""
+        ...
 
     @_abc_1.abstractmethod
     def ListSchedules(
@@ -194,7 +120,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.ListSchedulesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.ListSchedulesResponse, _abc.Awaitable[_schedule_service_pb2.ListSchedulesResponse]]:
-        """Lists schedules by name, paged."""
+        ...
 
     @_abc_1.abstractmethod
     def UpdateSchedule(
@@ -202,15 +128,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.UpdateScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.UpdateScheduleResponse, _abc.Awaitable[_schedule_service_pb2.UpdateScheduleResponse]]:
-        """Changes a schedule; absent fields stay as they are. The change is valid from now: due times until now belong to the
-        old schedule and are decided first, with their effects; when the expression, zone or bounds change, the next due
-        time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
-        schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
-        expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
-        answer. Times that never come due are INVALID_ARGUMENT. FAILED_PRECONDITION / UNKNOWN_TIME_ZONE {time_zone} and
-        UNREADABLE_CRON {cron}: the expression, zone or bounds change, and the server does not know the zone that the
-        schedule keeps, or cannot read its expression. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def PauseSchedule(
@@ -218,9 +136,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.PauseScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.PauseScheduleResponse, _abc.Awaitable[_schedule_service_pb2.PauseScheduleResponse]]:
-        """Pauses the schedule: nothing comes due any more, and no waiting run starts. Running tasks are not affected. Pausing
-        a paused schedule changes nothing, also not its reason. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ResumeSchedule(
@@ -228,10 +144,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.ResumeScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.ResumeScheduleResponse, _abc.Awaitable[_schedule_service_pb2.ResumeScheduleResponse]]:
-        """Resumes the schedule from now: due times during the pause are not caught up. FAILED_PRECONDITION /
-        UNKNOWN_TIME_ZONE {time_zone} and UNREADABLE_CRON {cron}: the server does not know the zone of the schedule, or
-        cannot read its expression. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def TriggerSchedule(
@@ -239,9 +152,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.TriggerScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.TriggerScheduleResponse, _abc.Awaitable[_schedule_service_pb2.TriggerScheduleResponse]]:
-        """Creates a task of the schedule now, also when it is paused or a run is active: the overlap policy applies to due
-        times, for which this task then counts as running. The same request_id returns the same task. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def DeleteSchedule(
@@ -249,8 +160,6 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_service_pb2.DeleteScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_service_pb2.DeleteScheduleResponse, _abc.Awaitable[_schedule_service_pb2.DeleteScheduleResponse]]:
-        """Deletes the schedule and the record of its runs. Its tasks continue. A repeat finds no schedule, which is not an
-        error.
-        """
+        ...
 
 def add_ScheduleServiceServicer_to_server(servicer: ScheduleServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,18 +26,8 @@ if _version_not_supported:
 
 
 class TaskServiceStub:
-    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default");
-    another tenant's tasks are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: repeat it, also a creation,
-    with the same request_id. CANCELLED without a cancel by the caller means the same: the call arrived while the server
-    closed. INVALID_ARGUMENT carries BadRequest violations.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.SubmitTask = channel.unary_unary(
                 '/tenure.v1.TaskService/SubmitTask',
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.SubmitTaskRequest.SerializeToString,
@@ -111,157 +101,73 @@ class TaskServiceStub:
 
 
 class TaskServiceServicer:
-    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default");
-    another tenant's tasks are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: repeat it, also a creation,
-    with the same request_id. CANCELLED without a cancel by the caller means the same: the call arrived while the server
-    closed. INVALID_ARGUMENT carries BadRequest violations.
-    """
 
     def SubmitTask(self, request, context):
-        """Accepts a task and queues it. The same request_id with the same payload as sent returns the same task; another
-        payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
-        error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
-        task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-        INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
-        with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
-        checked.
-        NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTask(self, request, context):
-        """Reads a task. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WaitTask(self, request, context):
-        """Waits until the task ends or the timeout passes, and returns the task. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists tasks, newest first, or waiting tasks, earliest deadline first.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTaskEntries(self, request, context):
-        """Lists a task's entries after a sequence, oldest first. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchTask(self, request, context):
-        """Streams a task's entries after a sequence without gap or repeat, with live text between them on request, and a
-        heartbeat after 15 s without another message. Ends after the entry that closes the task. Resume a broken stream
-        with the last sequence received. NOT_FOUND; OUT_OF_RANGE / CURSOR_EXPIRED beyond the newest entry.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchTasks(self, request, context):
-        """Streams the changes of the tenant's tasks after a cursor, without gap or repeat, the changes of each task in their
-        order: for dashboards. Begins with a heartbeat, and sends a heartbeat after 15 s without another message. A client
-        that lists the tasks after the first heartbeat, and compares each task's sequence, misses nothing. Resume a broken
-        stream with the last cursor, at any gateway. OUT_OF_RANGE / CURSOR_EXPIRED: the changes after the cursor are no
-        longer kept, or the cursor belongs to another installation; watch without a cursor, and list.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelTask(self, request, context):
-        """Requests the task's end. The answer means that the request is recorded and will be carried out, also after a
-        restart of every service; the task is CANCELLED within about a second. Cancelling a cancelled task repeats the
-        first answer; a task that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendMessage(self, request, context):
-        """Sends a message to the agent of a live task. The agent reads it at its next model call, whichever worker runs it
-        then, and no task succeeds before it has read every acknowledged message. A message does not answer a wait: a
-        waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
-        it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
-        FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
-        messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
-        that no worker has registered yet. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkTask(self, request, context):
-        """Starts a new task that continues from another task's history, running or ended; the other task does not change. The
-        copied history counts as done. The new task's work is its own: its calls have new ids, so that no effect is
-        repeated or counted as done. Usage and budget begin at zero, step numbers continue, and `max_steps` limits the
-        additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
-        cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
-        WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
-        is not a fork; `without_files` forks with an empty workspace.
-        The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
-        are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
-        any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
-        FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
-        message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:
-        more than 20,000 entries or 64 MiB. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeTask(self, request, context):
-        """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: a repeat
-        with the same request_id gets the first response. An answer to another wait than the present one is
-        FAILED_PRECONDITION / WAIT_OVER, and an answer to another call than the waiting one is FAILED_PRECONDITION /
-        OTHER_CALL. Both errors have {state} and, while the task waits, the present wait: {wait_id, wait_kind, question,
-        tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
-        a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
-        events are kept under one correlation_id, or 10,000 for the tenant. The same request_id with another answer is ALREADY_EXISTS /
-        REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
-        NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainTask(self, request, context):
-        """Explains in at most ten lines why a task is in its state and what would change that: from the ledger, the
-        coordinators and the tool service. If one of them does not answer, a line says so, except for the ledger:
-        UNAVAILABLE. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListFiles(self, request, context):
-        """Lists the files of a task's workspace, with all subdirectories, in the order of the paths' components. The list is
-        not a snapshot: programs may write meanwhile. A task without files has an empty list. INVALID_ARGUMENT / BAD_PATH:
-        the path cannot be in a workspace; NOT_FOUND / FILE_NOT_FOUND: there is no such file; FAILED_PRECONDITION /
-        NOT_A_DIRECTORY: the path is not a directory, or leads through a link; FAILED_PRECONDITION / WORKSPACE_UNREADABLE:
-        a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are deleted.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """Reads a regular file of a task's workspace: a header, then its bytes up to the size in the header.
-        FAILED_PRECONDITION / FILE_CHANGED: the file was written meanwhile, or is not the requested version; discard the
-        bytes received so far. FAILED_PRECONDITION / NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is
-        beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: repeat later. Otherwise as ListFiles. Resume a broken stream
-        with `offset` and `version`, at any gateway.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -344,390 +250,3 @@ def add_TaskServiceServicer_to_server(servicer, server):
             'tenure.v1.TaskService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.TaskService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class TaskService:
-    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default");
-    another tenant's tasks are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: repeat it, also a creation,
-    with the same request_id. CANCELLED without a cancel by the caller means the same: the call arrived while the server
-    closed. INVALID_ARGUMENT carries BadRequest violations.
-    """
-
-    @staticmethod
-    def SubmitTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/SubmitTask',
-            tenure_dot_v1_dot_task__service__pb2.SubmitTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.SubmitTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/GetTask',
-            tenure_dot_v1_dot_task__service__pb2.GetTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.GetTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WaitTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/WaitTask',
-            tenure_dot_v1_dot_task__service__pb2.WaitTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.WaitTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTasks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/ListTasks',
-            tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTaskEntries(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/ListTaskEntries',
-            tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.TaskService/WatchTask',
-            tenure_dot_v1_dot_task__service__pb2.WatchTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.WatchTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchTasks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.TaskService/WatchTasks',
-            tenure_dot_v1_dot_task__service__pb2.WatchTasksRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.WatchTasksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CancelTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/CancelTask',
-            tenure_dot_v1_dot_task__service__pb2.CancelTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.CancelTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SendMessage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/SendMessage',
-            tenure_dot_v1_dot_task__service__pb2.SendMessageRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.SendMessageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ForkTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/ForkTask',
-            tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ResumeTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/ResumeTask',
-            tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ExplainTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/ExplainTask',
-            tenure_dot_v1_dot_task__service__pb2.ExplainTaskRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ExplainTaskResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListFiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TaskService/ListFiles',
-            tenure_dot_v1_dot_task__service__pb2.ListFilesRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ListFilesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadFile(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.TaskService/ReadFile',
-            tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

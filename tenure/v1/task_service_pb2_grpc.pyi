@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -129,109 +124,24 @@ class TaskServiceStub:
 
 @_typing.type_check_only
 class TaskServiceAsyncStub(TaskServiceStub):
-    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default");
-    another tenant's tasks are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: repeat it, also a creation,
-    with the same request_id. CANCELLED without a cancel by the caller means the same: the call arrived while the server
-    closed. INVALID_ARGUMENT carries BadRequest violations.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.SubmitTaskRequest, _task_service_pb2.SubmitTaskResponse]  # type: ignore[assignment]
-    """Accepts a task and queues it. The same request_id with the same payload as sent returns the same task; another
-    payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
-    error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
-    task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-    INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
-    with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
-    checked.
-    NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
-    """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
-    """Reads a task. NOT_FOUND."""
     WaitTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.WaitTaskRequest, _task_service_pb2.WaitTaskResponse]  # type: ignore[assignment]
-    """Waits until the task ends or the timeout passes, and returns the task. NOT_FOUND."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]  # type: ignore[assignment]
-    """Lists tasks, newest first, or waiting tasks, earliest deadline first."""
     ListTaskEntries: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]  # type: ignore[assignment]
-    """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchTask: _aio.UnaryStreamMultiCallable[_task_service_pb2.WatchTaskRequest, _task_service_pb2.WatchTaskResponse]  # type: ignore[assignment]
-    """Streams a task's entries after a sequence without gap or repeat, with live text between them on request, and a
-    heartbeat after 15 s without another message. Ends after the entry that closes the task. Resume a broken stream
-    with the last sequence received. NOT_FOUND; OUT_OF_RANGE / CURSOR_EXPIRED beyond the newest entry.
-    """
     WatchTasks: _aio.UnaryStreamMultiCallable[_task_service_pb2.WatchTasksRequest, _task_service_pb2.WatchTasksResponse]  # type: ignore[assignment]
-    """Streams the changes of the tenant's tasks after a cursor, without gap or repeat, the changes of each task in their
-    order: for dashboards. Begins with a heartbeat, and sends a heartbeat after 15 s without another message. A client
-    that lists the tasks after the first heartbeat, and compares each task's sequence, misses nothing. Resume a broken
-    stream with the last cursor, at any gateway. OUT_OF_RANGE / CURSOR_EXPIRED: the changes after the cursor are no
-    longer kept, or the cursor belongs to another installation; watch without a cursor, and list.
-    """
     CancelTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.CancelTaskRequest, _task_service_pb2.CancelTaskResponse]  # type: ignore[assignment]
-    """Requests the task's end. The answer means that the request is recorded and will be carried out, also after a
-    restart of every service; the task is CANCELLED within about a second. Cancelling a cancelled task repeats the
-    first answer; a task that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
-    """
     SendMessage: _aio.UnaryUnaryMultiCallable[_task_service_pb2.SendMessageRequest, _task_service_pb2.SendMessageResponse]  # type: ignore[assignment]
-    """Sends a message to the agent of a live task. The agent reads it at its next model call, whichever worker runs it
-    then, and no task succeeds before it has read every acknowledged message. A message does not answer a wait: a
-    waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
-    it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
-    FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
-    messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
-    that no worker has registered yet. NOT_FOUND.
-    """
     ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
-    """Starts a new task that continues from another task's history, running or ended; the other task does not change. The
-    copied history counts as done. The new task's work is its own: its calls have new ids, so that no effect is
-    repeated or counted as done. Usage and budget begin at zero, step numbers continue, and `max_steps` limits the
-    additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
-    cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
-    WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
-    is not a fork; `without_files` forks with an empty workspace.
-    The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
-    are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
-    any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
-    FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
-    message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:
-    more than 20,000 entries or 64 MiB. NOT_FOUND.
-    """
     ResumeTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]  # type: ignore[assignment]
-    """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: a repeat
-    with the same request_id gets the first response. An answer to another wait than the present one is
-    FAILED_PRECONDITION / WAIT_OVER, and an answer to another call than the waiting one is FAILED_PRECONDITION /
-    OTHER_CALL. Both errors have {state} and, while the task waits, the present wait: {wait_id, wait_kind, question,
-    tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
-    a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
-    events are kept under one correlation_id, or 10,000 for the tenant. The same request_id with another answer is ALREADY_EXISTS /
-    REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
-    NOT_FOUND.
-    """
     ExplainTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]  # type: ignore[assignment]
-    """Explains in at most ten lines why a task is in its state and what would change that: from the ledger, the
-    coordinators and the tool service. If one of them does not answer, a line says so, except for the ledger:
-    UNAVAILABLE. NOT_FOUND.
-    """
     ListFiles: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]  # type: ignore[assignment]
-    """Lists the files of a task's workspace, with all subdirectories, in the order of the paths' components. The list is
-    not a snapshot: programs may write meanwhile. A task without files has an empty list. INVALID_ARGUMENT / BAD_PATH:
-    the path cannot be in a workspace; NOT_FOUND / FILE_NOT_FOUND: there is no such file; FAILED_PRECONDITION /
-    NOT_A_DIRECTORY: the path is not a directory, or leads through a link; FAILED_PRECONDITION / WORKSPACE_UNREADABLE:
-    a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are deleted.
-    """
     ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
-    """Reads a regular file of a task's workspace: a header, then its bytes up to the size in the header.
-    FAILED_PRECONDITION / FILE_CHANGED: the file was written meanwhile, or is not the requested version; discard the
-    bytes received so far. FAILED_PRECONDITION / NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is
-    beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: repeat later. Otherwise as ListFiles. Resume a broken stream
-    with `offset` and `version`, at any gateway.
-    """
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default");
-    another tenant's tasks are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: repeat it, also a creation,
-    with the same request_id. CANCELLED without a cancel by the caller means the same: the call arrived while the server
-    closed. INVALID_ARGUMENT carries BadRequest violations.
-    """
 
     @_abc_1.abstractmethod
     def SubmitTask(
@@ -239,15 +149,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.SubmitTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.SubmitTaskResponse, _abc.Awaitable[_task_service_pb2.SubmitTaskResponse]]:
-        """Accepts a task and queues it. The same request_id with the same payload as sent returns the same task; another
-        payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
-        error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
-        task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
-        INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
-        with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
-        checked.
-        NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def GetTask(
@@ -255,7 +157,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.GetTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.GetTaskResponse, _abc.Awaitable[_task_service_pb2.GetTaskResponse]]:
-        """Reads a task. NOT_FOUND."""
+        ...
 
     @_abc_1.abstractmethod
     def WaitTask(
@@ -263,7 +165,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.WaitTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.WaitTaskResponse, _abc.Awaitable[_task_service_pb2.WaitTaskResponse]]:
-        """Waits until the task ends or the timeout passes, and returns the task. NOT_FOUND."""
+        ...
 
     @_abc_1.abstractmethod
     def ListTasks(
@@ -271,7 +173,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTasksResponse, _abc.Awaitable[_task_service_pb2.ListTasksResponse]]:
-        """Lists tasks, newest first, or waiting tasks, earliest deadline first."""
+        ...
 
     @_abc_1.abstractmethod
     def ListTaskEntries(
@@ -279,7 +181,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListTaskEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTaskEntriesResponse, _abc.Awaitable[_task_service_pb2.ListTaskEntriesResponse]]:
-        """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
+        ...
 
     @_abc_1.abstractmethod
     def WatchTask(
@@ -287,10 +189,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.WatchTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_task_service_pb2.WatchTaskResponse], _abc.AsyncIterator[_task_service_pb2.WatchTaskResponse]]:
-        """Streams a task's entries after a sequence without gap or repeat, with live text between them on request, and a
-        heartbeat after 15 s without another message. Ends after the entry that closes the task. Resume a broken stream
-        with the last sequence received. NOT_FOUND; OUT_OF_RANGE / CURSOR_EXPIRED beyond the newest entry.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def WatchTasks(
@@ -298,12 +197,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.WatchTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_task_service_pb2.WatchTasksResponse], _abc.AsyncIterator[_task_service_pb2.WatchTasksResponse]]:
-        """Streams the changes of the tenant's tasks after a cursor, without gap or repeat, the changes of each task in their
-        order: for dashboards. Begins with a heartbeat, and sends a heartbeat after 15 s without another message. A client
-        that lists the tasks after the first heartbeat, and compares each task's sequence, misses nothing. Resume a broken
-        stream with the last cursor, at any gateway. OUT_OF_RANGE / CURSOR_EXPIRED: the changes after the cursor are no
-        longer kept, or the cursor belongs to another installation; watch without a cursor, and list.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def CancelTask(
@@ -311,10 +205,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.CancelTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.CancelTaskResponse, _abc.Awaitable[_task_service_pb2.CancelTaskResponse]]:
-        """Requests the task's end. The answer means that the request is recorded and will be carried out, also after a
-        restart of every service; the task is CANCELLED within about a second. Cancelling a cancelled task repeats the
-        first answer; a task that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def SendMessage(
@@ -322,14 +213,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.SendMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.SendMessageResponse, _abc.Awaitable[_task_service_pb2.SendMessageResponse]]:
-        """Sends a message to the agent of a live task. The agent reads it at its next model call, whichever worker runs it
-        then, and no task succeeds before it has read every acknowledged message. A message does not answer a wait: a
-        waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
-        it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
-        FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
-        messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
-        that no worker has registered yet. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ForkTask(
@@ -337,20 +221,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ForkTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ForkTaskResponse, _abc.Awaitable[_task_service_pb2.ForkTaskResponse]]:
-        """Starts a new task that continues from another task's history, running or ended; the other task does not change. The
-        copied history counts as done. The new task's work is its own: its calls have new ids, so that no effect is
-        repeated or counted as done. Usage and budget begin at zero, step numbers continue, and `max_steps` limits the
-        additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
-        cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
-        WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
-        is not a fork; `without_files` forks with an empty workspace.
-        The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
-        are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
-        any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
-        FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
-        message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:
-        more than 20,000 entries or 64 MiB. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ResumeTask(
@@ -358,16 +229,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ResumeTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ResumeTaskResponse, _abc.Awaitable[_task_service_pb2.ResumeTaskResponse]]:
-        """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: a repeat
-        with the same request_id gets the first response. An answer to another wait than the present one is
-        FAILED_PRECONDITION / WAIT_OVER, and an answer to another call than the waiting one is FAILED_PRECONDITION /
-        OTHER_CALL. Both errors have {state} and, while the task waits, the present wait: {wait_id, wait_kind, question,
-        tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
-        a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
-        events are kept under one correlation_id, or 10,000 for the tenant. The same request_id with another answer is ALREADY_EXISTS /
-        REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
-        NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ExplainTask(
@@ -375,10 +237,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ExplainTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ExplainTaskResponse, _abc.Awaitable[_task_service_pb2.ExplainTaskResponse]]:
-        """Explains in at most ten lines why a task is in its state and what would change that: from the ledger, the
-        coordinators and the tool service. If one of them does not answer, a line says so, except for the ledger:
-        UNAVAILABLE. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListFiles(
@@ -386,12 +245,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListFilesResponse, _abc.Awaitable[_task_service_pb2.ListFilesResponse]]:
-        """Lists the files of a task's workspace, with all subdirectories, in the order of the paths' components. The list is
-        not a snapshot: programs may write meanwhile. A task without files has an empty list. INVALID_ARGUMENT / BAD_PATH:
-        the path cannot be in a workspace; NOT_FOUND / FILE_NOT_FOUND: there is no such file; FAILED_PRECONDITION /
-        NOT_A_DIRECTORY: the path is not a directory, or leads through a link; FAILED_PRECONDITION / WORKSPACE_UNREADABLE:
-        a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are deleted.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ReadFile(
@@ -399,11 +253,6 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ReadFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_task_service_pb2.ReadFileResponse], _abc.AsyncIterator[_task_service_pb2.ReadFileResponse]]:
-        """Reads a regular file of a task's workspace: a header, then its bytes up to the size in the header.
-        FAILED_PRECONDITION / FILE_CHANGED: the file was written meanwhile, or is not the requested version; discard the
-        bytes received so far. FAILED_PRECONDITION / NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is
-        beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: repeat later. Otherwise as ListFiles. Resume a broken stream
-        with `offset` and `version`, at any gateway.
-        """
+        ...
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,27 +26,8 @@ if _version_not_supported:
 
 
 class TenantServiceStub:
-    """Served by every checkpoint replica and forwarded by the gateway. As everywhere, the tenant comes from the caller's
-    identity (metadata `x-tenure-tenant`, `default` when absent), never from a field. Operators, whom the gateway's
-    setting TENURE_GATEWAY_OPERATOR_TENANTS names, may read and change another tenant, named in `tenant`: the gateway
-    then forwards the request under that tenant's identity. Any other caller who names another tenant gets NOT_FOUND /
-    TENANT_NOT_FOUND; a caller who changes limits or lists tenants without being an operator gets PERMISSION_DENIED /
-    OPERATORS_ONLY. All methods may be repeated.
-
-    A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
-    that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
-    are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
-    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
-    cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
-    slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.GetTenant = channel.unary_unary(
                 '/tenure.v1.TenantService/GetTenant',
                 request_serializer=tenure_dot_v1_dot_tenant__service__pb2.GetTenantRequest.SerializeToString,
@@ -70,47 +51,23 @@ class TenantServiceStub:
 
 
 class TenantServiceServicer:
-    """Served by every checkpoint replica and forwarded by the gateway. As everywhere, the tenant comes from the caller's
-    identity (metadata `x-tenure-tenant`, `default` when absent), never from a field. Operators, whom the gateway's
-    setting TENURE_GATEWAY_OPERATOR_TENANTS names, may read and change another tenant, named in `tenant`: the gateway
-    then forwards the request under that tenant's identity. Any other caller who names another tenant gets NOT_FOUND /
-    TENANT_NOT_FOUND; a caller who changes limits or lists tenants without being an operator gets PERMISSION_DENIED /
-    OPERATORS_ONLY. All methods may be repeated.
-
-    A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
-    that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
-    are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
-    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
-    cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
-    slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
-    """
 
     def GetTenant(self, request, context):
-        """Reads a tenant: its quotas in effect, and their present use.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateTenantLimits(self, request, context):
-        """Sets quotas of a tenant. Quotas that the request does not name stay as they are. Every replica applies the change
-        within two seconds. FAILED_PRECONDITION / TENANT_CHANGED {revision}: the tenant is no longer at expected_revision.
-        A request that changes nothing succeeds, whatever the revision: so a repeat gets the first answer.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """Lists tenants that have submitted a task or have their own quotas, by name, paged. For operators.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTenantUsage(self, request, context):
-        """Sums up the bills of a tenant's model calls, including pruned tasks.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -143,129 +100,3 @@ def add_TenantServiceServicer_to_server(servicer, server):
             'tenure.v1.TenantService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.TenantService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class TenantService:
-    """Served by every checkpoint replica and forwarded by the gateway. As everywhere, the tenant comes from the caller's
-    identity (metadata `x-tenure-tenant`, `default` when absent), never from a field. Operators, whom the gateway's
-    setting TENURE_GATEWAY_OPERATOR_TENANTS names, may read and change another tenant, named in `tenant`: the gateway
-    then forwards the request under that tenant's identity. Any other caller who names another tenant gets NOT_FOUND /
-    TENANT_NOT_FOUND; a caller who changes limits or lists tenants without being an operator gets PERMISSION_DENIED /
-    OPERATORS_ONLY. All methods may be repeated.
-
-    A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
-    that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
-    are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
-    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
-    cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
-    slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
-    """
-
-    @staticmethod
-    def GetTenant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TenantService/GetTenant',
-            tenure_dot_v1_dot_tenant__service__pb2.GetTenantRequest.SerializeToString,
-            tenure_dot_v1_dot_tenant__service__pb2.GetTenantResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UpdateTenantLimits(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TenantService/UpdateTenantLimits',
-            tenure_dot_v1_dot_tenant__service__pb2.UpdateTenantLimitsRequest.SerializeToString,
-            tenure_dot_v1_dot_tenant__service__pb2.UpdateTenantLimitsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTenants(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TenantService/ListTenants',
-            tenure_dot_v1_dot_tenant__service__pb2.ListTenantsRequest.SerializeToString,
-            tenure_dot_v1_dot_tenant__service__pb2.ListTenantsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetTenantUsage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.TenantService/GetTenantUsage',
-            tenure_dot_v1_dot_tenant__service__pb2.GetTenantUsageRequest.SerializeToString,
-            tenure_dot_v1_dot_tenant__service__pb2.GetTenantUsageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -60,49 +55,14 @@ class TenantServiceStub:
 
 @_typing.type_check_only
 class TenantServiceAsyncStub(TenantServiceStub):
-    """Served by every checkpoint replica and forwarded by the gateway. As everywhere, the tenant comes from the caller's
-    identity (metadata `x-tenure-tenant`, `default` when absent), never from a field. Operators, whom the gateway's
-    setting TENURE_GATEWAY_OPERATOR_TENANTS names, may read and change another tenant, named in `tenant`: the gateway
-    then forwards the request under that tenant's identity. Any other caller who names another tenant gets NOT_FOUND /
-    TENANT_NOT_FOUND; a caller who changes limits or lists tenants without being an operator gets PERMISSION_DENIED /
-    OPERATORS_ONLY. All methods may be repeated.
-
-    A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
-    that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
-    are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
-    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
-    cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
-    slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTenant: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.GetTenantRequest, _tenant_service_pb2.GetTenantResponse]  # type: ignore[assignment]
-    """Reads a tenant: its quotas in effect, and their present use."""
     UpdateTenantLimits: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.UpdateTenantLimitsRequest, _tenant_service_pb2.UpdateTenantLimitsResponse]  # type: ignore[assignment]
-    """Sets quotas of a tenant. Quotas that the request does not name stay as they are. Every replica applies the change
-    within two seconds. FAILED_PRECONDITION / TENANT_CHANGED {revision}: the tenant is no longer at expected_revision.
-    A request that changes nothing succeeds, whatever the revision: so a repeat gets the first answer.
-    """
     ListTenants: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.ListTenantsRequest, _tenant_service_pb2.ListTenantsResponse]  # type: ignore[assignment]
-    """Lists tenants that have submitted a task or have their own quotas, by name, paged. For operators."""
     GetTenantUsage: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.GetTenantUsageRequest, _tenant_service_pb2.GetTenantUsageResponse]  # type: ignore[assignment]
-    """Sums up the bills of a tenant's model calls, including pruned tasks."""
 
 class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every checkpoint replica and forwarded by the gateway. As everywhere, the tenant comes from the caller's
-    identity (metadata `x-tenure-tenant`, `default` when absent), never from a field. Operators, whom the gateway's
-    setting TENURE_GATEWAY_OPERATOR_TENANTS names, may read and change another tenant, named in `tenant`: the gateway
-    then forwards the request under that tenant's identity. Any other caller who names another tenant gets NOT_FOUND /
-    TENANT_NOT_FOUND; a caller who changes limits or lists tenants without being an operator gets PERMISSION_DENIED /
-    OPERATORS_ONLY. All methods may be repeated.
-
-    A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
-    that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
-    are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
-    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
-    cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
-    slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
-    """
 
     @_abc_1.abstractmethod
     def GetTenant(
@@ -110,7 +70,7 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tenant_service_pb2.GetTenantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenant_service_pb2.GetTenantResponse, _abc.Awaitable[_tenant_service_pb2.GetTenantResponse]]:
-        """Reads a tenant: its quotas in effect, and their present use."""
+        ...
 
     @_abc_1.abstractmethod
     def UpdateTenantLimits(
@@ -118,10 +78,7 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tenant_service_pb2.UpdateTenantLimitsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenant_service_pb2.UpdateTenantLimitsResponse, _abc.Awaitable[_tenant_service_pb2.UpdateTenantLimitsResponse]]:
-        """Sets quotas of a tenant. Quotas that the request does not name stay as they are. Every replica applies the change
-        within two seconds. FAILED_PRECONDITION / TENANT_CHANGED {revision}: the tenant is no longer at expected_revision.
-        A request that changes nothing succeeds, whatever the revision: so a repeat gets the first answer.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListTenants(
@@ -129,7 +86,7 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tenant_service_pb2.ListTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenant_service_pb2.ListTenantsResponse, _abc.Awaitable[_tenant_service_pb2.ListTenantsResponse]]:
-        """Lists tenants that have submitted a task or have their own quotas, by name, paged. For operators."""
+        ...
 
     @_abc_1.abstractmethod
     def GetTenantUsage(
@@ -137,6 +94,6 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tenant_service_pb2.GetTenantUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenant_service_pb2.GetTenantUsageResponse, _abc.Awaitable[_tenant_service_pb2.GetTenantUsageResponse]]:
-        """Sums up the bills of a tenant's model calls, including pruned tasks."""
+        ...
 
 def add_TenantServiceServicer_to_server(servicer: TenantServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,17 +26,8 @@ if _version_not_supported:
 
 
 class ToolProviderServiceStub:
-    """Tools of a foreign backend. The tool service is its only client: it reads the address from its config file, asks for
-    the list of tools, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md
-    explains how a provider fences its own writes with the request's fields.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.DescribeTools = channel.unary_unary(
                 '/tenure.v1.ToolProviderService/DescribeTools',
                 request_serializer=tenure_dot_v1_dot_tool__provider__service__pb2.DescribeToolsRequest.SerializeToString,
@@ -50,29 +41,13 @@ class ToolProviderServiceStub:
 
 
 class ToolProviderServiceServicer:
-    """Tools of a foreign backend. The tool service is its only client: it reads the address from its config file, asks for
-    the list of tools, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md
-    explains how a provider fences its own writes with the request's fields.
-    """
 
     def DescribeTools(self, request, context):
-        """Lists the tools. Called after each connect, and periodically. Repeatable.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CallTool(self, request, context):
-        """Calls a tool: any output, then the outcome, then the end. The metadata has `idempotency-key` and `x-fencing-epoch`,
-        as in the request. A repeat, after a lost connection or by another runner, has the same idempotency_key: for a
-        KEYED tool it must have no further effect and return the first answer; a call of an UNSAFE tool is repeated only if
-        a person decides so. A cancelled RPC means that no caller waits any more; completed effects stay.
-        Instead of an outcome the call may end with a refusal, which states that nothing was done: ABORTED for a stale
-        epoch (as PROVIDER_STATUS_STALE_EPOCH), INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION,
-        OUT_OF_RANGE, PERMISSION_DENIED, UNAUTHENTICATED, UNIMPLEMENTED, RESOURCE_EXHAUSTED. After RESOURCE_EXHAUSTED with
-        RetryInfo the call is sent again after that time, within its timeout. Any other status, and an end without an
-        outcome, leaves open whether the effect happened.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -95,65 +70,3 @@ def add_ToolProviderServiceServicer_to_server(servicer, server):
             'tenure.v1.ToolProviderService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.ToolProviderService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class ToolProviderService:
-    """Tools of a foreign backend. The tool service is its only client: it reads the address from its config file, asks for
-    the list of tools, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md
-    explains how a provider fences its own writes with the request's fields.
-    """
-
-    @staticmethod
-    def DescribeTools(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolProviderService/DescribeTools',
-            tenure_dot_v1_dot_tool__provider__service__pb2.DescribeToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__provider__service__pb2.DescribeToolsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CallTool(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.ToolProviderService/CallTool',
-            tenure_dot_v1_dot_tool__provider__service__pb2.CallToolRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__provider__service__pb2.CallToolResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -52,31 +47,12 @@ class ToolProviderServiceStub:
 
 @_typing.type_check_only
 class ToolProviderServiceAsyncStub(ToolProviderServiceStub):
-    """Tools of a foreign backend. The tool service is its only client: it reads the address from its config file, asks for
-    the list of tools, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md
-    explains how a provider fences its own writes with the request's fields.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     DescribeTools: _aio.UnaryUnaryMultiCallable[_tool_provider_service_pb2.DescribeToolsRequest, _tool_provider_service_pb2.DescribeToolsResponse]  # type: ignore[assignment]
-    """Lists the tools. Called after each connect, and periodically. Repeatable."""
     CallTool: _aio.UnaryStreamMultiCallable[_tool_provider_service_pb2.CallToolRequest, _tool_provider_service_pb2.CallToolResponse]  # type: ignore[assignment]
-    """Calls a tool: any output, then the outcome, then the end. The metadata has `idempotency-key` and `x-fencing-epoch`,
-    as in the request. A repeat, after a lost connection or by another runner, has the same idempotency_key: for a
-    KEYED tool it must have no further effect and return the first answer; a call of an UNSAFE tool is repeated only if
-    a person decides so. A cancelled RPC means that no caller waits any more; completed effects stay.
-    Instead of an outcome the call may end with a refusal, which states that nothing was done: ABORTED for a stale
-    epoch (as PROVIDER_STATUS_STALE_EPOCH), INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION,
-    OUT_OF_RANGE, PERMISSION_DENIED, UNAUTHENTICATED, UNIMPLEMENTED, RESOURCE_EXHAUSTED. After RESOURCE_EXHAUSTED with
-    RetryInfo the call is sent again after that time, within its timeout. Any other status, and an end without an
-    outcome, leaves open whether the effect happened.
-    """
 
 class ToolProviderServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tools of a foreign backend. The tool service is its only client: it reads the address from its config file, asks for
-    the list of tools, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md
-    explains how a provider fences its own writes with the request's fields.
-    """
 
     @_abc_1.abstractmethod
     def DescribeTools(
@@ -84,7 +60,7 @@ class ToolProviderServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_provider_service_pb2.DescribeToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_provider_service_pb2.DescribeToolsResponse, _abc.Awaitable[_tool_provider_service_pb2.DescribeToolsResponse]]:
-        """Lists the tools. Called after each connect, and periodically. Repeatable."""
+        ...
 
     @_abc_1.abstractmethod
     def CallTool(
@@ -92,15 +68,6 @@ class ToolProviderServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_provider_service_pb2.CallToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tool_provider_service_pb2.CallToolResponse], _abc.AsyncIterator[_tool_provider_service_pb2.CallToolResponse]]:
-        """Calls a tool: any output, then the outcome, then the end. The metadata has `idempotency-key` and `x-fencing-epoch`,
-        as in the request. A repeat, after a lost connection or by another runner, has the same idempotency_key: for a
-        KEYED tool it must have no further effect and return the first answer; a call of an UNSAFE tool is repeated only if
-        a person decides so. A cancelled RPC means that no caller waits any more; completed effects stay.
-        Instead of an outcome the call may end with a refusal, which states that nothing was done: ABORTED for a stale
-        epoch (as PROVIDER_STATUS_STALE_EPOCH), INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION,
-        OUT_OF_RANGE, PERMISSION_DENIED, UNAUTHENTICATED, UNIMPLEMENTED, RESOURCE_EXHAUSTED. After RESOURCE_EXHAUSTED with
-        RetryInfo the call is sent again after that time, within its timeout. Any other status, and an end without an
-        outcome, leaves open whether the effect happened.
-        """
+        ...
 
 def add_ToolProviderServiceServicer_to_server(servicer: ToolProviderServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

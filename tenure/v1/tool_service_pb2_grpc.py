@@ -28,18 +28,8 @@ if _version_not_supported:
 
 
 class ToolServiceStub:
-    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
-    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
-    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
-    call that has begun.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.ListTools = channel.unary_unary(
                 '/tenure.v1.ToolService/ListTools',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListToolsRequest.SerializeToString,
@@ -133,164 +123,93 @@ class ToolServiceStub:
 
 
 class ToolServiceServicer:
-    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
-    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
-    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
-    call that has begun.
-    """
 
     def ListTools(self, request, context):
-        """Lists the tools that this token may call. Raises no fence.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListToolSources(self, request, context):
-        """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
-        restricted to other tenants.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcceptTools(self, request, context):
-        """Accepts held tools of a source: AdminService.AcceptTools.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListOfferedTools(self, request, context):
-        """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckToolNames(self, request, context):
-        """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
-        among them, because its tools are unknown then.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request, context):
-        """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
-        unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
-        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
-        RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. A call with `own_tool` is INVALID_ARGUMENT: it
-        needs ExecuteStream.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExecuteStream(self, request_iterator, context):
-        """Execute for a worker with many tasks, in frames of whatever is ready. Events arrive by tag; a refusal is an event.
-        Also runs own tools: tools that the worker runs itself, in its own process, behind this service's fence.
-
-        An own tool's call has `own_tool`. The service records it as any other call, marks it STARTED under the fence, and
-        sends `run_here`. The worker then runs the tool, if its trust window is open at that moment, and sends what it came
-        to in `outcomes`, under the same tag. The call has ended when the service answers with `outcome`. Rules for workers:
-
-        - One process holds a claim, and it runs a call once at a time: a `run_here` with a higher call_attempt for a call
-        that it runs, or has run, under this claim means that it answers with that one run, under the new attempt.
-        - After a broken stream it sends each call without an answer again, with `own_outcome` if the tool has ended. It
-        ignores what still arrives on the former stream.
-        - `outcome` and `refusal` are the last events of a tag. A run that still goes on then must be stopped, except after a
-        refusal with the code UNAVAILABLE or RESOURCE_EXHAUSTED: then the call is sent again.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fence(self, request, context):
-        """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
-        NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
-        Repeatable.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCalls(self, request, context):
-        """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListInDoubtCalls(self, request, context):
-        """Lists the caller's calls in doubt, the oldest first, in pages.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRefusedCalls(self, request, context):
-        """Lists calls that the fence refused, newest first.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes
-        its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
-        UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListFiles(self, request, context):
-        """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
-        the tool service.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """Reads a file of a task of the caller's tenant, see TaskService.ReadFile.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CopyFiles(self, request, context):
-        """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
-        disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
-        again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DigestFiles(self, request, context):
-        """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def KeepContent(self, request, context):
-        """Keeps content that is too large for the ledger as a file of the claim's task, under a name that is its digest. The
-        content comes in parts, in their order; the file is there when the last one is answered. Raises the fence, as
-        Execute does, and writes under its lock. Repeatable: the same digest is the same file.
-        FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE. FAILED_PRECONDITION / CONTENT_MISMATCH: the parts do
-        not have the digest, and nothing is kept: send all of them again.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadContent(self, request, context):
-        """Reads a part of kept content of the claim's task, as the file has it now: the caller compares the digest of all
-        parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file. FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -393,498 +312,3 @@ def add_ToolServiceServicer_to_server(servicer, server):
             'tenure.v1.ToolService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.ToolService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class ToolService:
-    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
-    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
-    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
-    call that has begun.
-    """
-
-    @staticmethod
-    def ListTools(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/ListTools',
-            tenure_dot_v1_dot_tool__service__pb2.ListToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ListToolsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListToolSources(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/ListToolSources',
-            tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AcceptTools(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/AcceptTools',
-            tenure_dot_v1_dot_admin__service__pb2.AcceptToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.AcceptToolsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListOfferedTools(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/ListOfferedTools',
-            tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListOfferedToolsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CheckToolNames(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/CheckToolNames',
-            tenure_dot_v1_dot_tool__service__pb2.CheckToolNamesRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.CheckToolNamesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Execute(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.ToolService/Execute',
-            tenure_dot_v1_dot_tool__service__pb2.ExecuteRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ExecuteResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ExecuteStream(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/tenure.v1.ToolService/ExecuteStream',
-            tenure_dot_v1_dot_tool__service__pb2.ExecuteStreamRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ExecuteStreamResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Fence(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/Fence',
-            tenure_dot_v1_dot_tool__service__pb2.FenceRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.FenceResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListCalls(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/ListCalls',
-            tenure_dot_v1_dot_admin__service__pb2.ListCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListInDoubtCalls(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/ListInDoubtCalls',
-            tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_admin__service__pb2.ListInDoubtCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRefusedCalls(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/ListRefusedCalls',
-            tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ListRefusedCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Forget(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/Forget',
-            tenure_dot_v1_dot_tool__service__pb2.ForgetRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ForgetResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListFiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/ListFiles',
-            tenure_dot_v1_dot_task__service__pb2.ListFilesRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ListFilesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadFile(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.ToolService/ReadFile',
-            tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.SerializeToString,
-            tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CopyFiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/CopyFiles',
-            tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DigestFiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/DigestFiles',
-            tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.DigestFilesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def KeepContent(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/KeepContent',
-            tenure_dot_v1_dot_tool__service__pb2.KeepContentRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.KeepContentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadContent(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.ToolService/ReadContent',
-            tenure_dot_v1_dot_tool__service__pb2.ReadContentRequest.SerializeToString,
-            tenure_dot_v1_dot_tool__service__pb2.ReadContentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

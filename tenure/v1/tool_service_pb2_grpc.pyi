@@ -20,11 +20,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -118,96 +113,28 @@ class ToolServiceStub:
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
-    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
-    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
-    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
-    call that has begun.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListToolsRequest, _tool_service_pb2.ListToolsResponse]  # type: ignore[assignment]
-    """Lists the tools that this token may call. Raises no fence."""
     ListToolSources: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolSourcesRequest, _admin_service_pb2.ListToolSourcesResponse]  # type: ignore[assignment]
-    """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
-    restricted to other tenants.
-    """
     AcceptTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AcceptToolsRequest, _admin_service_pb2.AcceptToolsResponse]  # type: ignore[assignment]
-    """Accepts held tools of a source: AdminService.AcceptTools."""
     ListOfferedTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListOfferedToolsRequest, _admin_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
-    """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
     CheckToolNames: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]  # type: ignore[assignment]
-    """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
-    among them, because its tools are unknown then.
-    """
     Execute: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]  # type: ignore[assignment]
-    """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
-    unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
-    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
-    RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. A call with `own_tool` is INVALID_ARGUMENT: it
-    needs ExecuteStream.
-    """
     ExecuteStream: _aio.StreamStreamMultiCallable[_tool_service_pb2.ExecuteStreamRequest, _tool_service_pb2.ExecuteStreamResponse]  # type: ignore[assignment]
-    """Execute for a worker with many tasks, in frames of whatever is ready. Events arrive by tag; a refusal is an event.
-    Also runs own tools: tools that the worker runs itself, in its own process, behind this service's fence.
-
-    An own tool's call has `own_tool`. The service records it as any other call, marks it STARTED under the fence, and
-    sends `run_here`. The worker then runs the tool, if its trust window is open at that moment, and sends what it came
-    to in `outcomes`, under the same tag. The call has ended when the service answers with `outcome`. Rules for workers:
-
-    - One process holds a claim, and it runs a call once at a time: a `run_here` with a higher call_attempt for a call
-      that it runs, or has run, under this claim means that it answers with that one run, under the new attempt.
-    - After a broken stream it sends each call without an answer again, with `own_outcome` if the tool has ended. It
-      ignores what still arrives on the former stream.
-    - `outcome` and `refusal` are the last events of a tag. A run that still goes on then must be stopped, except after a
-      refusal with the code UNAVAILABLE or RESOURCE_EXHAUSTED: then the call is sent again.
-    """
     Fence: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.FenceRequest, _tool_service_pb2.FenceResponse]  # type: ignore[assignment]
-    """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
-    NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
-    Repeatable.
-    """
     ListCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListCallsRequest, _admin_service_pb2.ListCallsResponse]  # type: ignore[assignment]
-    """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none."""
     ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListInDoubtCallsRequest, _admin_service_pb2.ListInDoubtCallsResponse]  # type: ignore[assignment]
-    """Lists the caller's calls in doubt, the oldest first, in pages."""
     ListRefusedCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]  # type: ignore[assignment]
-    """Lists calls that the fence refused, newest first."""
     Forget: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ForgetRequest, _tool_service_pb2.ForgetResponse]  # type: ignore[assignment]
-    """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes
-    its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
-    UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
-    """
     ListFiles: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]  # type: ignore[assignment]
-    """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
-    the tool service.
-    """
     ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
-    """Reads a file of a task of the caller's tenant, see TaskService.ReadFile."""
     CopyFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CopyFilesRequest, _tool_service_pb2.CopyFilesResponse]  # type: ignore[assignment]
-    """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
-    disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
-    again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
-    """
     DigestFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]  # type: ignore[assignment]
-    """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
     KeepContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]  # type: ignore[assignment]
-    """Keeps content that is too large for the ledger as a file of the claim's task, under a name that is its digest. The
-    content comes in parts, in their order; the file is there when the last one is answered. Raises the fence, as
-    Execute does, and writes under its lock. Repeatable: the same digest is the same file.
-    FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE. FAILED_PRECONDITION / CONTENT_MISMATCH: the parts do
-    not have the digest, and nothing is kept: send all of them again.
-    """
     ReadContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]  # type: ignore[assignment]
-    """Reads a part of kept content of the claim's task, as the file has it now: the caller compares the digest of all
-    parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file. FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE.
-    """
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
-    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
-    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
-    call that has begun.
-    """
 
     @_abc_1.abstractmethod
     def ListTools(
@@ -215,7 +142,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ListToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListToolsResponse, _abc.Awaitable[_tool_service_pb2.ListToolsResponse]]:
-        """Lists the tools that this token may call. Raises no fence."""
+        ...
 
     @_abc_1.abstractmethod
     def ListToolSources(
@@ -223,9 +150,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListToolSourcesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListToolSourcesResponse, _abc.Awaitable[_admin_service_pb2.ListToolSourcesResponse]]:
-        """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
-        restricted to other tenants.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def AcceptTools(
@@ -233,7 +158,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.AcceptToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.AcceptToolsResponse, _abc.Awaitable[_admin_service_pb2.AcceptToolsResponse]]:
-        """Accepts held tools of a source: AdminService.AcceptTools."""
+        ...
 
     @_abc_1.abstractmethod
     def ListOfferedTools(
@@ -241,7 +166,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListOfferedToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListOfferedToolsResponse, _abc.Awaitable[_admin_service_pb2.ListOfferedToolsResponse]]:
-        """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
+        ...
 
     @_abc_1.abstractmethod
     def CheckToolNames(
@@ -249,9 +174,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.CheckToolNamesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.CheckToolNamesResponse, _abc.Awaitable[_tool_service_pb2.CheckToolNamesResponse]]:
-        """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
-        among them, because its tools are unknown then.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def Execute(
@@ -259,12 +182,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ExecuteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tool_service_pb2.ExecuteResponse], _abc.AsyncIterator[_tool_service_pb2.ExecuteResponse]]:
-        """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
-        unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
-        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
-        RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. A call with `own_tool` is INVALID_ARGUMENT: it
-        needs ExecuteStream.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ExecuteStream(
@@ -272,20 +190,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_tool_service_pb2.ExecuteStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tool_service_pb2.ExecuteStreamResponse], _abc.AsyncIterator[_tool_service_pb2.ExecuteStreamResponse]]:
-        """Execute for a worker with many tasks, in frames of whatever is ready. Events arrive by tag; a refusal is an event.
-        Also runs own tools: tools that the worker runs itself, in its own process, behind this service's fence.
-
-        An own tool's call has `own_tool`. The service records it as any other call, marks it STARTED under the fence, and
-        sends `run_here`. The worker then runs the tool, if its trust window is open at that moment, and sends what it came
-        to in `outcomes`, under the same tag. The call has ended when the service answers with `outcome`. Rules for workers:
-
-        - One process holds a claim, and it runs a call once at a time: a `run_here` with a higher call_attempt for a call
-          that it runs, or has run, under this claim means that it answers with that one run, under the new attempt.
-        - After a broken stream it sends each call without an answer again, with `own_outcome` if the tool has ended. It
-          ignores what still arrives on the former stream.
-        - `outcome` and `refusal` are the last events of a tag. A run that still goes on then must be stopped, except after a
-          refusal with the code UNAVAILABLE or RESOURCE_EXHAUSTED: then the call is sent again.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def Fence(
@@ -293,10 +198,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.FenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.FenceResponse, _abc.Awaitable[_tool_service_pb2.FenceResponse]]:
-        """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
-        NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
-        Repeatable.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListCalls(
@@ -304,7 +206,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListCallsResponse, _abc.Awaitable[_admin_service_pb2.ListCallsResponse]]:
-        """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none."""
+        ...
 
     @_abc_1.abstractmethod
     def ListInDoubtCalls(
@@ -312,7 +214,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListInDoubtCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListInDoubtCallsResponse, _abc.Awaitable[_admin_service_pb2.ListInDoubtCallsResponse]]:
-        """Lists the caller's calls in doubt, the oldest first, in pages."""
+        ...
 
     @_abc_1.abstractmethod
     def ListRefusedCalls(
@@ -320,7 +222,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ListRefusedCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListRefusedCallsResponse, _abc.Awaitable[_tool_service_pb2.ListRefusedCallsResponse]]:
-        """Lists calls that the fence refused, newest first."""
+        ...
 
     @_abc_1.abstractmethod
     def Forget(
@@ -328,10 +230,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ForgetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ForgetResponse, _abc.Awaitable[_tool_service_pb2.ForgetResponse]]:
-        """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes
-        its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
-        UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListFiles(
@@ -339,9 +238,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListFilesResponse, _abc.Awaitable[_task_service_pb2.ListFilesResponse]]:
-        """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
-        the tool service.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ReadFile(
@@ -349,7 +246,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ReadFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_task_service_pb2.ReadFileResponse], _abc.AsyncIterator[_task_service_pb2.ReadFileResponse]]:
-        """Reads a file of a task of the caller's tenant, see TaskService.ReadFile."""
+        ...
 
     @_abc_1.abstractmethod
     def CopyFiles(
@@ -357,10 +254,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.CopyFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.CopyFilesResponse, _abc.Awaitable[_tool_service_pb2.CopyFilesResponse]]:
-        """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
-        disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
-        again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def DigestFiles(
@@ -368,7 +262,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.DigestFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.DigestFilesResponse, _abc.Awaitable[_tool_service_pb2.DigestFilesResponse]]:
-        """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
+        ...
 
     @_abc_1.abstractmethod
     def KeepContent(
@@ -376,12 +270,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.KeepContentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.KeepContentResponse, _abc.Awaitable[_tool_service_pb2.KeepContentResponse]]:
-        """Keeps content that is too large for the ledger as a file of the claim's task, under a name that is its digest. The
-        content comes in parts, in their order; the file is there when the last one is answered. Raises the fence, as
-        Execute does, and writes under its lock. Repeatable: the same digest is the same file.
-        FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE. FAILED_PRECONDITION / CONTENT_MISMATCH: the parts do
-        not have the digest, and nothing is kept: send all of them again.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ReadContent(
@@ -389,8 +278,6 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ReadContentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ReadContentResponse, _abc.Awaitable[_tool_service_pb2.ReadContentResponse]]:
-        """Reads a part of kept content of the claim's task, as the file has it now: the caller compares the digest of all
-        parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file. FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE.
-        """
+        ...
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,50 +26,8 @@ if _version_not_supported:
 
 
 class WebhookServiceStub:
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's webhooks are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all
-    methods may be repeated.
-
-    A webhook is a reader of the tenant's change feed (TaskService.WatchTasks) whose cursor is in the ledger. Each change
-    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with
-    the headers webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over
-    id.timestamp.body). The body is {"type", "timestamp", "data"}: the time of the change, and a TaskChange as JSON with
-    the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
-    fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
-
-    WebhookKind says where deliveries go. SLACK and EMAIL send texts for people, which are written from the same body when
-    the delivery is sent. Such a text has the question of a wait and the commands that answer it, but never the arguments
-    of a tool call. An e-mail's Message-ID is the delivery's id, so that repeats are recognisable.
-
-    Types are an open set; receivers ignore unknown types:
-    task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
-    task.waiting_user, task.waiting_external   the task waits
-    task.wait_escalated   a wait without an answer reached a step of its escalation; the state stays
-    task.queued, task.running, task.retry_scheduled   the change left the task in that state
-    task.cancel_requested   the task has a pending ending, which will be carried out
-    task.budget_warning, task.quota_warning   a limit comes near
-    webhook.test   requested by TestWebhook
-    webhook.missed   a WebhookGap, whatever types the webhook wants
-
-    Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
-    sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not
-    before Retry-After. After the tenth failure it is a dead delivery. 410 pauses the webhook (GONE) and keeps the
-    delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
-    It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
-    process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
-
-    SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
-    EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
-    to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.CreateWebhook = channel.unary_unary(
                 '/tenure.v1.WebhookService/CreateWebhook',
                 request_serializer=tenure_dot_v1_dot_webhook__service__pb2.CreateWebhookRequest.SerializeToString,
@@ -128,133 +86,58 @@ class WebhookServiceStub:
 
 
 class WebhookServiceServicer:
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's webhooks are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all
-    methods may be repeated.
-
-    A webhook is a reader of the tenant's change feed (TaskService.WatchTasks) whose cursor is in the ledger. Each change
-    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with
-    the headers webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over
-    id.timestamp.body). The body is {"type", "timestamp", "data"}: the time of the change, and a TaskChange as JSON with
-    the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
-    fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
-
-    WebhookKind says where deliveries go. SLACK and EMAIL send texts for people, which are written from the same body when
-    the delivery is sent. Such a text has the question of a wait and the commands that answer it, but never the arguments
-    of a tool call. An e-mail's Message-ID is the delivery's id, so that repeats are recognisable.
-
-    Types are an open set; receivers ignore unknown types:
-    task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
-    task.waiting_user, task.waiting_external   the task waits
-    task.wait_escalated   a wait without an answer reached a step of its escalation; the state stays
-    task.queued, task.running, task.retry_scheduled   the change left the task in that state
-    task.cancel_requested   the task has a pending ending, which will be carried out
-    task.budget_warning, task.quota_warning   a limit comes near
-    webhook.test   requested by TestWebhook
-    webhook.missed   a WebhookGap, whatever types the webhook wants
-
-    Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
-    sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not
-    before Retry-After. After the tenth failure it is a dead delivery. 410 pauses the webhook (GONE) and keeps the
-    delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
-    It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
-    process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
-
-    SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
-    EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
-    to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
-    """
 
     def CreateWebhook(self, request, context):
-        """Creates a webhook that receives changes from now on. The same name and payload, including the secret, return the
-        existing webhook; another payload is ALREADY_EXISTS / WEBHOOK_EXISTS {webhook_id}. A URL with an address that
-        webhooks may not reach, and an e-mail address outside TENURE_CHECKPOINT_SMTP_RECIPIENT_DOMAINS, are
-        INVALID_ARGUMENT. EMAIL without an SMTP server is FAILED_PRECONDITION / SMTP_NOT_CONFIGURED {setting}, answer links
-        without the public URL FAILED_PRECONDITION / PUBLIC_URL_NOT_CONFIGURED {setting}. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant
-        (TENURE_CHECKPOINT_WEBHOOK_MAX_PER_TENANT).
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetWebhook(self, request, context):
-        """Reads a webhook. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWebhooks(self, request, context):
-        """Lists webhooks by name, paged.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseWebhook(self, request, context):
-        """Pauses the webhook: nothing more is sent, except deliveries already on their way. Changes during the pause are sent
-        after ResumeWebhook, as far as they are still kept then. Pausing a paused webhook changes nothing, also not its
-        reason. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeWebhook(self, request, context):
-        """Resumes the webhook where it was paused. For tasks that were pruned meanwhile, deliveries have no task, and there
-        are none if the filter has labels, a queue or a root task, because these are no longer known. NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RotateWebhookSecret(self, request, context):
-        """Signs with another secret from now on, and also with the old one during the overlap. With the present secret the
-        request changes nothing. NOT_FOUND. FAILED_PRECONDITION / WEBHOOK_NOT_SIGNED for SLACK and EMAIL.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteWebhook(self, request, context):
-        """Deletes the webhook with its deliveries. A repeat finds no webhook, which is not an error.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TestWebhook(self, request, context):
-        """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. RESOURCE_EXHAUSTED /
-        TOO_MANY_DELIVERIES: as many are pending as may be (TENURE_CHECKPOINT_WEBHOOK_MAX_PENDING). NOT_FOUND. A repeat is
-        another event.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWebhookDeliveries(self, request, context):
-        """Lists deliveries, newest first, paged: all that are pending or dead, and the newest 1,000 that were received.
-        NOT_FOUND.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReplayWebhookDeliveries(self, request, context):
-        """Gives dead deliveries all their attempts again, in their old order: before the pending deliveries of their tasks
-        that are not on their way; deliveries that were received meanwhile came earlier. At most 1,000 at a time, the
-        oldest first. Deliveries that are not dead stay as they are. NOT_FOUND, also for a missing delivery
-        (DELIVERY_NOT_FOUND).
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DiscardWebhookDeliveries(self, request, context):
-        """Discards dead deliveries, at most 1,000 at a time, the oldest first. Deliveries that are not dead stay as they are.
-        NOT_FOUND as above.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -322,341 +205,3 @@ def add_WebhookServiceServicer_to_server(servicer, server):
             'tenure.v1.WebhookService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.WebhookService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class WebhookService:
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's webhooks are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all
-    methods may be repeated.
-
-    A webhook is a reader of the tenant's change feed (TaskService.WatchTasks) whose cursor is in the ledger. Each change
-    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with
-    the headers webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over
-    id.timestamp.body). The body is {"type", "timestamp", "data"}: the time of the change, and a TaskChange as JSON with
-    the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
-    fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
-
-    WebhookKind says where deliveries go. SLACK and EMAIL send texts for people, which are written from the same body when
-    the delivery is sent. Such a text has the question of a wait and the commands that answer it, but never the arguments
-    of a tool call. An e-mail's Message-ID is the delivery's id, so that repeats are recognisable.
-
-    Types are an open set; receivers ignore unknown types:
-    task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
-    task.waiting_user, task.waiting_external   the task waits
-    task.wait_escalated   a wait without an answer reached a step of its escalation; the state stays
-    task.queued, task.running, task.retry_scheduled   the change left the task in that state
-    task.cancel_requested   the task has a pending ending, which will be carried out
-    task.budget_warning, task.quota_warning   a limit comes near
-    webhook.test   requested by TestWebhook
-    webhook.missed   a WebhookGap, whatever types the webhook wants
-
-    Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
-    sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not
-    before Retry-After. After the tenth failure it is a dead delivery. 410 pauses the webhook (GONE) and keeps the
-    delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
-    It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
-    process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
-
-    SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
-    EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
-    to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
-    """
-
-    @staticmethod
-    def CreateWebhook(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/CreateWebhook',
-            tenure_dot_v1_dot_webhook__service__pb2.CreateWebhookRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.CreateWebhookResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetWebhook(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/GetWebhook',
-            tenure_dot_v1_dot_webhook__service__pb2.GetWebhookRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.GetWebhookResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListWebhooks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/ListWebhooks',
-            tenure_dot_v1_dot_webhook__service__pb2.ListWebhooksRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.ListWebhooksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PauseWebhook(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/PauseWebhook',
-            tenure_dot_v1_dot_webhook__service__pb2.PauseWebhookRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.PauseWebhookResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ResumeWebhook(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/ResumeWebhook',
-            tenure_dot_v1_dot_webhook__service__pb2.ResumeWebhookRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.ResumeWebhookResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RotateWebhookSecret(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/RotateWebhookSecret',
-            tenure_dot_v1_dot_webhook__service__pb2.RotateWebhookSecretRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.RotateWebhookSecretResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteWebhook(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/DeleteWebhook',
-            tenure_dot_v1_dot_webhook__service__pb2.DeleteWebhookRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.DeleteWebhookResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TestWebhook(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/TestWebhook',
-            tenure_dot_v1_dot_webhook__service__pb2.TestWebhookRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.TestWebhookResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListWebhookDeliveries(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/ListWebhookDeliveries',
-            tenure_dot_v1_dot_webhook__service__pb2.ListWebhookDeliveriesRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.ListWebhookDeliveriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReplayWebhookDeliveries(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/ReplayWebhookDeliveries',
-            tenure_dot_v1_dot_webhook__service__pb2.ReplayWebhookDeliveriesRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.ReplayWebhookDeliveriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DiscardWebhookDeliveries(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tenure.v1.WebhookService/DiscardWebhookDeliveries',
-            tenure_dot_v1_dot_webhook__service__pb2.DiscardWebhookDeliveriesRequest.SerializeToString,
-            tenure_dot_v1_dot_webhook__service__pb2.DiscardWebhookDeliveriesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

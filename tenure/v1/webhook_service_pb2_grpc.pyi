@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -118,130 +113,21 @@ class WebhookServiceStub:
 
 @_typing.type_check_only
 class WebhookServiceAsyncStub(WebhookServiceStub):
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's webhooks are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all
-    methods may be repeated.
-
-    A webhook is a reader of the tenant's change feed (TaskService.WatchTasks) whose cursor is in the ledger. Each change
-    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with
-    the headers webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over
-    id.timestamp.body). The body is {"type", "timestamp", "data"}: the time of the change, and a TaskChange as JSON with
-    the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
-    fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
-
-    WebhookKind says where deliveries go. SLACK and EMAIL send texts for people, which are written from the same body when
-    the delivery is sent. Such a text has the question of a wait and the commands that answer it, but never the arguments
-    of a tool call. An e-mail's Message-ID is the delivery's id, so that repeats are recognisable.
-
-    Types are an open set; receivers ignore unknown types:
-      task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
-      task.waiting_user, task.waiting_external   the task waits
-      task.wait_escalated   a wait without an answer reached a step of its escalation; the state stays
-      task.queued, task.running, task.retry_scheduled   the change left the task in that state
-      task.cancel_requested   the task has a pending ending, which will be carried out
-      task.budget_warning, task.quota_warning   a limit comes near
-      webhook.test   requested by TestWebhook
-      webhook.missed   a WebhookGap, whatever types the webhook wants
-
-    Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
-    sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not
-    before Retry-After. After the tenth failure it is a dead delivery. 410 pauses the webhook (GONE) and keeps the
-    delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
-    It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
-    process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
-
-    SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
-    EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
-    to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
-    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.CreateWebhookRequest, _webhook_service_pb2.CreateWebhookResponse]  # type: ignore[assignment]
-    """Creates a webhook that receives changes from now on. The same name and payload, including the secret, return the
-    existing webhook; another payload is ALREADY_EXISTS / WEBHOOK_EXISTS {webhook_id}. A URL with an address that
-    webhooks may not reach, and an e-mail address outside TENURE_CHECKPOINT_SMTP_RECIPIENT_DOMAINS, are
-    INVALID_ARGUMENT. EMAIL without an SMTP server is FAILED_PRECONDITION / SMTP_NOT_CONFIGURED {setting}, answer links
-    without the public URL FAILED_PRECONDITION / PUBLIC_URL_NOT_CONFIGURED {setting}. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant
-    (TENURE_CHECKPOINT_WEBHOOK_MAX_PER_TENANT).
-    """
     GetWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.GetWebhookRequest, _webhook_service_pb2.GetWebhookResponse]  # type: ignore[assignment]
-    """Reads a webhook. NOT_FOUND."""
     ListWebhooks: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.ListWebhooksRequest, _webhook_service_pb2.ListWebhooksResponse]  # type: ignore[assignment]
-    """Lists webhooks by name, paged."""
     PauseWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.PauseWebhookRequest, _webhook_service_pb2.PauseWebhookResponse]  # type: ignore[assignment]
-    """Pauses the webhook: nothing more is sent, except deliveries already on their way. Changes during the pause are sent
-    after ResumeWebhook, as far as they are still kept then. Pausing a paused webhook changes nothing, also not its
-    reason. NOT_FOUND.
-    """
     ResumeWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.ResumeWebhookRequest, _webhook_service_pb2.ResumeWebhookResponse]  # type: ignore[assignment]
-    """Resumes the webhook where it was paused. For tasks that were pruned meanwhile, deliveries have no task, and there
-    are none if the filter has labels, a queue or a root task, because these are no longer known. NOT_FOUND.
-    """
     RotateWebhookSecret: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.RotateWebhookSecretRequest, _webhook_service_pb2.RotateWebhookSecretResponse]  # type: ignore[assignment]
-    """Signs with another secret from now on, and also with the old one during the overlap. With the present secret the
-    request changes nothing. NOT_FOUND. FAILED_PRECONDITION / WEBHOOK_NOT_SIGNED for SLACK and EMAIL.
-    """
     DeleteWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.DeleteWebhookRequest, _webhook_service_pb2.DeleteWebhookResponse]  # type: ignore[assignment]
-    """Deletes the webhook with its deliveries. A repeat finds no webhook, which is not an error."""
     TestWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.TestWebhookRequest, _webhook_service_pb2.TestWebhookResponse]  # type: ignore[assignment]
-    """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. RESOURCE_EXHAUSTED /
-    TOO_MANY_DELIVERIES: as many are pending as may be (TENURE_CHECKPOINT_WEBHOOK_MAX_PENDING). NOT_FOUND. A repeat is
-    another event.
-    """
     ListWebhookDeliveries: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.ListWebhookDeliveriesRequest, _webhook_service_pb2.ListWebhookDeliveriesResponse]  # type: ignore[assignment]
-    """Lists deliveries, newest first, paged: all that are pending or dead, and the newest 1,000 that were received.
-    NOT_FOUND.
-    """
     ReplayWebhookDeliveries: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.ReplayWebhookDeliveriesRequest, _webhook_service_pb2.ReplayWebhookDeliveriesResponse]  # type: ignore[assignment]
-    """Gives dead deliveries all their attempts again, in their old order: before the pending deliveries of their tasks
-    that are not on their way; deliveries that were received meanwhile came earlier. At most 1,000 at a time, the
-    oldest first. Deliveries that are not dead stay as they are. NOT_FOUND, also for a missing delivery
-    (DELIVERY_NOT_FOUND).
-    """
     DiscardWebhookDeliveries: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.DiscardWebhookDeliveriesRequest, _webhook_service_pb2.DiscardWebhookDeliveriesResponse]  # type: ignore[assignment]
-    """Discards dead deliveries, at most 1,000 at a time, the oldest first. Deliveries that are not dead stay as they are.
-    NOT_FOUND as above.
-    """
 
 class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
-    another tenant's webhooks are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all
-    methods may be repeated.
-
-    A webhook is a reader of the tenant's change feed (TaskService.WatchTasks) whose cursor is in the ledger. Each change
-    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with
-    the headers webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over
-    id.timestamp.body). The body is {"type", "timestamp", "data"}: the time of the change, and a TaskChange as JSON with
-    the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
-    fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
-
-    WebhookKind says where deliveries go. SLACK and EMAIL send texts for people, which are written from the same body when
-    the delivery is sent. Such a text has the question of a wait and the commands that answer it, but never the arguments
-    of a tool call. An e-mail's Message-ID is the delivery's id, so that repeats are recognisable.
-
-    Types are an open set; receivers ignore unknown types:
-      task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
-      task.waiting_user, task.waiting_external   the task waits
-      task.wait_escalated   a wait without an answer reached a step of its escalation; the state stays
-      task.queued, task.running, task.retry_scheduled   the change left the task in that state
-      task.cancel_requested   the task has a pending ending, which will be carried out
-      task.budget_warning, task.quota_warning   a limit comes near
-      webhook.test   requested by TestWebhook
-      webhook.missed   a WebhookGap, whatever types the webhook wants
-
-    Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
-    sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not
-    before Retry-After. After the tenth failure it is a dead delivery. 410 pauses the webhook (GONE) and keeps the
-    delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
-    It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
-    process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
-
-    SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
-    EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
-    to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
-    """
 
     @_abc_1.abstractmethod
     def CreateWebhook(
@@ -249,13 +135,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.CreateWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.CreateWebhookResponse, _abc.Awaitable[_webhook_service_pb2.CreateWebhookResponse]]:
-        """Creates a webhook that receives changes from now on. The same name and payload, including the secret, return the
-        existing webhook; another payload is ALREADY_EXISTS / WEBHOOK_EXISTS {webhook_id}. A URL with an address that
-        webhooks may not reach, and an e-mail address outside TENURE_CHECKPOINT_SMTP_RECIPIENT_DOMAINS, are
-        INVALID_ARGUMENT. EMAIL without an SMTP server is FAILED_PRECONDITION / SMTP_NOT_CONFIGURED {setting}, answer links
-        without the public URL FAILED_PRECONDITION / PUBLIC_URL_NOT_CONFIGURED {setting}. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant
-        (TENURE_CHECKPOINT_WEBHOOK_MAX_PER_TENANT).
-        """
+        ...
 
     @_abc_1.abstractmethod
     def GetWebhook(
@@ -263,7 +143,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.GetWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.GetWebhookResponse, _abc.Awaitable[_webhook_service_pb2.GetWebhookResponse]]:
-        """Reads a webhook. NOT_FOUND."""
+        ...
 
     @_abc_1.abstractmethod
     def ListWebhooks(
@@ -271,7 +151,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.ListWebhooksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.ListWebhooksResponse, _abc.Awaitable[_webhook_service_pb2.ListWebhooksResponse]]:
-        """Lists webhooks by name, paged."""
+        ...
 
     @_abc_1.abstractmethod
     def PauseWebhook(
@@ -279,10 +159,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.PauseWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.PauseWebhookResponse, _abc.Awaitable[_webhook_service_pb2.PauseWebhookResponse]]:
-        """Pauses the webhook: nothing more is sent, except deliveries already on their way. Changes during the pause are sent
-        after ResumeWebhook, as far as they are still kept then. Pausing a paused webhook changes nothing, also not its
-        reason. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ResumeWebhook(
@@ -290,9 +167,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.ResumeWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.ResumeWebhookResponse, _abc.Awaitable[_webhook_service_pb2.ResumeWebhookResponse]]:
-        """Resumes the webhook where it was paused. For tasks that were pruned meanwhile, deliveries have no task, and there
-        are none if the filter has labels, a queue or a root task, because these are no longer known. NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def RotateWebhookSecret(
@@ -300,9 +175,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.RotateWebhookSecretRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.RotateWebhookSecretResponse, _abc.Awaitable[_webhook_service_pb2.RotateWebhookSecretResponse]]:
-        """Signs with another secret from now on, and also with the old one during the overlap. With the present secret the
-        request changes nothing. NOT_FOUND. FAILED_PRECONDITION / WEBHOOK_NOT_SIGNED for SLACK and EMAIL.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def DeleteWebhook(
@@ -310,7 +183,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.DeleteWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.DeleteWebhookResponse, _abc.Awaitable[_webhook_service_pb2.DeleteWebhookResponse]]:
-        """Deletes the webhook with its deliveries. A repeat finds no webhook, which is not an error."""
+        ...
 
     @_abc_1.abstractmethod
     def TestWebhook(
@@ -318,10 +191,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.TestWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.TestWebhookResponse, _abc.Awaitable[_webhook_service_pb2.TestWebhookResponse]]:
-        """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. RESOURCE_EXHAUSTED /
-        TOO_MANY_DELIVERIES: as many are pending as may be (TENURE_CHECKPOINT_WEBHOOK_MAX_PENDING). NOT_FOUND. A repeat is
-        another event.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ListWebhookDeliveries(
@@ -329,9 +199,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.ListWebhookDeliveriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.ListWebhookDeliveriesResponse, _abc.Awaitable[_webhook_service_pb2.ListWebhookDeliveriesResponse]]:
-        """Lists deliveries, newest first, paged: all that are pending or dead, and the newest 1,000 that were received.
-        NOT_FOUND.
-        """
+        ...
 
     @_abc_1.abstractmethod
     def ReplayWebhookDeliveries(
@@ -339,11 +207,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.ReplayWebhookDeliveriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.ReplayWebhookDeliveriesResponse, _abc.Awaitable[_webhook_service_pb2.ReplayWebhookDeliveriesResponse]]:
-        """Gives dead deliveries all their attempts again, in their old order: before the pending deliveries of their tasks
-        that are not on their way; deliveries that were received meanwhile came earlier. At most 1,000 at a time, the
-        oldest first. Deliveries that are not dead stay as they are. NOT_FOUND, also for a missing delivery
-        (DELIVERY_NOT_FOUND).
-        """
+        ...
 
     @_abc_1.abstractmethod
     def DiscardWebhookDeliveries(
@@ -351,8 +215,6 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.DiscardWebhookDeliveriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.DiscardWebhookDeliveriesResponse, _abc.Awaitable[_webhook_service_pb2.DiscardWebhookDeliveriesResponse]]:
-        """Discards dead deliveries, at most 1,000 at a time, the oldest first. Deliveries that are not dead stay as they are.
-        NOT_FOUND as above.
-        """
+        ...
 
 def add_WebhookServiceServicer_to_server(servicer: WebhookServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,15 +26,8 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """Live text. The gateway connects only while a client watches.
-    """
 
     def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
         self.WatchLive = channel.unary_stream(
                 '/tenure.v1.WorkerService/WatchLive',
                 request_serializer=tenure_dot_v1_dot_worker__service__pb2.WatchLiveRequest.SerializeToString,
@@ -43,15 +36,8 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """Live text. The gateway connects only while a client watches.
-    """
 
     def WatchLive(self, request, context):
-        """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-        piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker
-        no longer works on the task under this epoch. NOT_FOUND when it does not work on it now. A gateway opens one stream
-        for all watchers of a task.
-        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,36 +55,3 @@ def add_WorkerServiceServicer_to_server(servicer, server):
             'tenure.v1.WorkerService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
     server.add_registered_method_handlers('tenure.v1.WorkerService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class WorkerService:
-    """Live text. The gateway connects only while a client watches.
-    """
-
-    @staticmethod
-    def WatchLive(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tenure.v1.WorkerService/WatchLive',
-            tenure_dot_v1_dot_worker__service__pb2.WatchLiveRequest.SerializeToString,
-            tenure_dot_v1_dot_worker__service__pb2.WatchLiveResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

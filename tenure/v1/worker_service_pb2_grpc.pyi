@@ -18,11 +18,6 @@ else:
 
 _T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
-
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
@@ -42,18 +37,11 @@ class WorkerServiceStub:
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
-    """Live text. The gateway connects only while a client watches."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchLive: _aio.UnaryStreamMultiCallable[_worker_service_pb2.WatchLiveRequest, _worker_service_pb2.WatchLiveResponse]  # type: ignore[assignment]
-    """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-    piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker
-    no longer works on the task under this epoch. NOT_FOUND when it does not work on it now. A gateway opens one stream
-    for all watchers of a task.
-    """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Live text. The gateway connects only while a client watches."""
 
     @_abc_1.abstractmethod
     def WatchLive(
@@ -61,10 +49,6 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_service_pb2.WatchLiveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_service_pb2.WatchLiveResponse], _abc.AsyncIterator[_worker_service_pb2.WatchLiveResponse]]:
-        """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-        piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker
-        no longer works on the task under this epoch. NOT_FOUND when it does not work on it now. A gateway opens one stream
-        for all watchers of a task.
-        """
+        ...
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import StaleEpoch
-from tenure.domain.fencing import Claims
-from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import new_entry
-from tenure.wire.token import read_claims
-from tests.support.fix_coordinator import Fleet, epoch_of
-from tests.support.fix_tools import Outside, Owner, StartTools
+from tests.support.fix_coordinator import Fleet, claim_owner, epoch_of, outcome_statuses
+from tests.support.fix_tools import Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 
 CANCELLED, QUEUED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_QUEUED
@@ -68,11 +64,11 @@ async def test_a_close_out_gives_open_calls_outcomes_and_begins_none(
     await worker.open(grant)
     intents = [ToolIntent(f"1.{index}", f"id{index}", "append_record_unsafe", LINE) for index in range(2)]
     await worker.commit(grant, 1, entries=[new_entry(1, intent) for intent in intents])
-    owner = _owner(grant)
+    owner = claim_owner(grant)
     await tools.outcome(owner, "1.0", "append_record_unsafe", file="a", line="x")
     await fleet.cancel(task_id)
     await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
-    assert await _outcomes(fleet, task_id) == {
+    assert await outcome_statuses(fleet, task_id) == {
         "1.0": tool_pb2.OUTCOME_STATUS_SUCCEEDED,
         "1.1": tool_pb2.OUTCOME_STATUS_NOT_RUN,
     }
@@ -88,14 +84,16 @@ async def test_outcomes_larger_than_one_commit_do_not_block_an_ending(fleet: Fle
     task_id = await fleet.submit()
     grant = await worker.next_grant()
     await worker.open(grant)
-    owner = _owner(grant)
+    owner = claim_owner(grant)
     await tools.outcome(owner, "0.0", "write_file", path="large", content="x" * 65_000)
     intents = [ToolIntent(f"1.{index}", f"id{index}", "read_file", '{"path": "large"}') for index in range(20)]
     await worker.commit(grant, 1, entries=[new_entry(1, intent) for intent in intents])
     await asyncio.gather(*(tools.outcome(owner, intent.call_id, "read_file", path="large") for intent in intents))
     await fleet.cancel(task_id)
     await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
-    assert await _outcomes(fleet, task_id) == {intent.call_id: tool_pb2.OUTCOME_STATUS_SUCCEEDED for intent in intents}
+    assert await outcome_statuses(fleet, task_id) == {
+        intent.call_id: tool_pb2.OUTCOME_STATUS_SUCCEEDED for intent in intents
+    }
 
 
 @pytest.mark.faults
@@ -117,7 +115,7 @@ async def test_a_queued_task_with_an_open_call_ends_after_an_answer(fleet: Fleet
     tools.thaw()
     await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
     assert [each.to_state for each in await fleet.transitions(task_id)].count(CANCELLED) == 1
-    assert await _outcomes(fleet, task_id) == {"1.0": tool_pb2.OUTCOME_STATUS_NOT_RUN}
+    assert await outcome_statuses(fleet, task_id) == {"1.0": tool_pb2.OUTCOME_STATUS_NOT_RUN}
 
 
 async def test_two_replicas_end_a_task_once(fleet: Fleet) -> None:
@@ -156,17 +154,6 @@ async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet, tmp_pat
     assert moves.count((CANCELLED, "CANCEL_REQUESTED")) == 1
 
 
-async def _outcomes(fleet: Fleet, task_id: str) -> dict[str, Any]:
-    entries: list[ledger_pb2.Entry] = await fleet.entries(task_id)
-    outcomes = [entry.body.tool_outcome for entry in entries if entry.body.HasField("tool_outcome")]
-    return {outcome.call_id: outcome.outcome.status for outcome in outcomes}
-
-
-def _owner(grant: pb.Grant) -> Owner:
-    claims: Claims = read_claims(grant.token)
-    return Owner(claims.task_id, claims.epoch, grant.token)
-
-
 async def test_a_cancelled_task_with_an_unreadable_history_ends(fleet: Fleet, tool_service: StartTools) -> None:
     """Older entries may be malformed: a commit of one is refused now. With an open call only a claim ends a task."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
@@ -181,7 +168,7 @@ async def test_a_cancelled_task_with_an_unreadable_history_ends(fleet: Fleet, to
     await _write_by_hand(fleet, task_id, [*bodies, ledger_pb2.EntryBody(compaction=ledger_pb2.Compaction())])
     await fleet.cancel(task_id)
     await fleet.task_where(task_id, lambda task: task.state == CANCELLED)
-    assert await _outcomes(fleet, task_id) == {"1.0": tool_pb2.OUTCOME_STATUS_NOT_RUN}
+    assert await outcome_statuses(fleet, task_id) == {"1.0": tool_pb2.OUTCOME_STATUS_NOT_RUN}
 
 
 async def _write_by_hand(fleet: Fleet, task_id: str, bodies: list[ledger_pb2.EntryBody]) -> None:

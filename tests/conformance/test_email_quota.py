@@ -19,9 +19,8 @@ from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.common import unix_seconds
 from tests.conformance.test_ledger_quotas import limit, window_use
 from tests.conformance.webhook_client import HERE, WebhookClient
-from tests.edges.notifications.test_notifications import smtp
 from tests.support.fix_checkpoint import MakeCheckpoint, MakeCheckpointProcess
-from tests.support.fix_mail import MailServer, MakeMailServer
+from tests.support.fix_mail import MailServer, MakeMailServer, smtp
 from tests.support.fix_webhooks import MakeReceiver
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -2,73 +2,35 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from devstack.etcd import EtcdProcess, find_etcd, free_ports, plan_members
 from services.coordinator.etcd.calls import EtcdUnavailable
 from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.etcd.endpoints import TlsIdentity
+from tests.support.certificates import Identity, issue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-@dataclass(frozen=True)
-class _Identity:
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
-
-    @property
-    def certificate_pem(self) -> bytes:
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
-
-    @property
-    def key_pem(self) -> bytes:
-        return self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-
-
-def _issue(name: str, authority: _Identity | None = None) -> _Identity:
-    """A certificate for 127.0.0.1, signed by the authority, or an authority of its own."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(authority.certificate.subject if authority else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-    )
-    return _Identity(builder.sign(authority.key if authority else key, hashes.SHA256()), key)
+HERE = ("127.0.0.1",)
 
 
 @dataclass(frozen=True)
 class _SecureEtcd:
     process: EtcdProcess
-    authority: _Identity
+    authority: Identity
     endpoint: str
 
 
 @pytest.fixture(scope="module")
 def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_SecureEtcd]:
     """An etcd that serves TLS to those who show a certificate of its authority, and its readiness in the clear."""
-    folder, authority = tmp_path_factory.mktemp("tls"), _issue("authority")
-    server = _issue("etcd", authority)
+    folder, authority = tmp_path_factory.mktemp("tls"), issue("authority")
+    server = issue("etcd", HERE, authority)
     for name, content in {
         "ca.pem": authority.certificate_pem,
         "server.pem": server.certificate_pem,
@@ -95,7 +57,7 @@ def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_SecureEtc
 
 async def test_a_client_with_a_certificate_is_served_over_tls(secure_etcd: _SecureEtcd) -> None:
     authority = secure_etcd.authority
-    ours = _issue("coordinator", authority)
+    ours = issue("coordinator", HERE, authority)
     tls = TlsIdentity(ca=authority.certificate_pem, certificate=ours.certificate_pem, key=ours.key_pem)
     async with EtcdClient([secure_etcd.endpoint], tls=tls) as client:
         await client.put(b"/k", b"v")
@@ -113,8 +75,8 @@ async def test_a_client_without_a_certificate_is_not_served(secure_etcd: _Secure
 
 
 async def test_an_etcd_of_an_unknown_authority_is_not_trusted(secure_etcd: _SecureEtcd) -> None:
-    ours = _issue("coordinator", secure_etcd.authority)
-    stranger = _issue("stranger")
+    ours = issue("coordinator", HERE, secure_etcd.authority)
+    stranger = issue("stranger")
     tls = TlsIdentity(ca=stranger.certificate_pem, certificate=ours.certificate_pem, key=ours.key_pem)
     async with EtcdClient([secure_etcd.endpoint], tls=tls) as client:
         with pytest.raises(EtcdUnavailable):

@@ -20,7 +20,7 @@ from services.coordinator.etcd.watch import (
     WatchPatience,
     WatchReconnected,
 )
-from tests.support.fix_etcd import paused, restarted
+from tests.support.fix_etcd import delete_prefix, paused, restarted
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ async def test_the_changes_of_one_revision_stay_together_in_parts(own_etcd: Etcd
         for number in range(6):
             await client.put(b"/k/%d" % number, bytes(1_000_000), timeout_seconds=CALL_SECONDS)
         start = await client.revision() + 1
-        await client.delete_prefix(b"/k/")
+        await delete_prefix(client, b"/k/")
         after = await client.put(b"/k/new", b"")
         async with aclosing(client.watch(b"/k/", start, previous=True)) as watch:
             items = [await _next_changes(watch)]

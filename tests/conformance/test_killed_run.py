@@ -74,8 +74,8 @@ def test_no_process_and_no_folder_outlives_a_killed_run(run: subprocess.Popen[by
 
 
 def worker_of(controller: int) -> int:
-    """The child that starts its own processes, as no store and no guard does."""
-    return next(pid for pid in children(controller) if "fork_server" in " ".join(map(command_of, children(pid))))
+    """The child that pytest-xdist has started."""
+    return next(pid for pid in children(controller) if "stdin.readline" in command_of(pid))
 
 
 def children(pid: int) -> list[int]:

@@ -20,7 +20,13 @@ from tenure.runtime.security.signing import Verifier
 from tenure.runtime.store.batching import BatchLimits
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.token import TokenChecker
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    Checkpoint,
+    MakeCheckpoint,
+    until_a_session_waits_for_a_lock,
+    words,
+)
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -150,14 +156,6 @@ async def test_a_batch_locks_rows_in_the_order_of_ids(
         )
         assert sorted(task_id for (task_id,) in free) == ids[7:]
     assert [result.sequence for result in await writing] == [4] * 12
-
-
-async def until_a_session_waits_for_a_lock(replica: Any) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await replica.query(
-            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-        ):
-            await asyncio.sleep(0.005)
 
 
 async def test_two_replicas_apply_the_same_commits_once(replica: Checkpoint, other_replica: Checkpoint) -> None:

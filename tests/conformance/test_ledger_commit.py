@@ -25,7 +25,16 @@ from tenure.runtime.security.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.token import sign_task_claims
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, answer, entry, kinds, reserve, words
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    Checkpoint,
+    answer,
+    entry,
+    kinds,
+    reserve,
+    until_a_session_waits_for_a_lock,
+    words,
+)
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -135,14 +144,6 @@ async def test_a_commit_that_waited_during_a_fence_raise_is_stale(replica: Check
     with pytest.raises(StaleEpoch):
         await waiting
     assert (await replica.get(task_id)).sequence == 3
-
-
-async def until_a_session_waits_for_a_lock(replica: Any) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await replica.query(
-            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-        ):
-            await asyncio.sleep(0.005)
 
 
 async def test_a_wrong_claim_of_the_right_epoch_is_stale(replica: Checkpoint) -> None:

@@ -14,9 +14,8 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_waits import waiting
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, until_a_session_waits_for_a_lock
 
-WAITS_FOR_A_LOCK = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 BY_DEADLINE = task_pb2.TASK_ORDER_WAIT_DEADLINE
 IN_DOUBT = pb.Transition(to_state=task_pb2.TASK_STATE_WAITING_USER, reason="TOOL_IN_DOUBT")
 
@@ -69,8 +68,7 @@ async def test_a_list_continues_after_a_page_of_pruned_tasks(replica: Checkpoint
     async with await BoundedConnection.connect(replica.dsn) as postgres:
         await postgres.execute("lock table ledger.budgets in access exclusive mode")  # the ids are read without it
         listing = asyncio.ensure_future(replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS))
-        while not await replica.query(WAITS_FOR_A_LOCK):
-            await asyncio.sleep(0.01)
+        await until_a_session_waits_for_a_lock(replica)
         await postgres.execute("delete from ledger.tasks where task_id = any(%s::uuid[])", (pruned,))
     page = await listing
     assert list(page.tasks) == []

@@ -29,12 +29,19 @@ from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.wire.common import timestamp
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess, answer, reserve, words
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    MakeCheckpoint,
+    MakeCheckpointProcess,
+    answer,
+    reserve,
+    until_a_session_waits_for_a_lock,
+    words,
+)
 
 KEPT = {"token_usage", "prunings", "changes"}
 """What may still name a task that was pruned: its bills, the note of it, and the feed, which has a time of its own."""
 FAILED = task_pb2.TASK_STATE_FAILED
-WAITS_FOR_A_LOCK = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 
 
 @pytest.fixture(autouse=True)
@@ -365,8 +372,7 @@ async def test_a_sub_agent_is_not_requeued_during_its_roots_pruning(
     async def requeue_meanwhile(name: Any) -> None:
         if name == "checkpoint.before_prune" and not begun.is_set():  # the child's own pruning has nothing to wait for
             begun.set()
-            while not await replica.query(WAITS_FOR_A_LOCK):
-                await asyncio.sleep(0.01)
+            await until_a_session_waits_for_a_lock(replica)
 
     monkeypatch.setattr(pruning, "failpoint", requeue_meanwhile)
     monkeypatch.setattr(pruning, "TASKS_A_BATCH", 1)

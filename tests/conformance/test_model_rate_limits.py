@@ -16,7 +16,7 @@ from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClien
 from tenure.model_providers.rate_limit_headers import stated_limits
 from tests.support.model_clients import model_client
 
-REQUESTS, INPUT, OUTPUT, TOKENS = LimitKind
+REQUESTS, _, OUTPUT, TOKENS = LimitKind
 GOAL = [{"role": "user", "content": [text_block("Say hello.")]}]
 
 

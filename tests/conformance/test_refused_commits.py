@@ -10,8 +10,8 @@ from tenure.domain.entries import ToolIntent
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.ledger import new_entry
-from tests.conformance.test_coordinator_endings import LINE, _outcomes, _owner
-from tests.support.fix_coordinator import Fleet
+from tests.conformance.test_coordinator_endings import LINE
+from tests.support.fix_coordinator import Fleet, claim_owner, outcome_statuses
 from tests.support.fix_tools import StartTools
 from tests.support.fix_worker import WorkerBench
 from tests.support.refused_rows import Refusal, refuse_rows
@@ -40,12 +40,12 @@ async def test_a_coordinator_ends_a_refused_task(fleet: Fleet, tool_service: Sta
     await worker.open(grant)
     intents = [ToolIntent(f"1.{index}", f"id{index}", "append_record_unsafe", LINE) for index in range(2)]
     await worker.commit(grant, 1, entries=[new_entry(1, intent) for intent in intents])
-    await tools.outcome(_owner(grant), "1.0", "append_record_unsafe", file="a", line="x")
+    await tools.outcome(claim_owner(grant), "1.0", "append_record_unsafe", file="a", line="x")
     recorded = f"{OUTCOMES} and position('1.0'::bytea in new.body) > 0"
     await refuse_rows(fleet.dsn, "entries", recorded, Refusal.GUARD)
     await fleet.cancel(task_id)
     await fleet.task_where(task_id, lambda task: task.state == task_pb2.TASK_STATE_CANCELLED)
-    assert {call_id: str(status) for call_id, status in (await _outcomes(fleet, task_id)).items()}.keys() == {
+    assert {call_id: str(status) for call_id, status in (await outcome_statuses(fleet, task_id)).items()}.keys() == {
         "1.0",
         "1.1",
     }

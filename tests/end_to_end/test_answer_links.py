@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from tenure.cli.exit_codes import Exit
+from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
@@ -34,7 +35,7 @@ async def test_a_link_is_opened_and_answers_once(installation: Installation, web
     assert delivery.valid == 1
     (link,) = delivery.data["answer_links"]
     assert link["url"].startswith(f"{installation.stack.http_url}/a/tal_")
-    async with httpx2.AsyncClient(timeout=CALL_SECONDS, trust_env=False) as browser:
+    async with httpx2.AsyncClient(verify=http_tls_context(), timeout=CALL_SECONDS, trust_env=False) as browser:
         waits = await installation.client.get(task_id)
         refused = await tenure("resume", task_id, "--wait", waits.wait.wait_id, "--reply", "red", address=address)
         assert (refused.code, "may not answer" in refused.err) == (Exit.REFUSED, True)

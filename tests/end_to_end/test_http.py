@@ -15,6 +15,7 @@ import pytest
 
 from tenure import Client as SdkClient
 from tenure.domain.waits import ALLOW
+from tenure.runtime.http.outbound_http import http_tls_context
 from tests.end_to_end.installation import Installation
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.event_source import EventSource, ServerEvent
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.server
 @pytest.fixture
 async def http(installation: Installation) -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(
-        base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False
+        verify=http_tls_context(), base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False
     ) as client:
         yield client
 

@@ -17,6 +17,7 @@ import pytest
 from devstack.child_process import ChildProcess
 from tenure import Client, InvalidRequest
 from tenure.cli.exit_codes import Exit
+from tenure.runtime.http.outbound_http import http_tls_context
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
 from tests.support.patience import CALL_SECONDS
@@ -88,7 +89,9 @@ async def test_the_agent_of_the_page_holds_a_chat(installation: Installation, qu
     chat_id = uuid.uuid4().hex
     options = {"agent": "support", "queue": queue, "no_max_cost": True}
     tasks = []
-    async with httpx2.AsyncClient(base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False) as http:
+    async with httpx2.AsyncClient(
+        verify=http_tls_context(), base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False
+    ) as http:
         for number in range(2):
             message = {"id": f"m{number}", "role": "user", "parts": [{"type": "text", "text": f"Say hello {number}"}]}
             body = {"id": chat_id, "messages": [message], "task": options}

@@ -24,11 +24,12 @@ from tenure.domain.errors import Unavailable
 from tenure.runtime.security.certificates import make_certificates
 from tenure.runtime.security.signing import write_key_pair
 from tenure.runtime.security.tls import ClientTls
-from tenure.serve import SERVICES
+from tenure.serve import SERVICES, command_line
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.fix_simulator import SimulatorControl
+from tests.support.forked import run_program
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
@@ -79,8 +80,8 @@ async def environment(
         "TENURE_ALLOW_INSECURE_MODELS": "true",
     }
     for service in ("checkpoint", "tools", "models"):
-        code, output = await run(service, "migrate", environment=variables)
-        assert code == 0, output
+        code, _, error = await run_program(command_line(service, "migrate"), environment=variables, stdin=b"")
+        assert code == 0, error.decode()
     yield variables
     held.close()
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from checker.collect import collect_tasks, read_effects, read_model_calls
+from checker.collect import collect_tasks, read_effects
 from checker.history import History
 from checker.verify import examine
 from tenure.cli.exit_codes import Exit
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation
+from tests.support.model_log import read_model_calls
 
 pytestmark = pytest.mark.server
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from services.coordinator.etcd import stubs
 from services.coordinator.etcd.calls import SpaceExhausted
 from services.coordinator.etcd.descriptors import EtcdApi
+from tests.support.fix_etcd import delete_prefix
 from tests.support.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def _compact(client: EtcdClient) -> None:
 async def make_space(client: EtcdClient) -> None:
     """Delete, compact, defragment, disarm."""
     api = EtcdApi()
-    await client.delete_prefix(_FILLER)
+    await delete_prefix(client, _FILLER)
     await _compact(client)
     maintenance = api.stub("etcdserverpb.Maintenance")(client.endpoints.current.channel)
     await maintenance.Defragment(api.message("etcdserverpb.DefragmentRequest")(), timeout=CALL_SECONDS)

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from checker.collect import collect_tasks, read_effects, read_model_calls
+from checker.collect import collect_tasks, read_effects
 from checker.history import History
 from checker.verify import examine
 from tenure.client import Client
@@ -22,6 +22,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.installation import Installation, Size, attended, installation
 from tests.support.fix_etcd_cluster import EtcdCluster
+from tests.support.model_log import read_model_calls
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.store_folder import store_folder
 

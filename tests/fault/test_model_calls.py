@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from checker.collect import collect_tasks, model_calls
+from checker.collect import collect_tasks
 from checker.verify import examine
 from devstack import Stack, StackOptions
 from devstack.postgres_process import PostgresProcess
@@ -31,6 +31,7 @@ from tests.fault.failpoint_scenes import OF_MODEL_RUNNERS
 from tests.fault.test_zombies import COORDINATOR, TOOLS, TTL_SECONDS, logged
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_worker import WorkerBench
+from tests.support.model_log import model_calls
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 import yaml
 
-from checker.collect import collect_tasks, read_effects, read_model_calls
+from checker.collect import collect_tasks, read_effects
 from checker.history import History
 from checker.verify import examine
 from devstack import Stack, StackOptions
@@ -22,6 +22,7 @@ from tenure.client import Client
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation
 from tests.fault.suite.etcd_log import EtcdLog
+from tests.support.model_log import read_model_calls
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.rolling import ORDER, RestartedProcess, rolling_restart
 

@@ -14,7 +14,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from checker.collect import collect_tasks, read_effects, read_model_calls
+from checker.collect import collect_tasks, read_effects
 from checker.verify import examine
 from devstack import Stack
 from tenure.client import Client
@@ -22,6 +22,7 @@ from tenure.v1 import task_pb2
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.test_replicas import KEYED_EFFECTS
+from tests.support.model_log import read_model_calls
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.rolling import ORDER
 from tests.support.store_backup import StoreBackup

@@ -33,12 +33,19 @@ class Identity:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
-    def write(self, path: Path) -> Path:
-        """Both, in one file."""
-        key = self.key.private_bytes(
+    @property
+    def certificate_pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        path.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM) + key)
+
+    def write(self, path: Path) -> Path:
+        """Both, in one file."""
+        path.write_bytes(self.certificate_pem + self.key_pem)
         return path
 
     def server(self, directory: Path) -> ssl.SSLContext:

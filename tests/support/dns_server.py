@@ -12,7 +12,7 @@ from typing import Any
 import aiodns
 import pytest
 
-_A, _AAAA = 1, 28
+_A = 1
 _ANSWER, _NO_SUCH_NAME = b"\x81\x80", b"\x81\x83"
 
 

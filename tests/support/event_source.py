@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx2
 
+from tenure.runtime.http.outbound_http import http_tls_context
+
 AGAIN_SECONDS = 0.01
 
 
@@ -75,8 +77,8 @@ class EventParser:
 class EventSource:
     """Connects again after each end of the connection, with the id of the last event; 204 is the end."""
 
-    def __init__(self, url: str, *, headers: dict[str, str] | None = None, verify: Any = True) -> None:
-        self.url, self._headers, self._verify = url, headers or {}, verify
+    def __init__(self, url: str, *, headers: dict[str, str] | None = None, verify: Any = None) -> None:
+        self.url, self._headers, self._verify = url, headers or {}, verify or http_tls_context()
         self.connections = 0
         self.parser = EventParser()
 

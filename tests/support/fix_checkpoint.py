@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from devstack.postgres_process import PostgresProcess
     from tests.support.fix_postgres import FreshDatabase
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = CALL_SECONDS
 _epochs = itertools.count((1 << 40) + 1)
 _tenants = itertools.count(1)
@@ -220,6 +219,15 @@ class Checkpoint:
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as postgres:
             cursor = await postgres.execute(statement.encode(), parameters)
             return await cursor.fetchall() if cursor.description else []
+
+
+async def until_a_session_waits_for_a_lock(replica: Checkpoint) -> None:
+    """Returns when a session of its database waits for a lock."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await replica.query(
+            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        ):
+            await asyncio.sleep(0.005)
 
 
 class CheckpointProcess:

@@ -21,11 +21,13 @@ from devstack.etcd import EtcdProcess
 from services.checkpoint.queries import MIGRATIONS
 from services.coordinator.etcd.client import EtcdClient
 from tenure.domain.errors import TenureError
+from tenure.domain.fencing import Claims
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.client import open_channel
 from tenure.runtime.security.signing import write_key_pair
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
+from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import lease_service_pb2 as lease_pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
@@ -34,6 +36,7 @@ from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.wire.token import read_claims
 from tests.support.fix_etcd import own_prefix
+from tests.support.fix_tools import Owner
 from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.service_process import ServiceProcess
@@ -222,3 +225,14 @@ async def own_fleet(own_etcd: EtcdProcess, fresh_database: Any, tmp_path: Path) 
     made = await make_fleet(own_etcd, await fresh_database(MIGRATIONS), tmp_path)
     yield made
     await made.aclose()
+
+
+async def outcome_statuses(fleet: Fleet, task_id: str) -> dict[str, Any]:
+    entries: list[ledger_pb2.Entry] = await fleet.entries(task_id)
+    outcomes = [entry.body.tool_outcome for entry in entries if entry.body.HasField("tool_outcome")]
+    return {outcome.call_id: outcome.outcome.status for outcome in outcomes}
+
+
+def claim_owner(grant: pb.Grant) -> Owner:
+    claims: Claims = read_claims(grant.token)
+    return Owner(claims.task_id, claims.epoch, grant.token)

@@ -12,7 +12,9 @@ import pytest
 import pytest_asyncio
 
 from devstack.etcd import EtcdMember, EtcdProcess, find_etcd, start_cluster, start_etcd
+from services.coordinator.etcd import stubs
 from services.coordinator.etcd.client import EtcdClient
+from tests.support.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -42,7 +44,13 @@ async def etcd(etcd_process: EtcdProcess) -> AsyncIterator[EtcdSpace]:
     async with EtcdClient([etcd_process.endpoint]) as client:
         space = EtcdSpace(client, etcd_process.endpoint, own_prefix().encode())
         yield space
-        await client.delete_prefix(space.prefix)
+        await delete_prefix(client, space.prefix)
+
+
+async def delete_prefix(client: EtcdClient, prefix: bytes) -> None:
+    """Deletes all keys under a prefix in one revision."""
+    request = stubs.DeleteRangeRequest(key=prefix, range_end=prefix[:-1] + bytes([prefix[-1] + 1]))
+    await client.endpoints.current.kv.DeleteRange(request, timeout=CALL_SECONDS)
 
 
 @pytest.fixture

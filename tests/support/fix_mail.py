@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import pytest
 from aiosmtpd.smtp import SMTP, AuthResult, LoginPassword
 
+from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tests.support.patience import PATIENCE_SECONDS
 
 LOST = "lost"
@@ -163,3 +164,8 @@ async def mail_server() -> AsyncIterator[MakeMailServer]:
             return await stack.enter_async_context(taking_mail(**options))
 
         yield make
+
+
+def smtp(server: MailServer, **changes: Any) -> SmtpSettings:
+    plain = {"host": "localhost", "port": server.port, "tls": "none", "from_address": "tenure@example.com"}
+    return SmtpSettings(**{**plain, **changes})

@@ -41,7 +41,6 @@ from tests.support.forked import Process, start_program
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.service_process import serving
 
-REPOSITORY = Path(__file__).parents[2]
 TENANT = "default"
 
 

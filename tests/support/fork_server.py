@@ -1,6 +1,9 @@
 """The server process of `tests.support.forked`: imports the services once, then forks a child for each program.
 
-python -P -m tests.support.fork_server SOCKET_FD
+python -P -m tests.support.fork_server LISTENING_SOCKET_FD
+
+All processes of a run share it. Each that connects gets a server of its own, which is a fork, too, and ends with the
+connection.
 """
 
 from __future__ import annotations
@@ -8,13 +11,15 @@ from __future__ import annotations
 import gc
 import os
 import runpy
+import signal
 import socket
 import sys
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 from tenure.runtime.http.outbound_http import http_tls_context
-from tenure.testing.fork_server import forked
+from tenure.testing.fork_server import die_with_parent, forked
+from tenure.testing.forks import MODULES
 
 PRELOADED: Final = (
     "services.checkpoint.main",
@@ -41,15 +46,23 @@ PRELOADED: Final = (
     "anyio.streams.memory",
     "anyio.streams.stapled",
 )
+LIBRARIES_OF_AGENTS: Final = (
+    "tenure.agents.pydantic_ai.agent",
+    "tenure.agents.openai_agents",
+    "pydantic_ai.models.anthropic",
+    "pydantic_ai.models.function",
+    "agents.models.openai_chatcompletions",
+)
+"""What most control functions import: 2 s of processor time a worker."""
 
 
 def main() -> None:
-    """Serves until the other end closes the socket; in a child, runs `python -m MODULE` as its request says."""
+    """Serves until it is killed; in a child, runs `python -m MODULE` as its request says."""
     gc.disable()
     for name in PRELOADED:
         import_module(name)
     http_tls_context()
-    request = forked(socket.socket(fileno=int(sys.argv[1])))
+    request = forked(accepted(socket.socket(fileno=int(sys.argv[1]))), import_libraries)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
@@ -59,6 +72,29 @@ def main() -> None:
     sys.argv[:] = [request["module"], *request["arguments"]]
     sys.modules.pop(request["module"], None)  # runpy warns of a program that is imported already
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def accepted(listener: socket.socket) -> socket.socket:
+    """Returns in a child for each connection, which dies with this process."""
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the servers
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            die_with_parent()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            return connection
+        connection.close()
+
+
+def import_libraries(request: Any) -> bool:
+    """Imports the libraries of agents before the first worker that runs control functions is forked. Returns True."""
+    if request["environment"].get(MODULES):
+        for name in LIBRARIES_OF_AGENTS:
+            import_module(name)
+        gc.freeze()
+    return True
 
 
 if __name__ == "__main__":

@@ -20,16 +20,29 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Final
 
+import pytest
+
 from devstack import child_process
-from tenure.testing.forks import ForkedProgram, ForkServer
+from tenure.testing.forks import ForkClient, ForkedProgram
+from tests.support.shared_stores import connect_to_forks
 
 REPOSITORY: Final = Path(__file__).parents[2]
-FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tests.support.hostile_simulator", "tenure.cli")
+FORKED: Final = (
+    "services.",
+    "tenure.serve",
+    "devstack.simulator",
+    "tests.support.hostile_simulator",
+    "tenure.cli",
+    "tests.busy_tools",
+)
+_config: pytest.Config | None = None
 READ_AT_START: Final = ("LD_", "PYTHON", "GRPC_", "MALLOC_")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Forks the programs of the embedded stack, too."""
+    global _config  # noqa: PLW0603  of this process
+    _config = config
     child_process.ChildProcess.launch = staticmethod(launch)
 
 
@@ -179,7 +192,8 @@ def _forked(
 
 
 @cache
-def _server() -> ForkServer:
-    server = ForkServer([sys.executable, "-m", "tests.support.fork_server"], cwd=REPOSITORY)
+def _server() -> ForkClient:
+    assert _config is not None, "pytest has not configured this plugin"
+    server = connect_to_forks(_config)
     atexit.register(server.close)
     return server

@@ -1,4 +1,4 @@
-"""One Postgres and one etcd for a whole run, whatever its number of processes. They start when a test first needs them.
+"""One Postgres, one etcd and one server of forks for a whole run. They start when a test first needs them.
 
 The process that began the run owns them: pytest itself, or the controller of its workers (`-n`). A worker asks the
 controller at a socket, whose address it got with its start, and the answer comes when the store serves.
@@ -6,6 +6,9 @@ controller at a socket, whose address it got with its start, and the answer come
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Client, Connection, Listener
@@ -16,9 +19,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from devstack import watchdog
 from devstack.etcd import EtcdMember, start_etcd
 from devstack.postgres_cluster import SUPERUSER
 from devstack.postgres_process import PostgresProcess
+from tenure.testing.forks import ForkClient
 from tests.support.store_folder import store_folder
 
 Served: TypeAlias = tuple[Path, int]
@@ -29,10 +34,12 @@ POSTGRES_SETTINGS: Final = {
     "max_connections": "600",  # of all workers of the run
     "autovacuum_naptime": "1d",  # a test's database lives for seconds
 }
+REPOSITORY: Final = Path(__file__).parents[2]
 SCRAM_ITERATIONS_SINCE: Final = 160_000
 _ADDRESS: Final = "tenure_shared_stores"
 _POSTGRES: Final = "postgres"
 _ETCD: Final = "etcd"
+_FORKS: Final = "forks"
 
 
 class SharedStores:
@@ -48,7 +55,8 @@ class SharedStores:
         """Returns where the store is. Starts it at the first call."""
         with self._lock:
             if name not in self._started:
-                self._started[name] = {_POSTGRES: self._start_postgres, _ETCD: self._start_etcd}[name]()
+                starts = {_POSTGRES: self._start_postgres, _ETCD: self._start_etcd, _FORKS: self._start_forks}
+                self._started[name] = starts[name]()
             return self._started[name]
 
     def listen(self) -> str:
@@ -79,6 +87,22 @@ class SharedStores:
         process = start_etcd(self._opened.enter_context(store_folder()))
         self._opened.callback(process.stop)
         return process.member
+
+    def _start_forks(self) -> str:
+        address = str(self._opened.enter_context(store_folder()) / "forks")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(address)
+            listener.listen()
+            process = watchdog.launch(
+                [sys.executable, "-m", "tests.support.fork_server", str(listener.fileno())],
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+        self._opened.callback(process.wait)
+        self._opened.callback(process.kill)
+        return address
 
     def _serve(self, listener: Listener) -> None:
         while True:
@@ -131,6 +155,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Tells a worker of xdist the address."""
     node.workerinput[_ADDRESS] = node.config.stash[_STORES].listen()
+
+
+def connect_to_forks(config: pytest.Config) -> ForkClient:
+    """Returns a server of forks for this process, which all processes of the run share the imports of."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(_find(config, _FORKS))
+    return ForkClient(connection)
 
 
 def _find(config: pytest.Config, name: str) -> Any:

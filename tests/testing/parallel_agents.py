@@ -68,6 +68,9 @@ async def other_openai(ctx: RunContextWrapper[Given], name: str) -> str:
 
 openai_agent = agents.Agent[Given](name="openai", instructions="Be quick.", tools=[slow_openai, other_openai])
 
+MODULES = ("tests.support.approval_agents", "tests.testing.parallel_agents")
+"""What workers with agents run: the imports of one program take 7 s of processor time, so these tests share one."""
+
 FUNCTIONS = [
     pydantic_agent,
     durable(openai_agent, effects={"slow": Effect.KEYED, "other": Effect.PURE}, context=given),

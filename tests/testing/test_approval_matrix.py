@@ -11,9 +11,9 @@ from tenure import TaskState
 from tenure.domain.errors import InvalidRequest
 from tenure.testing import TaskHandle, Tenure, tool
 from tests.support.approval_agents import AGENT, CELLS, OPENAI, PYDANTIC, WHERE, Cell
+from tests.testing.parallel_agents import MODULES
 
 pytestmark = pytest.mark.server
-MODULE = "tests.support.approval_agents"
 ANSWERS = ("allow", "edit", "deny", "nobody")
 GROUPS = [(library, where) for library, places in WHERE.items() for where in places]
 
@@ -63,7 +63,7 @@ def ran(trace: Path) -> list[str]:
 
 @pytest.fixture
 def served(tenure: Tenure) -> Tenure:
-    tenure.worker(functions=MODULE)
+    tenure.worker(functions=MODULES)
     return tenure
 
 
@@ -108,9 +108,9 @@ def test_a_kill_before_the_wait_skips_no_approval(
 ) -> None:
     for cell in CELLS:
         if (cell.library, cell.where) == (library, where):
-            worker = tenure.worker(functions=MODULE)
+            worker = tenure.worker(functions=MODULES)
             task = begin(tenure, tmp_path, cell, answer)
             worker.kill(at="after intent 2.0")
-            second = tenure.worker(functions=MODULE)
+            second = tenure.worker(functions=MODULES)
             check(tenure, tmp_path, cell, answer, task=task)
             second.kill()

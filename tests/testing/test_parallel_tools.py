@@ -19,9 +19,9 @@ from tenure import (
 )
 from tenure.domain.tools import EffectClass
 from tenure.testing import TaskHandle, Tenure, tool, turn
+from tests.testing.parallel_agents import MODULES
 
 pytestmark = pytest.mark.server
-MODULE = "tests.testing.parallel_agents"
 AGENTS = ["pydantic", "openai"]
 SWEPT = ["pydantic", pytest.param("openai", marks=pytest.mark.faults)]
 PATIENCE_SECONDS = 60.0
@@ -45,7 +45,7 @@ def calls(task: TaskHandle[Any]) -> list[str]:
 def test_two_tools_of_an_answer_run_at_once(tenure: Tenure, tmp_path: Path, agent: str, second: str) -> None:
     """Both have begun while neither can end."""
     tenure.model.script([[tool("slow", name="gated"), tool(second, name="gated")], "Both are done."])
-    tenure.worker(functions=MODULE)
+    tenure.worker(functions=MODULES)
     task = submit(tenure, tmp_path, agent)
     tenure.go()
     ends_at, trace = time.monotonic() + PATIENCE_SECONDS, tmp_path / "trace"
@@ -62,7 +62,7 @@ def test_two_tools_of_an_answer_run_at_once(tenure: Tenure, tmp_path: Path, agen
 @pytest.mark.parametrize("agent", SWEPT)
 def test_a_kill_in_the_middle_repeats_only_the_unfinished(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     tenure.model.script([[tool("slow", name="gated"), tool("slow", name="quick")], "Both are done."])
-    worker = tenure.worker(functions=MODULE)
+    worker = tenure.worker(functions=MODULES)
     task = submit(tenure, tmp_path, agent)
     ends_at = time.monotonic() + PATIENCE_SECONDS
     while not [each for each in task.entries() if isinstance(each, ToolOutcomeEvent)]:
@@ -70,7 +70,7 @@ def test_a_kill_in_the_middle_repeats_only_the_unfinished(tenure: Tenure, tmp_pa
         time.sleep(0.05)
     worker.kill()
     (tmp_path / "gate").touch()
-    tenure.worker(functions=MODULE)
+    tenure.worker(functions=MODULES)
     assert task.result().value == "Both are done."
     assert runs(tmp_path) == ["gated 2.0", "gated 2.0", "quick 2.1"]
     assert len(tenure.model.requests) == 2
@@ -81,10 +81,10 @@ def test_a_kill_in_the_middle_repeats_only_the_unfinished(tenure: Tenure, tmp_pa
 @pytest.mark.parametrize("at", ["after intent 2.0", "after own-tool 2", "after execute 2.0", "after model 3"])
 def test_a_kill_around_parallel_calls(tenure: Tenure, tmp_path: Path, agent: str, at: str) -> None:
     tenure.model.script([[tool("slow", name="quick"), tool("other", name="quick")], "Both are done."])
-    worker = tenure.worker(functions=MODULE)
+    worker = tenure.worker(functions=MODULES)
     task = submit(tenure, tmp_path, agent)
     worker.kill(at=at)
-    tenure.worker(functions=MODULE)
+    tenure.worker(functions=MODULES)
     assert task.result().value == "Both are done."
     assert sorted({*runs(tmp_path)}) == ["quick 2.0", "quick 2.1"]
     assert calls(task) == ["2.0", "2.1"]
@@ -99,17 +99,17 @@ def test_an_inline_tool_runs_between_the_others(tenure: Tenure, tmp_path: Path) 
         tool("other", name="quick"),
     ]
     tenure.model.script([given, "All are done."])
-    worker = tenure.worker(functions=MODULE)
+    worker = tenure.worker(functions=MODULES)
     task = submit(tenure, tmp_path, "pydantic")
     worker.kill(at="after execute 3")
-    tenure.worker(functions=MODULE)
+    tenure.worker(functions=MODULES)
     assert task.result().value == "All are done."
     assert calls(task) == ["2.0", "3.0", "3.1"]
 
 
 def test_a_call_waits_for_a_person_beside_others(tenure: Tenure, tmp_path: Path) -> None:
     tenure.model.script([[tool("careful", name="quick"), tool("slow", name="quick")], "Both are done."])
-    tenure.worker(functions=MODULE)
+    tenure.worker(functions=MODULES)
     task = submit(tenure, tmp_path, "pydantic")
     task.wait_until(TaskState.WAITING_USER)
     assert runs(tmp_path) == ["quick 2.1"]
@@ -122,7 +122,7 @@ def test_a_call_waits_for_a_person_beside_others(tenure: Tenure, tmp_path: Path)
 @pytest.mark.parametrize("agent", AGENTS)
 def test_watchers_see_the_tools_with_schema_and_effect(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     tenure.model.script([tool("slow", name="quick"), tool("other", name="quick"), "Both are done."])
-    tenure.worker(functions=MODULE)
+    tenure.worker(functions=MODULES)
     task = submit(tenure, tmp_path, agent)
     task.wait()
     defined = [each for each in task.entries() if isinstance(each, ToolsDefinedEvent)]
@@ -137,7 +137,7 @@ def test_watchers_see_the_tools_with_schema_and_effect(tenure: Tenure, tmp_path:
 def test_text_is_live(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     words = "word " * 200
     tenure.model.script([turn(words, delay=8.0)])
-    tenure.worker(functions=MODULE)
+    tenure.worker(functions=MODULES)
     task = submit(tenure, tmp_path, agent)
     pieces: list[LiveTextEvent] = []
     answer = None

@@ -12,9 +12,9 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from tenure.control.own_tools import OwnTool
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tests.edges.openai_agents.test_agents_openai import Script, call, text_message
 from tests.support.approval_agents import AGENT, CELLS, PYDANTIC, Cell, build
 from tests.support.journal_work import JournalWork
+from tests.support.openai_script import Script, call, text_message
 
 RUNS = {"allow": ["5"], "edit": ["7"], "deny": [], "nobody": []}
 DECISION = {"allow": '{"decision": "approve"}', "deny": '{"decision": "deny"}'}

@@ -17,9 +17,9 @@ from tenure.agents import Effect, durable
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents import durable as durable_openai
 from tenure.domain.control import MESSAGES
-from tests.edges.openai_agents import test_agents_openai as sdk
+from tests.support import openai_script as sdk
 from tests.support.journal_work import JournalWork
-from tests.unit.test_agents_pydantic_ai import Script, call, text_response
+from tests.support.pydantic_script import Script, call, text_response
 
 NOTE = "note: noted"
 

@@ -35,10 +35,10 @@ from tenure.agents.pydantic_ai.durability import repeated_discovery
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, TryAgain
 from tenure.runtime.settings import ConfigurationError
-from tests.edges.openai_agents import test_agents_openai as sdk
+from tests.support import openai_script as sdk
 from tests.support.journal_work import JournalWork
 from tests.support.patience import PATIENCE_SECONDS
-from tests.unit.test_agents_pydantic_ai import Script, call, text_response
+from tests.support.pydantic_script import Script, call, text_response
 
 UNKNOWN = EffectUnknown("the bank hung up")
 

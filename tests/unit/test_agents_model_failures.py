@@ -28,9 +28,9 @@ from tenure.agents import Agent, durable, function
 from tenure.agents.openai_agents import durable as durable_openai
 from tenure.control import Work
 from tenure.control.failures import failure_of
-from tests.edges.openai_agents import test_agents_openai as sdk
+from tests.support import openai_script as sdk
 from tests.support.journal_work import JournalWork
-from tests.unit.test_agents_pydantic_ai import Script, text_response
+from tests.support.pydantic_script import Script, text_response
 
 LIMITED = ModelHTTPError.for_category(
     ModelRateLimitError, status_code=429, model_name="m", body="slow down", headers={"retry-after": "3"}

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_ai import ModelRetry, RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ModelHTTPError
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from tenure.agents import Agent, Effect, current_work, durable, function, tool_call
@@ -22,30 +22,7 @@ from tenure.control.failures import NotReplayable, failure_of
 from tenure.domain.budget import TokenUsage
 from tenure.domain.waits import MAX_CONTEXT_CHARACTERS
 from tests.support.journal_work import JournalWork
-
-
-class Script:
-    """Answers in order. `seen`: what the model was told by tools before each."""
-
-    def __init__(self, *answers: ModelResponse | Exception) -> None:
-        self.answers, self.seen = list(answers), list[list[Any]]()
-        self.settings: list[Any] = []
-
-    def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        self.settings.append(info.model_settings)
-        self.seen.append([part.content for part in messages[-1].parts if isinstance(part, ToolReturnPart)])
-        answer = self.answers[len(self.seen) - 1]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def call(tool: str, **arguments: Any) -> ModelResponse:
-    return ModelResponse(parts=[ToolCallPart(tool, arguments, tool_call_id=f"{tool}-{len(arguments)}")])
-
-
-def text_response(text: str) -> ModelResponse:
-    return ModelResponse(parts=[TextPart(text)])
+from tests.support.pydantic_script import Script, call, text_response
 
 
 async def test_a_later_execution_calls_no_model_and_no_tool() -> None:

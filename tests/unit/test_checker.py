@@ -13,8 +13,7 @@ import pytest
 
 from checker import checks
 from checker.check import INVARIANTS
-from checker.collect import read_effects, read_model_calls
-from checker.coverage import SOMETIMES, Coverage, failpoints
+from checker.collect import read_effects
 from checker.history import (
     FLAGS,
     SOURCES,
@@ -33,7 +32,7 @@ from checker.verify import (
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.states import TaskState
-from tenure.domain.tools import CallState
+from tests.support.model_log import read_model_calls
 from tests.unit.checker_faults import joined
 from tests.unit.checker_history import (
     TASK,
@@ -143,33 +142,6 @@ def test_entries_of_newer_kinds_are_counted() -> None:
     history = taken_over().history()
     entries = tuple(replace(entry, body=None) if entry.sequence == 17 else entry for entry in history.entries or ())
     assert examine(replace(history, entries=entries)).unread == 1
-
-
-def test_coverage_names_missing_events() -> None:
-    coverage = Coverage()
-    coverage.count(taken_over().history())
-    coverage.note_failpoint("worker.after_open")
-    expected = ["task taken over", "model call lost", "ledger refused a stale claim", "task cancelled"]
-    assert coverage.missing([*expected, *failpoints(["worker.after_open", "tools.after_effect"])]) == [
-        "task cancelled",
-        "failpoint tools.after_effect",
-    ]
-    second = Coverage()
-    second.count(cancelled().history())
-    second.note_metrics({"tenure_failpoint_hits_total": 2.0}, {"tenure_failpoint_hits_total": "any failpoint"})
-    coverage += second
-    assert coverage.missing([*expected, "any failpoint"]) == []
-
-
-def test_coverage_counts_listed_events() -> None:
-    coverage = Coverage()
-    for story in (taken_over(), cancelled()):
-        history = story.history()
-        doubted = replace(_call(history), state=CallState.IN_DOUBT, call_attempt=2)
-        off = replace(_call(history), state=CallState.NOT_RUN)
-        coverage.count(replace(history, calls=(doubted, off)))
-    assert set(coverage.met) <= set(SOMETIMES)
-    assert coverage.missing(["call in doubt", "call run again", "call not run", "stream resumed"]) == []
 
 
 def _call(history: History) -> CallRecord:

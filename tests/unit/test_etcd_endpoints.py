@@ -40,7 +40,7 @@ async def test_concurrent_failures_rotate_once() -> None:
 
 
 def test_pings_are_never_faster_than_etcd_permits() -> None:
-    options = dict(endpoints._CHANNEL_OPTIONS)
+    options = dict(endpoints.CHANNEL_OPTIONS)
     assert options["grpc.keepalive_time_ms"] > 5_000
     assert options["grpc.keepalive_permit_without_calls"] == 0
     assert options["grpc.http2.ping_timeout_ms"] <= 2_000

@@ -21,6 +21,7 @@ from services.gateway.http import connections, server
 from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.origins import is_this_machine
 from services.gateway.http.settings import HttpSettings
+from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.certificate_files import CertificateFiles
 from tenure.runtime.security.tls import MutualTlsSettings
@@ -146,7 +147,7 @@ async def test_only_a_trusted_proxy_names_the_client(trusted: tuple[str, ...], a
     headers = {"X-Forwarded-For": "198.51.100.1, 203.0.113.5", "X-Forwarded-Proto": "https", "Host": "a.example"}
     async with (
         http_server(edges=[HttpEdge(opened=opened)], trusted_proxies=trusted) as port,
-        httpx2.AsyncClient(timeout=CALL_SECONDS, trust_env=False) as http,
+        httpx2.AsyncClient(verify=http_tls_context(), timeout=CALL_SECONDS, trust_env=False) as http,
     ):
         response = await http.get(f"http://127.0.0.1:{port}/a/token", headers=headers)
     assert pages.show.await_args.args[1] == address

@@ -24,8 +24,10 @@ from tenure.runtime.http.outbound_http import (
     HttpResponse,
     Outgoing,
     UntrustedStream,
+    http_tls_context,
 )
 from tests.support.http_stub import HttpStub, page
+from tests.support.model_clients import model_client
 from tests.support.patience import PATIENCE_SECONDS
 
 MAX_CPU_SECONDS = 4.0
@@ -171,3 +173,15 @@ def test_only_a_failed_handshake_proves_nothing_was_sent() -> None:
     assert (before.detail, "Nothing was sent" in before.message) == ("TLS_FAILED", True)
     assert failure_answer(httpcore2.ReadError(), "The host", 5).detail == "CONNECTION_LOST"
     assert failure_answer(httpcore2.ConnectError(), "The host", 5).detail == "UNREACHABLE"
+
+
+async def test_clients_of_model_providers_share_the_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's authorities take 20 ms to load, in which the process does nothing else."""
+    http_tls_context()
+
+    def load_again(**_: bool) -> None:
+        raise AssertionError("the authorities are loaded again")
+
+    monkeypatch.setattr(httpcore2, "default_ssl_context", load_again)
+    async with model_client("http://127.0.0.1:1"):
+        pass

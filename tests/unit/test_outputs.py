@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.entries import Body, Entry, ToolIntent, ToolOutcome
+from tenure.domain.entries import Body, Entry, ModelAttempt, ToolIntent, ToolOutcome
 from tenure.domain.fold import ResumePoint
 from tenure.domain.outputs import (
     FileDigest,
@@ -75,7 +75,7 @@ def test_the_fold_keeps_outputs_of_earlier_steps() -> None:
     ]
     for number, body in enumerate(bodies, start=1):
         point.apply(Entry(number, 1, body))
-    point._close_turn()
+    point.apply(Entry(5, 2, ModelAttempt(1, "m", 1, 1, 2)))
     assert point.outputs == {"1.0": replace(FILE, call_id="1.0")}
     assert not point.outcomes
 

@@ -175,7 +175,7 @@ async def serve_metrics(listen: str, name: str = "gateway", **common: Any) -> No
     process = Process()
     settings = SimpleNamespace(metrics_listen=Address(listen), common=CommonSettings(**common))
     try:
-        await service._serve_metrics(process, name, settings)
+        await service.serve_metrics(process, name, settings)
     finally:
         await process.close()
 

@@ -21,7 +21,7 @@ from tenure.domain.rate_limits import (
 )
 from tests.support.examples import examples
 
-REQUESTS, INPUT, OUTPUT, TOKENS = LimitKind
+REQUESTS, INPUT, OUTPUT, _ = LimitKind
 SMALL = CallSize(100, 1000)
 ANSWER = TokenUsage(input_tokens=100, output_tokens=50)
 

@@ -28,7 +28,7 @@ from tenure.domain.spans import (
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import AgentSpec, ControlWork, TaskSpec
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsage, ToolDefinition
-from tenure.domain.traces import TracedTask, TraceProjection, project
+from tenure.domain.traces import TracedTask, TraceProjection
 from tenure.domain.waits import Wait, WaitAnswerKind, WaitKind
 
 TASK_ID: Final = "01a2025d-5126-7000-8000-000000000001"
@@ -86,6 +86,13 @@ class Writer:
 
     def spans(self, task: TracedTask = TASK, *, with_content: bool = False) -> list[TaskSpan]:
         return project(task, self.ledger, with_content=with_content)
+
+
+def project(task: TracedTask, entries: Ledger, *, with_content: bool = False) -> list[TaskSpan]:
+    """All spans of a ledger, ended ones in the order of their ends, then open ones."""
+    projection = TraceProjection(task, with_content=with_content)
+    ended = [span for entry, at_ns in entries for span in projection.apply(entry, at_ns)]
+    return [*ended, *projection.open_spans()]
 
 
 def one(spans: Sequence[TaskSpan], name: str) -> TaskSpan:

@@ -6,6 +6,7 @@ import typing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from functools import cache
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Final
@@ -68,6 +69,7 @@ SPECIAL: Final[dict[Any, st.SearchStrategy[Any]]] = {
 """Values of types whose fields depend on each other, or hold anything."""
 
 
+@cache
 def value_of(hint: Any, *, is_set: bool = False) -> st.SearchStrategy[Any]:
     """Values of a type hint. `is_set`: none that stands for an unset field."""
     kinds, origin = typing.get_args(hint), typing.get_origin(hint)
@@ -84,6 +86,7 @@ def value_of(hint: Any, *, is_set: bool = False) -> st.SearchStrategy[Any]:
     return st.sampled_from(hint) if issubclass(hint, Enum) else made(hint)
 
 
+@cache
 def made(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a dataclass or a NamedTuple; fields that its pair skips keep their defaults."""
     options = next((codec.options for codec in ALL if codec.value is kind), PairOptions())

@@ -24,17 +24,16 @@ sizes = st.lists(st.sampled_from([100, 127, 128, 16_384, MAX_FRAME_BYTES // 128,
 
 
 def frames_of(build: Callable[[list[Tagged]], Any], messages: Sequence[Any], first_tag: int) -> list[Any]:
-    client = FrameClient(FrameShape("test", NO_CHANNEL, lambda: None, build, lambda _: ()))
-    client._next_tag = first_tag
+    client = FrameClient(FrameShape("test", NO_CHANNEL, lambda: None, build, lambda _: ()), first_tag)
     for message in messages:
         client.send(message, lambda _: None)
-    return [build(batch) for batch in itertools.takewhile(bool, (client._take() for _ in itertools.count()))]
+    return [build(batch) for batch in itertools.takewhile(bool, (client.take_batch() for _ in itertools.count()))]
 
 
 @given(sizes, st.sampled_from([1, 2**31, 2**62]))
 def test_frames_of_commits_are_valid_for_the_ledger(lengths: list[int], first_tag: int) -> None:
     messages = [ledger.CommitRequest(commit_id="x" * (length - 6)) for length in lengths]
-    frames = frames_of(ledger_client._build_frame, messages, first_tag)
+    frames = frames_of(ledger_client.build_frame, messages, first_tag)
     for frame in frames:
         validate(frame)
     assert sum(len(frame.commits) for frame in frames) == len(messages)
@@ -44,7 +43,7 @@ def test_a_frame_filled_to_the_brim_is_taken_by_both_services() -> None:
     body = "x" * (MAX_FRAME_BYTES // MAX_FRAME_ITEMS - 4)  # less the field's own head
     commits = [ledger.CommitRequest(commit_id=body) for _ in range(2 * MAX_FRAME_ITEMS)]
     calls = [tools.ExecuteRequest(arguments_json=body) for _ in range(2 * MAX_FRAME_ITEMS)]
-    for frame in frames_of(ledger_client._build_frame, commits, 1) + frames_of(tools_client._build_frame, calls, 1):
+    for frame in frames_of(ledger_client.build_frame, commits, 1) + frames_of(tools_client.build_frame, calls, 1):
         validate(frame)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc.aio._call import StreamStreamCall
+from grpc_health.v1 import health_pb2
 
 from services.worker import session as session_module
 from services.worker.health import SERVICE, AttachmentHealth
@@ -207,7 +208,8 @@ async def test_an_unattached_worker_is_not_serving() -> None:
 
     async def says(serving: bool) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while health._serving[SERVICE] is not serving or health._serving[""] is not serving:
+            wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+            while {each.status for each in (await health.List(None, None)).statuses.values()} != {wanted}:
                 await asyncio.sleep(0.01)
 
     for service in ("", SERVICE):

@@ -9,7 +9,6 @@ reliable one.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from services.coordinator.sessions.session_attach import Sessions
     from tenure.domain.in_doubt import ReportedCall
 
-_log: Final = logging.getLogger(__name__)
 _MAX_REMEMBERED: Final = 10_000
 _OTHERS_HEAD_START_SECONDS: Final = 0.3
 """The replica of the session knows the claims' progress, so the other replicas wait this long."""

@@ -149,14 +149,6 @@ class EtcdClient:
         result = await self.txn(Txn(when=tuple(only_if), then=(Delete(key),)), timeout_seconds=timeout_seconds)
         return result.succeeded and result.results == (1,)
 
-    async def delete_prefix(self, prefix: bytes, *, timeout_seconds: float | None = None) -> int:
-        """Deletes all keys under a prefix in one revision. Returns their number."""
-        start, end = self._under(prefix)
-        request = stubs.DeleteRangeRequest(key=start, range_end=end)
-        timeout = self._timeout(timeout_seconds)
-        response = await write(self.endpoints, lambda e: e.kv.DeleteRange, request, timeout_seconds=timeout)
-        return response.deleted
-
     async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
         """Runs a transaction, once. Raises ValueError when it is too wide, or only reads."""
         request = transactions.to_request(txn, self.namespace)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PING_INTERVAL_MS = 6_000
 _PING_TIMEOUT_MS = 2_000
 
-_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
     # Without this option a frozen peer is detected only after a minute, whatever keepalive_timeout_ms says.
@@ -130,6 +130,6 @@ def parse_targets(targets: Sequence[str]) -> tuple[list[str], bool]:
 
 def _channel(host: str, tls: TlsIdentity | None) -> grpc.aio.Channel:
     if tls is None:
-        return grpc.aio.insecure_channel(host, options=_CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(host, options=CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-    return grpc.aio.secure_channel(host, credentials, options=_CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(host, credentials, options=CHANNEL_OPTIONS)

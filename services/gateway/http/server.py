@@ -83,7 +83,7 @@ async def http_door(
         door = Door(stubs, peers, settings, made.check, is_authenticated)
         routes = [await opened.enter_async_context(edge.opened(door)) for edge in edges]
         app = made.asgi(chain.from_iterable(routes))
-        listener = _listener(address)
+        listener = open_listener(address)
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -150,7 +150,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listener(address: Address) -> socket.socket:
+def open_listener(address: Address) -> socket.socket:
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -8,7 +8,6 @@ from typing import Final
 from services.models.endpoints.routing import ModelEndpoint
 from services.models.endpoints.settings import EndpointSettings
 from tenure.domain.models import ANTHROPIC, OPENAI
-from tenure.model_providers.anthropic_models import AnthropicProvider
 from tenure.model_providers.client import ModelClient, ModelProvider
 from tenure.model_providers.platforms import API
 from tenure.model_providers.settings import NO_KEY, ModelProviderSettings, open_providers
@@ -65,6 +64,8 @@ def _provider(
         from tenure.model_providers.openai_models import OpenAIProvider
 
         return OpenAIProvider(api_key=key, base_url=base_url, silence_seconds=silence_seconds, streams=settings.stream)
+    from tenure.model_providers.anthropic_models import AnthropicProvider
+
     try:
         return AnthropicProvider(
             api_key=key,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -14,14 +14,13 @@ from a2a.types import a2a_pb2 as a2a
 from google.protobuf.json_format import ParseDict
 
 from edges.a2a import listing as a2a_list
+from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.conformance.test_ledger_waits import approval, intent, move, say, waiting
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve, words
 from tests.support.fix_gateway import Serve
 from tests.support.patience import CALL_SECONDS
-
-Get = Callable[..., Awaitable[Any]]
 
 
 class A2AEndpoint:
@@ -58,7 +57,9 @@ class A2AEndpoint:
 async def a2a_endpoint(checkpoint: MakeCheckpoint, gateway: Serve) -> AsyncIterator[A2AEndpoint]:
     replica = await checkpoint()
     stub = await gateway(replica.address, http="127.0.0.1:0")
-    async with httpx2.AsyncClient(base_url=stub.http, timeout=CALL_SECONDS, trust_env=False) as http:
+    async with httpx2.AsyncClient(
+        verify=http_tls_context(), base_url=stub.http, timeout=CALL_SECONDS, trust_env=False
+    ) as http:
         yield A2AEndpoint(replica, stub, http)
 
 
@@ -132,7 +133,9 @@ async def test_a_list_has_nothing_of_other_tenants(checkpoint: MakeCheckpoint, g
     replica = await checkpoint()
     task = await replica.create(source=conversation("c"))
     stub = await gateway(replica.address, http="127.0.0.1:0")
-    async with httpx2.AsyncClient(base_url=stub.http, timeout=CALL_SECONDS, trust_env=False) as http:
+    async with httpx2.AsyncClient(
+        verify=http_tls_context(), base_url=stub.http, timeout=CALL_SECONDS, trust_env=False
+    ) as http:
         for parameters in ({}, {"contextId": "c"}, {"contextId": task.task_id}):
             own = await http.get("/a2a/tasks", params=parameters)
             others = await http.get("/a2a/tasks", params=parameters, headers={"Tenure-Tenant": "somebody-else"})

@@ -21,6 +21,7 @@ from a2a.utils.errors import (
 )
 from google.protobuf.json_format import MessageToDict, ParseDict
 
+from tenure.runtime.http.outbound_http import http_tls_context
 from tests.end_to_end.installation import Installation
 from tests.support.patience import CALL_SECONDS
 
@@ -43,13 +44,15 @@ class Agent:
 
 def browsing(installation: Installation) -> httpx.AsyncClient:
     """A client of the other routes, as patient as that of A2A."""
-    return httpx.AsyncClient(base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False)
+    return httpx.AsyncClient(
+        verify=http_tls_context(), base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False
+    )
 
 
 @pytest.fixture
 async def connect(installation: Installation) -> AsyncIterator[Any]:
     """Makes clients from the agent card."""
-    async with httpx.AsyncClient(timeout=CALL_SECONDS, trust_env=False) as http:
+    async with httpx.AsyncClient(verify=http_tls_context(), timeout=CALL_SECONDS, trust_env=False) as http:
 
         async def made(*, streams: bool = True) -> Agent:
             config = ClientConfig(streaming=streams, httpx_client=http, supported_protocol_bindings=["HTTP+JSON"])

@@ -11,7 +11,7 @@ from tenure.runtime.security.process_security import Security
 from tenure.v1 import webhook_service_pb2 as webhook_pb
 from tests.conformance.test_ledger_waits import leave_of_a_person, say, waiting
 from tests.conformance.webhook_client import WebhookClient
-from tests.edges.answer_links.test_answer_links import HOME, Desk, _desk, _settings, desk, sent_to, token_in  # noqa: F401
+from tests.edges.answer_links.desk import HOME, Desk, desk_settings, open_desk, sent_to, token_in
 from tests.edges.notifications.test_notifications import ANN
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint
 from tests.support.fix_mail import MakeMailServer
@@ -33,10 +33,7 @@ async def refused(at: Desk) -> tuple[Any, ...]:
 
 
 @pytest.mark.nightly
-async def test_an_answer_that_comes_too_late_is_recorded(
-    desk: Desk,  # noqa: F811
-    webhook_receiver: MakeReceiver,
-) -> None:
+async def test_an_answer_that_comes_too_late_is_recorded(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     task, token = await sent_to(desk, await webhook_receiver())
     await say(desk.replica, task, decision="deny")
     assert (await desk.answer(token, decision="allow")).code == "WAIT_OVER"
@@ -46,10 +43,7 @@ async def test_an_answer_that_comes_too_late_is_recorded(
     assert f"wait_id={task.wait.wait_id}" in target
 
 
-async def test_an_answer_to_another_view_is_recorded(
-    desk: Desk,  # noqa: F811
-    webhook_receiver: MakeReceiver,
-) -> None:
+async def test_an_answer_to_another_view_is_recorded(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     _, token = await sent_to(desk, await webhook_receiver())
     assert (await desk.post(token, shown="f" * 64, decision="allow")).code == "WAIT_CHANGED"
     _, subject, _, reason, target = await refused(desk)
@@ -57,10 +51,7 @@ async def test_an_answer_to_another_view_is_recorded(
     assert f"shown_digest={'f' * 64}" in target
 
 
-async def test_refused_guess_is_recorded_without_a_name(
-    desk: Desk,  # noqa: F811
-    webhook_receiver: MakeReceiver,
-) -> None:
+async def test_refused_guess_is_recorded_without_a_name(desk: Desk, webhook_receiver: MakeReceiver) -> None:
     """Who has the id of a link, and not its secret, is not its addressee."""
     task, token = await sent_to(desk, await webhook_receiver())
     guess = token[:-1] + ("A" if token[-1] != "A" else "B")
@@ -75,7 +66,7 @@ async def test_refused_guess_is_recorded_without_a_name(
 @pytest.mark.nightly
 async def test_an_expired_link_is_recorded(checkpoint: MakeCheckpoint, mail_server: MakeMailServer) -> None:
     mails = await mail_server()
-    async with _desk(await checkpoint(**_settings(mails, seconds=1.0)), mails) as made:
+    async with open_desk(await checkpoint(**desk_settings(mails, seconds=1.0)), mails) as made:
         kind = webhook_pb.WEBHOOK_KIND_EMAIL
         await WebhookClient(made.replica).create(kind=kind, url="", email_addresses=[ANN], answer_links=True)
         await waiting(made.replica, leave_of_a_person())
@@ -98,7 +89,7 @@ async def test_the_records_name_the_process_that_answered(
     """Also that of an answer that is admitted, which no gateway records."""
     monkeypatch.setattr(Security, "identity", "spiffe://tenure/checkpoint/here")
     mails = await mail_server()
-    async with _desk(await checkpoint(**_settings(mails)), mails) as made:
+    async with open_desk(await checkpoint(**desk_settings(mails)), mails) as made:
         _, token = await sent_to(made, await webhook_receiver())
         assert (await made.answer(token, decision="allow")).status == 200
         assert (await made.answer(token, decision="deny")).code == "WAIT_OVER"

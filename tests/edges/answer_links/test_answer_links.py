@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
 
-from edges.answer_links.pages import AnswerPage, AnswerPages
 from services.checkpoint.approvals import issuing
 from services.checkpoint.approvals.issuing import LinkSettings
 from services.checkpoint.queries import SCHEMA
 from services.checkpoint.webhooks.sending import WebhookSettings
-from services.gateway.peers import Peers
 from tenure.domain.errors import InvalidRequest, PermissionDenied, WrongState
 from tenure.runtime.store.postgres import Pool, open_pool
-from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as webhook_pb
-from tenure.v1.approval_service_pb2_grpc import ApprovalServiceStub
 from tests.conformance.test_ledger_escalations import policy, step, steps_taken
 from tests.conformance.test_ledger_waits import (
     CANCELLED,
@@ -37,94 +31,16 @@ from tests.conformance.test_ledger_waits import (
     waiting,
 )
 from tests.conformance.webhook_client import HERE, WebhookClient
-from tests.edges.notifications.test_notifications import ANN, BOB, smtp
+from tests.edges.answer_links.desk import HOME, PUBLIC, TOKENS, Desk, desk_settings, open_desk, sent_to, token_in
+from tests.edges.notifications.test_notifications import ANN, BOB
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, answer, reserve
-from tests.support.fix_mail import MailServer, MakeMailServer
-from tests.support.fix_webhooks import MakeReceiver, Receiver, Reply
+from tests.support.fix_mail import MakeMailServer, smtp
+from tests.support.fix_webhooks import MakeReceiver, Reply
 from tests.support.http_stub import HttpStub, page
 
 pytestmark = pytest.mark.server
 
-PUBLIC = "https://tenure.example.com"
-TOKENS = re.compile(r"tal_[a-z0-9]{12}_[A-Za-z0-9_-]{43}")
 EMAIL, SLACK = webhook_pb.WEBHOOK_KIND_EMAIL, webhook_pb.WEBHOOK_KIND_SLACK
-HOME = "198.51.100.7"
-
-
-@dataclass
-class Desk:
-    """A replica that sends links, and the pages of a gateway before it."""
-
-    replica: Checkpoint
-    hooks: WebhookClient
-    pages: AnswerPages
-    mails: MailServer
-    requests: int = 0
-
-    @property
-    def address(self) -> str:
-        """Another address each time: the rates of requests do not matter to these tests."""
-        self.requests += 1
-        return f"198.51.100.{self.requests}"
-
-    async def show(self, token: str) -> AnswerPage:
-        return await self.pages.show(token, self.address)
-
-    async def answer(self, token: str, **fields: str) -> AnswerPage:
-        """Answers as the page does, with what it shows."""
-        shown = re.search(r'name="shown" value="([0-9a-f]{64})"', (await self.show(token)).body)
-        return await self.post(token, **{"shown": shown[1] if shown else "0" * 64, **fields})
-
-    async def post(self, token: str, **fields: str) -> AnswerPage:
-        return await self.pages.answer(token, HOME, fields)
-
-    async def group(self, name: str, *members: str) -> None:
-        stub: Any = ApprovalServiceStub(self.replica.channel)
-        request = pb.SetApproverGroupRequest(name=name, members=members, actor="root")
-        await stub.SetApproverGroup(request, timeout=TIMEOUT_SECONDS)
-
-    async def unchanged(self, task: task_pb2.Task) -> bool:
-        """Whether nothing was written to the task since."""
-        now = await self.replica.get(task.task_id)
-        return (now.state, now.sequence, now.wait) == (task.state, task.sequence, task.wait)
-
-
-@pytest.fixture
-async def desk(checkpoint: MakeCheckpoint, mail_server: MakeMailServer) -> AsyncIterator[Desk]:
-    async with _desk(await checkpoint(**_settings(mails := await mail_server())), mails) as made:
-        yield made
-
-
-def _settings(mails: MailServer, **changes: Any) -> dict[str, Any]:
-    links = LinkSettings(**{"public_url": PUBLIC, **changes})
-    return {"webhook": WebhookSettings(**HERE), "smtp": smtp(mails), "answer_link": links}
-
-
-class _desk:  # noqa: N801  a context manager
-    def __init__(self, replica: Checkpoint, mails: MailServer) -> None:
-        self._peers = Peers((replica.address,), ("127.0.0.1:1",), ("127.0.0.1:1",))
-        self._replica, self._mails = replica, mails
-
-    async def __aenter__(self) -> Desk:
-        peers = await self._peers.__aenter__()
-        return Desk(self._replica, WebhookClient(self._replica), AnswerPages(peers), self._mails)
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._peers.__aexit__()
-
-
-async def sent_to(desk: Desk, receiver: Receiver, **spec: Any) -> tuple[task_pb2.Task, str]:
-    """A task that waits for the approval of a call, and the token that the endpoint received."""
-    await desk.hooks.create(receiver, answer_links=True)
-    task = await waiting(desk.replica, leave_of_a_person(), **spec)
-    (delivery,) = await receiver.until(1)
-    return task, token_in(delivery.text)
-
-
-def token_in(text: str) -> str:
-    tokens: set[str] = set(TOKENS.findall(text))
-    assert len(tokens) == 1, text
-    return tokens.pop()
 
 
 async def resolution(replica: Checkpoint, task_id: str) -> Any:
@@ -209,7 +125,7 @@ async def test_a_guess_is_not_found(desk: Desk, webhook_receiver: MakeReceiver) 
 
 async def test_a_link_ends_after_its_life(checkpoint: MakeCheckpoint, mail_server: MakeMailServer) -> None:
     mails = await mail_server()
-    async with _desk(await checkpoint(**_settings(mails, seconds=1.0)), mails) as desk:
+    async with open_desk(await checkpoint(**desk_settings(mails, seconds=1.0)), mails) as desk:
         await desk.hooks.create(kind=EMAIL, url="", email_addresses=[ANN], answer_links=True)
         task = await waiting(desk.replica, leave_of_a_person())
         token = token_in((await mails.until(1))[0].text)

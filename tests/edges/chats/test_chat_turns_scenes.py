@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tenure.runtime.http.outbound_http import http_tls_context
 from tests.end_to_end.installation import Installation
 from tests.support.patience import CALL_SECONDS
 
@@ -19,7 +20,9 @@ MODEL = "sim-e2e-keyed-paced"
 
 async def streamed(installation: Installation, path: str, body: Any, **headers: str) -> list[Frame]:
     """The frames of an answer, until its end: the id of each, and its data."""
-    async with httpx2.AsyncClient(base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False) as http:
+    async with httpx2.AsyncClient(
+        verify=http_tls_context(), base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False
+    ) as http:
         response = await http.post(
             path, json=body, headers={name.replace("_", "-"): of for name, of in headers.items()}
         )

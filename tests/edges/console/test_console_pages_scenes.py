@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
+from tenure.runtime.http.outbound_http import http_tls_context
 from tests.edges.console.test_console_scenes import NEEDS_LEAVE, PATIENCE, check_same_visit, sees
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
@@ -34,7 +35,9 @@ async def viewer(installation: Installation) -> AsyncIterator[Viewer]:
 @pytest.fixture
 async def http(installation: Installation) -> AsyncIterator[httpx2.AsyncClient]:
     base = installation.stack.http_url
-    async with httpx2.AsyncClient(base_url=base, timeout=CALL_SECONDS, trust_env=False) as client:
+    async with httpx2.AsyncClient(
+        verify=http_tls_context(), base_url=base, timeout=CALL_SECONDS, trust_env=False
+    ) as client:
         yield client
 
 

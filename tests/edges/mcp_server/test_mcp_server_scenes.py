@@ -20,6 +20,7 @@ from mcp.client.stdio import StdioServerParameters
 from mcp_types import CallToolResult, Request, RequestParams, Result
 from pydantic import ConfigDict
 
+from tenure.runtime.http.outbound_http import http_tls_context
 from tests.end_to_end.installation import Installation
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -198,7 +199,7 @@ async def test_the_gateway_serves_the_same_at_mcp(installation: Installation) ->
         task_id = handle.model_dump(by_alias=True)["taskId"]
     async with Client(url, extensions=[Tasks()]) as client:
         assert (await until(client, task_id, "completed"))["taskId"] == task_id
-    async with httpx2.AsyncClient(timeout=CALL_SECONDS, trust_env=False) as browser:
+    async with httpx2.AsyncClient(verify=http_tls_context(), timeout=CALL_SECONDS, trust_env=False) as browser:
         stranger = await browser.post(url, json={}, headers={"origin": "https://evil.example"})
         assert stranger.status_code == 403
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from services.checkpoint.webhooks.sending import WebhookSettings
-from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import ledger_pb2, task_pb2
@@ -17,7 +16,7 @@ from tenure.wire.common import duration
 from tenure.wire.webhook_service import new_secret
 from tests.conformance.webhook_client import HERE, WebhookClient
 from tests.support.fix_checkpoint import MakeCheckpoint, answer, entry, reserve
-from tests.support.fix_mail import LOST, MailServer, MakeMailServer
+from tests.support.fix_mail import LOST, MailServer, MakeMailServer, smtp
 from tests.support.http_stub import HttpStub, page
 from tests.support.sweeps import first
 
@@ -25,12 +24,7 @@ pytestmark = pytest.mark.server
 
 ANN, BOB = "ann@example.com", "bob@example.com"
 SLACK, EMAIL = pb.WEBHOOK_KIND_SLACK, pb.WEBHOOK_KIND_EMAIL
-DEAD, PENDING = pb.WEBHOOK_DELIVERY_STATE_DEAD, pb.WEBHOOK_DELIVERY_STATE_PENDING
-
-
-def smtp(server: MailServer, **changes: Any) -> SmtpSettings:
-    plain = {"host": "localhost", "port": server.port, "tls": "none", "from_address": "tenure@example.com"}
-    return SmtpSettings(**{**plain, **changes})
+DEAD = pb.WEBHOOK_DELIVERY_STATE_DEAD
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tenure.agents.openai_agents import durable
 from tenure.agents.openai_agents.models import input_bound
 from tenure.control.failures import failure_of
 from tenure.domain.budget import TokenUsage
-from tests.edges.openai_agents.test_agents_openai import Script, call, sent_to_the_model, text_message
 from tests.support.journal_work import JournalWork
+from tests.support.openai_script import Script, call, sent_to_the_model, text_message
 
 set_tracing_disabled(True)
 

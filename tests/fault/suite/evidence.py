@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checker.collect import COLLECTED, collect_tasks, model_calls, read_effects
+from checker.collect import COLLECTED, collect_tasks, read_effects
 from checker.history import History
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.traffic import Traffic
+from tests.support.model_log import model_calls
 
 
 @dataclass(slots=True)

@@ -42,7 +42,6 @@ from tests.support.patience import slowness_now
 
 Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
 CALL_SECONDS: Final = 5.0
-RUNNING_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.2
 QUIET_SECONDS: Final = 5.0
 STORES: Final = "postgres", "etcd"

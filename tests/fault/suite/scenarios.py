@@ -39,10 +39,6 @@ UNSAFE: Final = frozenset({"unsafe", "slow-tools", "siblings"})
 END: Final = {"text": "All of it is done.", "latency_ms": 100}
 LIST: Final = {"name": "list_files", "arguments": {"path": ""}}
 SEARCH: Final = {"name": "web_search", "arguments": {"query": "help desk", "num_results": 1}}
-SPAWN: Final = {
-    "name": "spawn_sub_agents",
-    "arguments": {"goals": [f"{PREFIX}{MEMBER} {name} {{{{goal}}}}" for name in ("a", "b", "c")]},
-}
 PYTHON: Final = {"name": "execute_python", "arguments": {"code": "import time; time.sleep(0.3); print(6 * 7)"}}
 
 SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
