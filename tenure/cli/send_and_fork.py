@@ -12,9 +12,11 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import short_id, why
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, NAMES, TIMEOUT, find_task, task_argument
+from tenure.cli.task_options import PARAMETER_OPTIONS
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.cli.watch import watch_task
 from tenure.client import Client
+from tenure.sdk.submit_request import put_field
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
@@ -84,7 +86,8 @@ def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
 
     Without --at and --step as much history as possible is copied: with --message that continues an ended task.
 
-    Options that are not given keep the values of TASK. The fork starts with a copy of TASK's files as they are now,
+    Options that are not given keep the values of TASK; of the parameters of the model, from --temperature to
+    --extra-body, one that is given replaces all. The fork starts with a copy of TASK's files as they are now,
     not as they were at the cut. Prints the new task's id.
     """
     request = fork_request(**options)
@@ -103,6 +106,9 @@ def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
         return await watch_task(context, client, forked.task_id) if watched else Exit.OK
 
     raise SystemExit(context.run(work))
+
+
+fork.params[-1:-1] = PARAMETER_OPTIONS
 
 
 def fork_request(
@@ -124,6 +130,7 @@ def fork_request(
     result_schema: str | None = None,
     without_files: bool = False,
     agent_revision: int | None = None,
+    **parameters: Any,
 ) -> api.ForkTaskRequest:
     """Returns the fork that the options describe, without its task id. Raises UsageError for options that exclude each
     other.
@@ -156,6 +163,10 @@ def fork_request(
             agent_revision=agent_revision or 0,
         ),
     )
+    for option in PARAMETER_OPTIONS:
+        if option.is_in(parameters):
+            path = option.path.removeprefix("agent.")
+            put_field(request.overrides, path, option.to_wire(parameters[option.name or ""]))
     if at is not None:
         request.at_sequence = at
     if step is not None:
