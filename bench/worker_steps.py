@@ -31,7 +31,6 @@ from tenure.wire.tool import tool_to_domain
 
 GOAL: Final = "measure"
 MAX_TOKENS: Final = 8192
-SILENCE_SECONDS: Final = 60.0
 NO_FILES: Final = "(no files)"
 
 
@@ -58,7 +57,7 @@ class BareAgents:
                 steps += await self._run_agent(client, offered)
             return steps
 
-        async with open_http_client(SILENCE_SECONDS) as http_client:
+        async with open_http_client() as http_client:
             client = anthropic.AsyncAnthropic(api_key="none", base_url=self.url, max_retries=0, http_client=http_client)
             counts = await asyncio.gather(*(one_after_another(client) for _ in range(self.at_once)))
         return sum(counts) / (perf_counter() - began)

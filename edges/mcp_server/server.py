@@ -59,6 +59,7 @@ class TenureMcp:
         client, settings = await self.clients(request), self.settings
         options: SubmitOptions = {
             "max_cost": settings.cost_of(arguments.max_cost),
+            "allow_unpriced": arguments.max_cost is None,  # no client asked for the cap of the settings
             "queue": settings.queue,
             "labels": dict(settings.labels),
             "request_id": arguments.request_id,

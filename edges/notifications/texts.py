@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.approvals import AnswerLink
-from tenure.domain.budget import money_text
+from tenure.domain.budget import WARNING_PERCENT, money_text
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import result_text
 from tenure.domain.texts import one_line, shortened
@@ -295,12 +295,17 @@ def _budget_warning(event: _Event) -> Notification:
     budget = ("data", "task", "budget")
     used, most = event.number(*budget, "used_nano_usd"), event.number(*budget, "max_nano_usd")
     tokens, most_tokens = event.number(*budget, "used_tokens"), event.number(*budget, "max_tokens")
+    unpriced = event.number(*budget, "unpriced_calls")
+    is_near = not unpriced or any(
+        most and 100 * used >= WARNING_PERCENT * most for used, most in ((used, most), (tokens, most_tokens))
+    )
     return _make(
         event,
-        "The budget runs out",
+        "The budget runs out" if is_near else "The cap in money does not hold for calls without a price",
         facts=(
             ("Money", f"{money_text(used)} of {money_text(most)}" if most else ""),
             ("Tokens", f"{tokens:,} of {most_tokens:,}" if most_tokens else ""),
+            ("Calls without a price", f"{unpriced:,}" if unpriced else ""),
         ),
         sections=(("Message", event.task("message")),),
         commands=event.task_commands("explain", "admin grant-budget --reason REASON --dollars DOLLARS"),

@@ -239,13 +239,16 @@ class TaskRow(ReadColumns):
 class BudgetRow:
     """The locked budget of a root, shared by all its tasks of one transaction.
 
-    `beyond_*`: by how much the calls that the transaction settles exceed their reservations.
+    `is_default_cap`: no submit asked for the cap in money. `is_first_unpriced`: the transaction settles the first call
+    without a price under a cap in money. `beyond_*`: by how much the calls that the transaction settles exceed their
+    reservations.
     """
 
     max_tokens: Stepped[int]
     used_tokens: Stepped[int]
     reserved_tokens: Stepped[int]
     max_nano_usd: Stepped[int]
+    is_default_cap: bool
     used_nano_usd: Stepped[int]
     reserved_nano_usd: Stepped[int]
     unpriced_calls: Stepped[int]
@@ -256,6 +259,7 @@ class BudgetRow:
     raised: Unlisted[bool] = False
     beyond_tokens: Unlisted[Stepped[Added[int]]] = 0
     beyond_nano_usd: Unlisted[Stepped[Added[int]]] = 0
+    is_first_unpriced: Unlisted[bool] = False
 
     @property
     def budget(self) -> Budget:
@@ -283,12 +287,18 @@ class BudgetRow:
         self.changed = self.raised = True
 
     def take_warnings(self) -> list[str]:
-        """Returns the caps that need a warning, and marks them as warned."""
+        """Returns the caps that need a warning, and marks them as warned.
+
+        MODEL_UNPRICED: the cap in money does not hold for a call that was made.
+        """
         due = due_warnings(self.budget, self.warned_tokens, self.warned_nano_usd)
         if Reason.TOKEN_LIMIT in due:
             self.warned_tokens = self.max_tokens
         if Reason.MONEY_LIMIT in due:
             self.warned_nano_usd = self.max_nano_usd
+        if self.is_first_unpriced:
+            self.is_first_unpriced = False
+            due.append(Reason.MODEL_UNPRICED)
         return due
 
     def give_back(self, tokens: int, nano_usd: int) -> None:
@@ -301,6 +311,7 @@ class BudgetRow:
         """Adds what a call used and cost."""
         self.used_tokens += tokens
         self.used_nano_usd += nano_usd
+        self.is_first_unpriced |= unpriced and not self.unpriced_calls and bool(self.max_nano_usd)
         self.unpriced_calls += unpriced
         self.changed = True
 

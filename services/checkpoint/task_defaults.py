@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from services.checkpoint.prices import PriceList
 from services.checkpoint.submit.source_defaults import SourceDefaults
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.model_parameters import problems_with
 from tenure.domain.task import CapDefaults, resolve_fork, resolve_submit
 from tenure.wire.task import spec_to_domain, spec_to_wire
 
@@ -29,12 +31,27 @@ class TaskDefaults:
         self._prices = prices or PriceList()
 
     def of_submit(self, spec: task_pb2.TaskSpec) -> TaskSpec:
-        """Returns the effective spec. The submitted spec stays unchanged, so that a repeat can be recognised."""
-        return resolve_submit(spec_to_domain(self.sources.fill(spec)), self._caps, self._has_price)
+        """Returns the effective spec. The submitted spec stays unchanged, so that a repeat can be recognised.
+
+        Raises InvalidRequest for parameters that the model's provider does not have.
+        """
+        return _checked(
+            resolve_submit(spec_to_domain(self.sources.fill(spec)), self._caps, self._has_price), "spec.agent"
+        )
 
     def of_fork(self, spec: task_pb2.TaskSpec) -> task_pb2.TaskSpec:
-        """Returns the effective spec of a fork, from the other task's spec with the overrides of the fork."""
-        return spec_to_wire(resolve_fork(spec_to_domain(spec), self._caps, self._has_price))
+        """Returns the effective spec of a fork, from the other task's spec with the overrides of the fork.
+
+        Raises InvalidRequest as `of_submit`.
+        """
+        return spec_to_wire(_checked(resolve_fork(spec_to_domain(spec), self._caps, self._has_price), "overrides"))
 
     def _has_price(self, model: str) -> bool:
         return self._prices.of(model, datetime.now(UTC)) is not None
+
+
+def _checked(spec: TaskSpec, field: str) -> TaskSpec:
+    """Returns the spec. Raises InvalidRequest for parameters that the provider of its model does not have."""
+    if problems := list(problems_with(spec.agent.model, spec.agent.parameters)):
+        raise InvalidRequest(violations=[(f"{field}.parameters.{name}", problem) for name, problem in problems])
+    return spec

@@ -373,7 +373,8 @@ def _what_continues_it(facts: Facts) -> str:
     if facts.reason == Reason.MODEL_UNPRICED:
         return (
             "A requeue would fail again until the ledger knows a price of its model: add it to the file of "
-            "TENURE_CHECKPOINT_PRICES_FILE and restart the checkpoint service; then tenure admin requeue"
+            "TENURE_CHECKPOINT_PRICES_FILE and restart the checkpoint service; then tenure admin requeue. Or submit it "
+            "again with --no-max-cost"
         )
     if facts.reason == Reason.MODEL_REJECTED:
         return _what_continues_after_refusal(facts.error_class)

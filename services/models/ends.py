@@ -24,6 +24,7 @@ def answer_end(attempt_number: int, answer: ModelAnswer) -> bytes:
         provider_request_id=answer.request_id,
         latency_seconds=answer.latency_seconds,
         usage_estimated=answer.usage_estimated,
+        context_window_tokens=answer.context_window_tokens,
     )
     return _packed(pb.GenerateResponse(answer=body_to_wire(body).assistant_message))
 
@@ -39,6 +40,7 @@ def failure_end(attempt_number: int, error: ModelCallFailed) -> bytes:
         retry_after_seconds=error.retry_after_seconds,
         usage=error.usage,
         provider_request_id=error.request_id,
+        context_window_tokens=error.context_window_tokens,
     )
     return _packed(pb.GenerateResponse(failure=body_to_wire(body).model_failure))
 

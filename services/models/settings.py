@@ -47,7 +47,9 @@ class ModelsSettings:
         maximum=65_536,
     )
     timeout_seconds: float = setting("the timeout of a call whose request has none", default=600.0, minimum=0.1)
-    silence_seconds: float = setting("the longest silence in a call", default=60.0, minimum=0.1)
+    silence_seconds: float = setting(
+        "the longest silence in a call; 0: by the host of the endpoint, see docs/models.md", default=0.0, minimum=0.0
+    )
     prompt_caching: bool = setting("use the provider's prompt caching", default=True)
     count_tokens: bool = setting("let the provider count long prompts, if it can", default=True)
     runner_ttl_seconds: float = setting(

@@ -16,6 +16,7 @@ from tenure.model_providers.message_texts import MAX_KEPT_CHARACTERS
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import token_pb2, tool_pb2
 from tenure.wire.common import PRIORITIES, seconds
+from tenure.wire.task import parameters_to_domain
 
 FIRST_STEP: Final = 1
 MAX_TOOLS_KEPT: Final = 1024
@@ -50,6 +51,7 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> Ca
         name,
         request.max_output_tokens,
         seconds(request.timeout) if request.HasField("timeout") else 0.0,
+        request.input_tokens,
     )
     limited = LimitedCall(
         str(key.task_id),
@@ -64,7 +66,11 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> Ca
 
 
 def read_prompt(
-    prompt: pb.Prompt, attempt: str = "", max_output_tokens: int = 0, timeout_seconds: float = 0.0
+    prompt: pb.Prompt,
+    attempt: str = "",
+    max_output_tokens: int = 0,
+    timeout_seconds: float = 0.0,
+    input_tokens: int = 0,
 ) -> ModelRequest:
     """Reads a prompt. Raises InvalidRequest."""
     return ModelRequest(
@@ -77,6 +83,8 @@ def read_prompt(
         attempt=attempt,
         timeout_seconds=timeout_seconds,
         is_repeated_soon=prompt.is_repeated_soon,
+        input_tokens=input_tokens,
+        parameters=parameters_to_domain(prompt.parameters),
     )
 
 

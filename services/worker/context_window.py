@@ -121,10 +121,15 @@ class ContextWindow:
         self._ledger, self._window, self._system, self._tools = ledger, window, system, tools
         self._measure_anew()
 
+    @property
+    def _narrow(self) -> Window:
+        """The window, within that of the endpoint as far as it is known."""
+        return self._window.within(self._ledger.point.window_tokens)
+
     def is_short(self, move: CallModel, to_come: Message | None) -> bool:
         """Whether a compaction must be decided before the call. `to_come`: a message that is not in the ledger yet."""
         return self._ledger.point.must_shorten or (
-            not move.summary_through_step and self._expected(to_come) > self._window.near
+            not move.summary_through_step and self._expected(to_come) > self._narrow.near
         )
 
     def next_compaction_of(self, move: CallModel) -> NextCompaction | None:
@@ -133,7 +138,7 @@ class ContextWindow:
         content = point.pending_content
         to_come: Message | None = {"role": "user", "content": content} if content else None
         expected = self._expected(to_come)
-        compaction = next_compaction(point, expected, self._window, expected - self._expected(None))
+        compaction = next_compaction(point, expected, self._narrow, expected - self._expected(None))
         return None if move.summary_through_step and isinstance(compaction, RequestSummary) else compaction
 
     def upper_bound(self, move: CallModel, to_come: Message | None = None) -> int:
@@ -162,12 +167,12 @@ class ContextWindow:
 
     def output_tokens(self, move: CallModel) -> int:
         """Returns the maximum tokens of the answer."""
-        return summary_output_tokens(self._window.tokens) if move.summary_through_step else self._window.output_tokens
+        return summary_output_tokens(self._narrow.tokens) if move.summary_through_step else self._narrow.output_tokens
 
     def summary_messages(self, through_step: int) -> list[Message]:
         """Returns the request for a summary: at most half as large as a prompt that the provider refused."""
         point = self._ledger.point
-        fits = self._window.tokens - summary_output_tokens(self._window.tokens) - TOKENS_AROUND_SUMMARY
+        fits = self._narrow.tokens - summary_output_tokens(self._narrow.tokens) - TOKENS_AROUND_SUMMARY
         if point.overflows:
             fits = min(fits, point.refused_tokens) // 2
         return summary_messages(point, through_step, fits * BYTES_PER_TOKEN)

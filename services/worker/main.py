@@ -121,7 +121,11 @@ class WorkerSettings:
     model_timeout_seconds: float = setting(
         "the timeout of a model call", default=600.0, minimum=0.1, maximum=MAX_PHASE_SECONDS
     )
-    model_silence_seconds: float = setting("the longest silence in a model call", default=60.0, minimum=0.1)
+    model_silence_seconds: float = setting(
+        "the longest silence in a model call; 0: by the host of the endpoint, see docs/models.md",
+        default=0.0,
+        minimum=0.0,
+    )
     prompt_caching: bool = setting("use the provider's prompt caching", default=True)
     count_tokens: bool = setting("let the provider count long prompts, if it can", default=True)
     count_tokens_above: int = setting(

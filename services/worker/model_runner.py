@@ -18,6 +18,7 @@ from services.worker.models import CallEvents, ClaimedAttempt, FollowedCall
 from tenure.domain import entries
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest, TryLater, Unavailable, WrongState
+from tenure.domain.model_parameters import NO_PARAMETERS
 from tenure.domain.retry import FailureClass, RetryPolicy
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
 from tenure.model_providers.message_texts import TOOL_TEXTS, as_json
@@ -29,7 +30,7 @@ from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import model_service_pb2_grpc as grpc_pb
 from tenure.wire.common import PRIORITIES, duration
 from tenure.wire.ledger import body_to_domain
-from tenure.wire.task import usage_to_domain
+from tenure.wire.task import parameters_to_wire, usage_to_domain
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
@@ -229,6 +230,7 @@ class RunnerCall:
             timeout=duration(request.timeout_seconds) if request.timeout_seconds else None,
             priority=PRIORITIES.to_wire(attempt.priority),
             reserved_epoch=attempt.reserved_epoch,
+            input_tokens=request.input_tokens,
         )
 
 
@@ -246,6 +248,7 @@ def _prompt(request: ModelRequest) -> pb.Prompt:
             for tool in request.tools
         ],
         is_repeated_soon=request.is_repeated_soon,
+        parameters=None if request.parameters == NO_PARAMETERS else parameters_to_wire(request.parameters),
     )
 
 
@@ -260,6 +263,7 @@ def _answer(message: ledger_pb2.AssistantMessage) -> ModelAnswer:
         request_id=body.provider_request_id,
         latency_seconds=body.latency_seconds,
         usage_estimated=body.usage_estimated,
+        context_window_tokens=body.context_window_tokens,
     )
 
 
@@ -273,5 +277,6 @@ def _failure(message: ledger_pb2.ModelFailure) -> ModelCallFailed:
         retry_after_seconds=message.retry_after.ToMilliseconds() / 1000 if message.HasField("retry_after") else None,
     )
     failure.usage, failure.request_id = usage_to_domain(message.usage), message.provider_request_id
+    failure.context_window_tokens = message.context_window_tokens
     failure.was_answered = failure.usage.total > 0 or message.error_class in _MAYBE_ANSWERED
     return failure

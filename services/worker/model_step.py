@@ -50,6 +50,7 @@ def failure_entry(attempt: entries.ModelAttempt, error: ModelCallFailed) -> entr
         retry_after_seconds=error.retry_after_seconds,
         usage=billed(attempt, error.usage) if error.was_answered else error.usage,
         provider_request_id=error.request_id,
+        context_window_tokens=error.context_window_tokens,
     )
 
 
@@ -109,6 +110,7 @@ def _message(attempt: entries.ModelAttempt, answer: ModelAnswer) -> entries.Assi
         provider_request_id=answer.request_id,
         latency_seconds=answer.latency_seconds,
         usage_estimated=answer.usage_estimated,
+        context_window_tokens=answer.context_window_tokens,
     )
 
 
@@ -132,6 +134,7 @@ class ModelStep:
         self._watch = watch
         self._model = spec.agent.model or dependencies.defaults.model
         self._system = system_prompt(spec.agent.system, spec.result_schema_json)
+        self._parameters = spec.agent.parameters
         self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or dependencies.models.timeout_seconds
         self._tools: list[dict[str, Any]] = []
         self.context_window = ContextWindow(ledger, window, self._system)
@@ -272,6 +275,7 @@ class ModelStep:
                 SUMMARY_SYSTEM,
                 attempt=name,
                 timeout_seconds=self._timeout_seconds,
+                input_tokens=attempt.input_tokens,
             )
         unforeseen = 0
         if self._foreseen is not None:
@@ -287,6 +291,8 @@ class ModelStep:
             attempt=name,
             timeout_seconds=self._timeout_seconds,
             is_repeated_soon=self.context_window.is_worth_caching(),
+            input_tokens=attempt.input_tokens + unforeseen,
+            parameters=self._parameters.of_step(step),
         )
 
 

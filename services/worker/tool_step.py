@@ -87,7 +87,9 @@ class ToolStep:
         An interruption ends the wait. The calls go on, and the next owner joins them.
         """
         problems = ToolStepProblems()
-        self._output_limit_bytes = max(MIN_OUTPUT_BYTES, self._window.result_bytes // max(1, len(intents)))
+        self._output_limit_bytes = max(
+            MIN_OUTPUT_BYTES, self._window.within(self._ledger.point.window_tokens).result_bytes // max(1, len(intents))
+        )
         running = {asyncio.create_task(self._execute(intent)): intent for intent in intents}
         commit_at: float | None = None
         try:

@@ -17,15 +17,18 @@ from tenure.cli.formatting import ago, cut_text, make_list, make_table
 from tenure.cli.output import echo
 from tenure.client import Client
 from tenure.domain.agents import needs_of_builds, percent_text, read_percent, read_reference, reference
+from tenure.domain.errors import InvalidRequest
 from tenure.sdk.operations_from_wire import agent_revision_info
+from tenure.sdk.submit_options import PARAMETERS
+from tenure.sdk.submit_request import spec_of
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.agent_service import KINDS
 
 _AGENT_KEYS: Final = tuple(
-    field.name for field in task_pb2.AgentSpec.DESCRIPTOR.fields if field.name not in {"loop", "tools"}
+    field.name for field in task_pb2.AgentSpec.DESCRIPTOR.fields if field.name not in {"loop", "tools", "parameters"}
 )
-_KEYS: Final = ("name", *_AGENT_KEYS, "tools", "result_schema", "limits", "policy")
+_KEYS: Final = ("name", *_AGENT_KEYS, *PARAMETERS, "tools", "result_schema", "limits", "policy")
 
 
 class ReferenceType(click.ParamType[tuple[str, int]]):
@@ -137,8 +140,9 @@ async def diff(context: Context, client: Client, one: tuple[str, int], other: tu
 async def register(context: Context, client: Client, file: Path, make_current: bool) -> None:
     """Register the agent without code that FILE describes, as TOML or JSON. The same content is the same revision.
 
-    The keys: name, model, system, tools, approve_tools, max_output_tokens, context_window_tokens, result_schema, limits
-    and policy. Agents in Python are registered by their workers.
+    The keys: name, model, system, tools, approve_tools, max_output_tokens, context_window_tokens, temperature, top_p,
+    effort, thinking_tokens, tool_choice, seed, extra_body, result_schema, limits and policy. Agents in Python are
+    registered by their workers.
     """
     name, definition = read_definition(file)
 
@@ -196,8 +200,11 @@ def read_definition(file: Path) -> tuple[str, pb.AgentDefinition]:
     if unknown := sorted(set(content) - set(_KEYS)):
         raise click.ClickException(f"{file}: unknown key {unknown[0]}; the keys are {', '.join(_KEYS)}")
     try:
-        return content["name"], json_format.ParseDict(_message(content), pb.AgentDefinition())
-    except (json_format.ParseError, TypeError) as error:
+        definition = json_format.ParseDict(_message(content), pb.AgentDefinition())
+        if (parameters := _parameters(content)).ByteSize():
+            definition.agent.parameters.CopyFrom(parameters)
+        return content["name"], definition
+    except (json_format.ParseError, TypeError, InvalidRequest) as error:
         raise click.ClickException(f"{file}: {error}") from None
 
 
@@ -211,6 +218,11 @@ def _message(content: Mapping[str, Any]) -> dict[str, Any]:
     if "result_schema" in content:
         message["result_schema_json"] = json.dumps(content["result_schema"], sort_keys=True)
     return message
+
+
+def _parameters(content: Mapping[str, Any]) -> task_pb2.ModelParameters:
+    """Returns the parameters of the model. Raises InvalidRequest."""
+    return spec_of({name: content[name] for name in PARAMETERS if name in content}).agent.parameters
 
 
 def _kind(kind: pb.AgentKind.ValueType) -> str:

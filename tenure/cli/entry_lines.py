@@ -174,6 +174,11 @@ def _resolution(body: ledger_pb2.WaitResolution) -> str:
 
 
 def _warning(body: ledger_pb2.BudgetWarning) -> str:
+    if body.limit == Reason.MODEL_UNPRICED:
+        return (
+            "the ledger has no price for the model of a call (MODEL_UNPRICED): the call costs nothing here, and the "
+            "default cap in money does not hold for it. TENURE_CHECKPOINT_PRICES_FILE names prices"
+        )
     what = "money" if body.limit == Reason.MONEY_LIMIT else "tokens"
     if body.HasField("own"):
         return f"more than {WARNING_PERCENT} % of this sub-agent's own {what} are used: {budget_text(body.own)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable, Iterable
@@ -115,6 +116,23 @@ class MoneyType(click.ParamType[int]):
         return nano_usd
 
 
+class JsonObjectType(click.ParamType[dict[str, Any]]):
+    """`{"top_k": 40}`."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        try:
+            read = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
+        if not isinstance(read, dict):
+            self.fail(f"{value!r} is not a JSON object", param, ctx)
+        return read
+
+
 class NamesType(click.ParamType[tuple[str, ...]]):
     """`a,b,c`."""
 
@@ -225,6 +243,7 @@ TIMEOUT: Final = DurationType(above_zero=True)
 """Of a task: the contract takes 0 for the default."""
 LATER: Final = LaterType()
 LABEL: Final = LabelType()
+JSON_OBJECT: Final = JsonObjectType()
 NAMES: Final = NamesType()
 DOLLARS: Final = MoneyType()
 REPLICAS: Final = ReplicasType()

@@ -12,9 +12,11 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import short_id, why
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, NAMES, TIMEOUT, find_task, task_argument
+from tenure.cli.task_options import PARAMETER_OPTIONS
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.cli.watch import watch_task
 from tenure.client import Client
+from tenure.sdk.submit_request import put_field
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
@@ -81,7 +83,8 @@ async def fork(context: Context, client: Client, /, task: str, watched: bool, **
 
     Without --at and --step as much history as possible is copied: with --message that continues an ended task.
 
-    Options that are not given keep the values of TASK. The fork starts with a copy of TASK's files as they are now,
+    Options that are not given keep the values of TASK; of the parameters of the model, from --temperature to
+    --extra-body, one that is given replaces all. The fork starts with a copy of TASK's files as they are now,
     not as they were at the cut. Prints the new task's id.
     """
     request = fork_request(**options)
@@ -97,6 +100,9 @@ async def fork(context: Context, client: Client, /, task: str, watched: bool, **
         origin = f"{short_id(request.task_id)} after entry {forked.forked_from.sequence}"
         echo(f"Continues from {origin}. Watch it: tenure watch {short_id(forked.task_id)}", err=True)
     return await watch_task(context, client, forked.task_id) if watched else Exit.OK
+
+
+fork.params[-1:-1] = PARAMETER_OPTIONS
 
 
 def fork_request(
@@ -118,6 +124,7 @@ def fork_request(
     result_schema: str | None = None,
     without_files: bool = False,
     agent_revision: int | None = None,
+    **parameters: Any,
 ) -> api.ForkTaskRequest:
     """Returns the fork that the options describe, without its task id. Raises UsageError for options that exclude each
     other.
@@ -150,6 +157,10 @@ def fork_request(
             agent_revision=agent_revision or 0,
         ),
     )
+    for option in PARAMETER_OPTIONS:
+        if option.is_in(parameters):
+            path = option.path.removeprefix("agent.")
+            put_field(request.overrides, path, option.to_wire(parameters[option.name or ""]))
     if at is not None:
         request.at_sequence = at
     if step is not None:

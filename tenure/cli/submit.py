@@ -22,6 +22,7 @@ from tenure.domain.agents import read_reference
 from tenure.domain.task import Source, SourceKind
 from tenure.sdk.errors import named_arguments
 from tenure.sdk.option_values import source as source_to_wire
+from tenure.sdk.submit_options import PARAMETERS
 from tenure.sdk.submit_request import is_given, put_field
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -112,8 +113,8 @@ _EXCLUSIVE: Final = (
 def _of_code(goal: str, given: Mapping[str, Any]) -> task_pb2.TaskSpec:
     """Returns a spec with the function or the agent in Python that is named, if there is one. Raises UsageError."""
     agent, function = given.get("agent", ""), given.get("function", "")
-    if agent and given.keys() & {"model", "system", "tools", "no_tools", "max_output_tokens"}:
-        raise click.UsageError("the agent chooses its model, system prompt and tools itself")
+    if agent and given.keys() & {"model", "system", "tools", "no_tools", "max_output_tokens", *PARAMETERS}:
+        raise click.UsageError("the agent chooses its model with its parameters, system prompt and tools itself")
     if agent and not goal:
         raise click.UsageError("give a GOAL: the agent begins with it")
     if not (agent or function):

@@ -14,13 +14,14 @@ from typing import Any, Final, NamedTuple
 import click
 from google.protobuf import json_format
 
-from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES, TIMEOUT
+from tenure.cli.parameters import DOLLARS, DURATION, JSON_OBJECT, LABEL, NAMES, TIMEOUT
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.domain.budget import NANO_USD
+from tenure.domain.model_parameters import Effort
 from tenure.domain.task import Priority
 from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.sdk.option_values import Money, Seconds
-from tenure.sdk.submit_options import OPTIONS, Option, argument_of
+from tenure.sdk.submit_options import OPTIONS, PARAMETERS, Option, argument_of
 from tenure.sdk.submit_request import is_given
 from tenure.v1 import rule_pb2, task_pb2
 from tenure.wire.common import TIMEOUT_ACTIONS, duration
@@ -149,6 +150,9 @@ _KINDS: Final[dict[Any, _Kind]] = {
     str: _Kind({"default": ""}),
     bool: _Kind({"is_flag": True}),
     int | None: _NUMBER,
+    float | None: _Kind({"type": click.FLOAT}),
+    Effort | str | None: _Kind({"type": click.Choice([effort.name.lower() for effort in Effort])}),
+    Mapping[str, Any] | None: _Kind({"type": JSON_OBJECT}, """ For example '{"top_k": 40}'."""),
     Iterable[str]: _NAMES,
     Iterable[str] | None: _NAMES,
     Money | None: _Kind({"type": DOLLARS}, " For example 0.50.", lambda nano: Decimal(nano) / NANO_USD),
@@ -167,7 +171,7 @@ def _of_the_client() -> Iterator[TaskOption]:
 
 def _made(name: str, kind: _Kind, option: Option) -> TaskOption:
     flag = option.flag or f"--{name.replace('_', '-')}"
-    settings = {**kind.settings, "type": click.IntRange(1, _most(option.path))} if kind is _NUMBER else kind.settings
+    settings = {**kind.settings, "type": _range(option.path)} if kind is _NUMBER else kind.settings
     return TaskOption(
         [flag, name],
         path=option.path,
@@ -177,12 +181,16 @@ def _made(name: str, kind: _Kind, option: Option) -> TaskOption:
     )
 
 
-def _most(path: str) -> int | None:
-    """Returns the largest number that the contract allows in a field of TaskSpec, if it states one."""
-    message, name = path.split(".")
-    above: Any = task_pb2.TaskSpec.DESCRIPTOR.fields_by_name[message].message_type
-    field = above.fields_by_name[name]
-    return field.GetOptions().Extensions[rule_pb2.rule].most or None
+def _range(path: str) -> click.IntRange:
+    """Returns the numbers that a field of TaskSpec takes: from 0 if an absent number is another one, and as far as the
+    contract states.
+    """
+    *above, name = path.split(".")
+    message: Any = task_pb2.TaskSpec.DESCRIPTOR
+    for part in above:
+        message = message.fields_by_name[part].message_type
+    field = message.fields_by_name[name]
+    return click.IntRange(0 if field.has_presence else 1, field.GetOptions().Extensions[rule_pb2.rule].most or None)
 
 
 # The options that only the command has.
@@ -286,6 +294,8 @@ _ONLY_HERE: Final = (
 )
 
 TASK_OPTIONS: Final = (*_of_the_client(), *_ONLY_HERE)
+PARAMETER_OPTIONS: Final = tuple(option for option in TASK_OPTIONS if option.name in PARAMETERS)
+"""Those of the model's parameters, which a fork takes too."""
 SCHEDULE_OPTIONS: Final = tuple(option for option in TASK_OPTIONS if option.path not in {"", "start_time"})
 """A schedule sets when its tasks start, and repeats no submit."""
 

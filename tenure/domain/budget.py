@@ -259,16 +259,23 @@ class Denied:
 
 
 def decide_reserve(
-    budgets: Sequence[Budget], request: ReserveRequest, prices: Prices | None, max_steps: int
+    budgets: Sequence[Budget],
+    request: ReserveRequest,
+    prices: Prices | None,
+    max_steps: int,
+    *,
+    is_default_cap: bool = False,
 ) -> Granted | Denied:
     """Grants as much output as all `budgets` leave, or denies when the minimum output does not fit into one of them.
 
     A denial is final except BUDGET_BUSY: then only open reservations of other calls are in the way, and the task waits.
-    `prices` None: the model's price is unknown, so no call can be proved to fit a budget that is capped in money.
+    `prices` None: the model's price is unknown, so no call can be proved to fit a budget that is capped in money. A cap
+    that no submit asked for (`is_default_cap`) does not hold for such a call: it costs nothing here, and the tree is
+    warned once.
     """
     if request.step > max_steps:
         return Denied(Reason.STEP_LIMIT, f"the limit of {max_steps} steps is reached")
-    if prices is None and any(budget.is_capped_in_money for budget in budgets):
+    if prices is None and not is_default_cap and any(budget.is_capped_in_money for budget in budgets):
         return Denied(Reason.MODEL_UNPRICED, _unpriced(request.model))
     minimum = _Amount.of(request, prices, request.min_output_tokens)
     denials = [denial for budget in budgets for denial in _denials(budget, minimum)]
@@ -328,8 +335,9 @@ def _output_limits(budget: Budget, request: ReserveRequest, prices: Prices | Non
 
 def _unpriced(model: str) -> str:
     return (
-        f"the ledger has no price for {model}, and a task with a cap in money makes no call of unknown price: "
-        "add the model to the ledger's price file, then requeue the task"
+        f"the ledger has no price for {model}, and a task whose submit sets a cap in money makes no call of unknown "
+        "price: submit it with --no-max-cost (no_max_cost) or --allow-unpriced (allow_unpriced), or add the model to "
+        "the file of TENURE_CHECKPOINT_PRICES_FILE and requeue the task"
     )
 
 
@@ -393,7 +401,8 @@ def _with_room(missing: int, cap: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BudgetWarning:
-    """The use of a cap has reached WARNING_PERCENT. `limit`: the reason with which a task ends at this cap.
+    """The use of a cap has reached WARNING_PERCENT. `limit`: the reason with which a task ends at this cap; or
+    MODEL_UNPRICED: a call without a price was made, for which the cap in money does not hold.
 
     `budget`: that of the root. `own`: the caps and the use of the sub-agent itself; None: the root's cap is meant.
     """

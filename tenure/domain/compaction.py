@@ -16,6 +16,7 @@ from typing import Any, Final
 from tenure.domain.conversation import Message, text_block
 from tenure.domain.entries import ClearedResults
 from tenure.domain.fold import ResumePoint
+from tenure.domain.models import LIMITS_REMEDY
 
 DEFAULT_WINDOW_TOKENS: Final = 200_000
 WINDOW_TOKENS: Final = {
@@ -52,6 +53,10 @@ class Window:
 
     tokens: int
     output_tokens: int
+
+    def within(self, tokens: int) -> Window:
+        """Returns the window of an endpoint that has fewer tokens. 0: it is not known."""
+        return Window(tokens, min(self.output_tokens, tokens // 2)) if 0 < tokens < self.tokens else self
 
     @property
     def input_tokens(self) -> int:
@@ -118,13 +123,13 @@ def _after_overflow(point: ResumePoint) -> RequestSummary | WindowExhausted:
     if point.overflows > MAX_OVERFLOWS:
         return WindowExhausted(
             "the conversation does not fit the model's context window, even after a compaction: "
-            "fork the task at an earlier step, or with a model that has a larger window"
+            f"fork the task at an earlier step, or with a model that has a larger window; {LIMITS_REMEDY}"
         )
     answered_step = point.conversation.answered_step
     if not _has_answer(point, answered_step - point.is_at_dead_end):
         return WindowExhausted(
             "the goal, the system prompt and the tools do not fit the model's context window: "
-            "shorten them, or use a model that has a larger window"
+            f"shorten them, or use a model that has a larger window; {LIMITS_REMEDY}"
         )
     return RequestSummary(answered_step)
 

@@ -110,7 +110,10 @@ PROMPT_TOO_LONG: Final = "PROMPT_TOO_LONG"
 
 @dataclass(frozen=True, slots=True)
 class ModelFailure:
-    """A model call failed. Settles its model attempt."""
+    """A model call failed. Settles its model attempt.
+
+    `context_window_tokens`: of the model at its endpoint; 0: unknown.
+    """
 
     attempt_number: int
     error_class: str
@@ -120,6 +123,7 @@ class ModelFailure:
     retry_after_seconds: float | None = None
     usage: TokenUsage = field(default_factory=TokenUsage)
     provider_request_id: str = ""
+    context_window_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,7 @@ class AssistantMessage:
     """The model answered. Settles its model attempt.
 
     `usage_estimated`: the provider did not state the whole usage, so the worker estimated the rest.
+    `context_window_tokens`: of the model at its endpoint; 0: unknown.
     """
 
     attempt_number: int
@@ -148,6 +153,7 @@ class AssistantMessage:
     provider_request_id: str = ""
     latency_seconds: float = 0.0
     usage_estimated: bool = False
+    context_window_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class ResumePoint:
     `outputs`: the outputs of all steps, by call; of a fork, also those that it copied.
     `reserved_epoch`: the epoch under which the newest model attempt was reserved.
     `said`: of a control function, all messages of users so far.
+    `window_tokens`: the context window that the endpoint of the model has; 0: unknown.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     """
 
@@ -104,6 +105,7 @@ class ResumePoint:
     has_new_summary: bool = False
     said: list[str] = field(default_factory=list)
     counted: tuple[int, int] | None = None
+    window_tokens: int = 0
     _texts: list[str] = field(default_factory=list)
     _is_text_truncated: bool = False
 
@@ -232,6 +234,7 @@ class ResumePoint:
         self.empty_answers = 0
         self.summary_through_step, self.must_shorten = 0, False
         self.counted = None  # the system prompt and the tools may have changed
+        self.window_tokens = 0  # and so may the model
         self.cancel_reason = None
         self._drop_dead_end()
 
@@ -291,6 +294,7 @@ class ResumePoint:
         attempt, self.open_attempt = self.open_attempt, None
         self.failures.clear()
         self.retries = 0
+        self.window_tokens = body.context_window_tokens or self.window_tokens
         if self.summary_through_step:  # not part of the conversation: the next entry, a compaction, uses the summary
             self.summary_through_step = self.attempts_in_step = 0
             return
@@ -319,6 +323,7 @@ class ResumePoint:
 
     def _failure(self, body: ModelFailure) -> None:
         attempt, self.open_attempt = self.open_attempt, None
+        self.window_tokens = body.context_window_tokens or self.window_tokens
         if body.error_class == PROMPT_TOO_LONG and self.is_agent:
             self._overflow(attempt)
         else:

@@ -6,6 +6,10 @@ from typing import Final
 
 ANTHROPIC: Final = "anthropic"
 OPENAI: Final = "openai"
+LIMITS_REMEDY: Final = (
+    "if the model has other limits, set context_window_tokens and max_output_tokens of its endpoint, or of the task "
+    "(docs/models.md)"
+)
 _VENDORS: Final = (OPENAI, ANTHROPIC)
 
 

@@ -186,7 +186,7 @@ EVENTS: Final = {
     EVENT_ANSWER: "a wait got its answer: kind and author",
     EVENT_ESCALATION: "a wait reached a step of its escalation",
     EVENT_SUB_AGENTS: "the call created sub-agents",
-    EVENT_BUDGET_WARNING: "the tree has used 80 % of a cap",
+    EVENT_BUDGET_WARNING: "the tree has used 80 % of a cap, or has made its first call without a price",
     EVENT_QUOTA_WARNING: "the tenant reached the soft cap of a quota",
     EVENT_MESSAGE: "a message for the agent arrived",
     EVENT_CANCEL: "a user asked for the end of the task",

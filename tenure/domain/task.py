@@ -13,6 +13,7 @@ from enum import IntEnum, StrEnum
 from typing import Final
 
 from tenure.domain.agents import AgentPin
+from tenure.domain.model_parameters import NO_PARAMETERS, ModelParameters
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
 from tenure.domain.timeouts import Timeouts
@@ -107,6 +108,7 @@ class AgentSpec:
     max_output_tokens: int = 0
     approve_tools: tuple[str, ...] = ()
     context_window_tokens: int = 0
+    parameters: ModelParameters = NO_PARAMETERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +243,8 @@ def result_text(result: str, reason: str) -> str:
 
 
 # The model and the cap in money of a new task.
-# A cap in money needs a known price: a capped task whose model has no price fails with MODEL_UNPRICED at its first
-# model call. So the default cap applies only to models with a price, and a task without a cap records why it has none.
+# A cap in money needs a known price: a task whose submit sets a cap fails with MODEL_UNPRICED at its first model call
+# without one. A default cap applies only to calls with a price (decide_reserve), and a task without a cap records why.
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +256,14 @@ class CapDefaults:
 
 
 def resolve_submit(spec: TaskSpec, defaults: CapDefaults, has_price: Callable[[str], bool]) -> TaskSpec:
-    """Returns the resolved spec of a new task. Ignores the submit's `money_cap`: only this function decides it."""
-    return resolve_fork(replace(spec, limits=replace(spec.limits, money_cap=None)), defaults, has_price)
+    """Returns the resolved spec of a new task. Ignores the submit's `money_cap`: only this function decides it.
+
+    A submit may call its cap a default one, so that it holds for calls with a price only.
+    """
+    limits = spec.limits
+    is_default = limits.money_cap is MoneyCap.DEFAULT and limits.max_nano_usd > 0
+    limits = replace(limits, money_cap=MoneyCap.DEFAULT if is_default else None)
+    return resolve_fork(replace(spec, limits=limits), defaults, has_price)
 
 
 def resolve_fork(spec: TaskSpec, defaults: CapDefaults, has_price: Callable[[str], bool]) -> TaskSpec:

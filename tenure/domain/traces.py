@@ -450,6 +450,9 @@ class TraceProjection:
         budget, is_money = body.own or body.budget, body.limit == Reason.MONEY_LIMIT
         used = budget.used_nano_usd / NANO_USD if is_money else budget.used_tokens
         cap = budget.max_nano_usd / NANO_USD if is_money else budget.max_tokens
+        if body.limit == Reason.MODEL_UNPRICED:
+            self._note(semconv.EVENT_BUDGET_WARNING, at_ns, {semconv.LIMIT: body.limit})
+            return
         self._note(
             semconv.EVENT_BUDGET_WARNING, at_ns, {semconv.LIMIT: body.limit, semconv.USED: used, semconv.CAP: cap}
         )

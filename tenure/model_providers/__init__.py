@@ -6,6 +6,7 @@ client.py            the client and the port to a provider
 stream.py            the provider's event stream, folded into an answer and its usage
 anthropic_models.py  the provider Anthropic, on three platforms; platforms.py what each needs
 openai_models.py     the provider OpenAI, and compatible endpoints
+endpoint.py          what is known of an endpoint: its settings, and what its refusals taught
 dialects.py          what chat servers demand that others refuse or ignore
 chat_messages.py     conversations in the form of OpenAI; chat_stream.py their answers
 message_texts.py     messages as JSON, written once

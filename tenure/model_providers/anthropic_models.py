@@ -10,22 +10,26 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import anthropic
 import httpx2
 
 from tenure.domain.conversation import Message
+from tenure.domain.model_parameters import ANY_TOOL, AUTO, MIN_THINKING_TOKENS, NO_TOOL, Effort, ModelParameters
 from tenure.model_providers.chat_messages import without_chat_parts
 from tenure.model_providers.client import (
     LibraryErrors,
     ModelCall,
     ModelCallFailed,
     ModelRequest,
+    parameter_members,
     read_answer,
     refused,
     text_in,
 )
-from tenure.model_providers.http import open_http_client
+from tenure.model_providers.endpoint import KnownEndpoint, OptionsOf, no_options
+from tenure.model_providers.http import open_http_client, timeout_of
 from tenure.model_providers.message_texts import TOOL_TEXTS, as_json
 from tenure.model_providers.platforms import API, BEDROCK, VERTEX
 from tenure.model_providers.stream import MalformedAnswer, shown
@@ -78,6 +82,38 @@ def written_tools(tools: Sequence[Mapping[str, Any]], request: ModelRequest) -> 
     return [TOOL_TEXTS.of(tool) if tool is own_tool else as_json(tool) for tool, own_tool in pairs]
 
 
+# The parameters of a task.
+
+_FIXED_THINKING: Final = re.compile(
+    r"(.*[./])?claude-([123]|instant|(opus|sonnet|haiku)-4(-[0-5])?([-@]\d{8}.*)?\Z)", re.IGNORECASE
+)
+"""The models that think only for a number of tokens. All others decide themselves how much."""
+
+
+def members_of(parameters: ModelParameters, request: ModelRequest) -> dict[str, Any]:
+    """Returns the members of the body for the parameters. Raises ValueError for one that the provider lacks."""
+    if parameters.seed is not None:
+        raise ValueError("Anthropic does not have the parameter seed: leave it out")
+    members = {name: value for name in ("temperature", "top_p") if (value := getattr(parameters, name)) is not None}
+    if parameters.effort is Effort.NONE:
+        members["thinking"] = {"type": "disabled"}
+    elif parameters.effort is not None:
+        level = Effort.LOW if parameters.effort is Effort.MINIMAL else parameters.effort
+        members["output_config"] = {"effort": level.value.lower()}
+        if not (_FIXED_THINKING.match(request.model) or parameters.forces_tool):
+            members["thinking"] = {"type": "adaptive"}
+    room = request.max_output_tokens - MIN_THINKING_TOKENS  # for the answer itself
+    if parameters.thinking_tokens and room >= MIN_THINKING_TOKENS:
+        members["thinking"] = {"type": "enabled", "budget_tokens": min(parameters.thinking_tokens, room)}
+    if parameters.tool_choice:
+        members["tool_choice"] = _tool_choice(parameters.tool_choice)
+    return members | parameters.extra_body
+
+
+def _tool_choice(choice: str) -> dict[str, str]:
+    return {"type": choice} if choice in {AUTO, NO_TOOL, ANY_TOOL} else {"type": "tool", "name": choice}
+
+
 _STATUS_OF_TYPE: Final = {
     "rate_limit_error": 429,
     "overloaded_error": 529,
@@ -98,7 +134,8 @@ _NO_CREDIT: Final = re.compile(r"credit balance is too low|spend(ing)? limit|usa
 class AnthropicProvider:
     """Anthropic's models.
 
-    `silence_seconds`: the longest wait for the next bytes. `prompt_caching`: marks the parts of a prompt to be kept.
+    `silence_seconds`: the longest wait for the next bytes; 0: the default of its host. `prompt_caching`: marks the
+    parts of a prompt to be kept. `options_of`: what the operator states of a model.
     """
 
     errors = LibraryErrors(anthropic.APIStatusError, anthropic.APITimeoutError, anthropic.APIConnectionError)
@@ -108,12 +145,13 @@ class AnthropicProvider:
         *,
         api_key: str,
         base_url: str | None,
-        silence_seconds: float,
+        silence_seconds: float = 0.0,
         prompt_caching: bool = True,
         counts_tokens: bool = True,
         platform: str = API,
         region: str = "",
         project: str = "",
+        options_of: OptionsOf = no_options,
     ) -> None:
         """`region`, `project`: those of the platform; empty: those of its own environment.
 
@@ -123,7 +161,9 @@ class AnthropicProvider:
         self._platform = platform
         self.counts_tokens = counts_tokens and platform != BEDROCK  # which has no such method
         self.secret, self.logs_in = api_key, platform != API
-        http_client = open_http_client(silence_seconds)
+        host = urlsplit(base_url or "").hostname or ""
+        self.endpoint = KnownEndpoint(options_of, host=host, is_pinged=True, silence_seconds=silence_seconds)
+        http_client = open_http_client()
         common: dict[str, Any] = {
             "base_url": base_url, "max_retries": 0, "timeout": http_client.timeout, "http_client": http_client,
         }  # fmt: skip
@@ -146,7 +186,13 @@ class AnthropicProvider:
         response: httpx2.Response = await self._client.post(
             "/v1/messages",
             cast_to=httpx2.Response,
-            options={"headers": {"x-tenure-attempt": request.attempt}},
+            options={
+                "headers": {
+                    **self.endpoint.options_of(request.model).extra_headers,
+                    "x-tenure-attempt": request.attempt,
+                },
+                "timeout": timeout_of(request.silence_seconds),
+            },
             stream=True,
             stream_cls=anthropic.AsyncStream,
             **self.payload_of(request),
@@ -163,6 +209,8 @@ class AnthropicProvider:
         system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
         head = {"model": request.model, "max_tokens": request.max_output_tokens, "stream": True}
         head |= {"system": system} if system else {}
+        head |= self.endpoint.options_of(request.model).extra_body
+        head |= parameter_members(lambda parameters: members_of(parameters, request), request)
         if self._platform != API:
             return {"body": {**head, **({"tools": tools} if tools else {}), "messages": messages}}
         written = f',"tools":[{",".join(written_tools(tools, request))}]' if tools else ""

@@ -2,7 +2,7 @@
 
 The ledger keeps one history, in Anthropic's blocks, whichever provider wrote it. The conversion leaves out what only
 Anthropic can read back: thoughts with their signatures, and the calls and results of Anthropic's own tools. What a chat
-server wants back unread (dialects.py) is kept in blocks `reasoning` and in the member `extra_content` of calls.
+server wants back unread (dialects.py) is kept in blocks `reasoning` and in members of calls.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
-from tenure.model_providers.dialects import OTHER, ChatDialect
+from tenure.model_providers.dialects import KEPT_OF_CALLS, OTHER, ChatDialect
 
 REASONING: Final = "reasoning"
-EXTRA_CONTENT: Final = "extra_content"
+KEPT: Final = "kept"
+"""The member of a block `reasoning` with the members of the answer that go back as they came."""
 
 ERROR_HEAD: Final = "The call failed: "
 """Begins the result of a failed call: a chat message has no member for a failure."""
@@ -41,11 +42,11 @@ def without_chat_parts(messages: Sequence[Message]) -> Sequence[Message]:
 def _has_chat_parts(message: Message) -> bool:
     if message["role"] != "assistant" or isinstance(message["content"], str):
         return False
-    return any(block["type"] == REASONING or EXTRA_CONTENT in block for block in message["content"])
+    return any(block["type"] == REASONING or not block.keys().isdisjoint(KEPT_OF_CALLS) for block in message["content"])
 
 
 def _plain(block: ContentBlock) -> ContentBlock:
-    return {key: value for key, value in block.items() if key != EXTRA_CONTENT}
+    return {key: value for key, value in block.items() if key not in KEPT_OF_CALLS}
 
 
 def chat_messages(system: str, messages: Iterable[Message], dialect: ChatDialect = OTHER) -> list[dict[str, Any]]:
@@ -87,22 +88,21 @@ def _of_assistant(blocks: Sequence[ContentBlock], dialect: ChatDialect) -> Itera
                 "name": block["name"],
                 "arguments": json.dumps(block["input"], ensure_ascii=False, separators=(",", ":")),
             },
-            **_extra_content(block, dialect),
+            **({name: block[name] for name in KEPT_OF_CALLS if name in block} if dialect.returns_calls_whole else {}),
         }
         for block in blocks
         if block["type"] == "tool_use"
     ]
     reasoning = "".join(block[REASONING] for block in blocks if block["type"] == REASONING)
     thoughts = {dialect.thoughts: reasoning} if dialect.thoughts and reasoning else {}
+    kept = {
+        name: value for block in blocks if block["type"] == REASONING for name, value in block.get(KEPT, {}).items()
+    }
+    thoughts |= {name: value for name, value in kept.items() if name in dialect.kept}
     if calls:
         yield {"role": "assistant", "content": text or None, **thoughts, "tool_calls": calls}
     elif text:
         yield {"role": "assistant", "content": text, **thoughts}
-
-
-def _extra_content(block: ContentBlock, dialect: ChatDialect) -> dict[str, Any]:
-    kept = dialect.returns_extra_content and EXTRA_CONTENT in block
-    return {EXTRA_CONTENT: block[EXTRA_CONTENT]} if kept else {}
 
 
 def _of_user(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:

@@ -7,10 +7,11 @@ meaning is read; all else is a malformed answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tenure.model_providers.dialects import KEPT_OF_CALLS
 from tenure.model_providers.stream import (
     AnswerFold,
     ErrorEvent,
@@ -50,17 +51,20 @@ class ChatStream(EventStream):
     """Splits bytes into chunks and yields events of the Messages API: `feed` takes bytes as they come.
 
     The end of the answer is the line [DONE], or the end of the stream after a finish reason. The usage comes between.
-    Bytes that begin a JSON object are an answer as a whole, of a server that does not stream.
+    Bytes that begin a JSON object are an answer as a whole, of a server that does not stream. `kept`: the members of an
+    answer that the server wants back as they came.
     """
 
     fold: AnswerFold = field(default_factory=AnswerFold)
     keeps_thoughts: bool = False
+    kept: Sequence[str] = ()
     _begun: bool = False
     _blocks: int = 0
     _text_block: int | None = None
     _thoughts_block: int | None = None
     _calls: dict[int, _Call] = field(default_factory=dict)
     _newest: _Call | None = None
+    _kept: dict[str, Any] = field(default_factory=dict)
     _finish_reason: str = ""
     _usage: dict[str, Any] | None = None
     _is_done: bool = False
@@ -93,6 +97,9 @@ class ChatStream(EventStream):
         is_cut_off = self._finish_reason == _CUT_OFF
         for block in range(self._blocks - 1 if is_cut_off else self._blocks):  # the limit cuts the last one
             yield {"type": "content_block_stop", "index": block}
+        if self._kept:
+            yield self._start({"type": "reasoning", "reasoning": "", "kept": self._kept})
+            yield {"type": "content_block_stop", "index": self._blocks - 1}
         stop_reason = _STOP_REASONS.get(self._finish_reason, self._finish_reason)
         if self._calls and stop_reason == "end_turn":  # as some servers say it
             stop_reason = "tool_use"
@@ -144,6 +151,9 @@ class ChatStream(EventStream):
             self._finish_reason = self._finish_reason or reason
 
     def _delta_events(self, delta: dict[str, Any]) -> Iterator[Event]:
+        for key in self.kept:
+            if (value := delta.get(key)) is not None:
+                self._keep(key, value)
         for key in _THOUGHTS:
             if piece := _optional_text(delta, key):
                 yield from self._thought_events(piece)
@@ -157,6 +167,11 @@ class ChatStream(EventStream):
             raise MalformedAnswer(f"the tool calls of a delta are not a list of objects; received {shown(calls)}")
         for call in calls:
             yield from self._call_events(call)
+
+    def _keep(self, key: str, value: object) -> None:
+        """Keeps a member unread. A list comes in pieces."""
+        known = self._kept.get(key)
+        self._kept[key] = [*known, *value] if isinstance(known, list) and isinstance(value, list) else value
 
     def _thought_events(self, piece: str) -> Iterator[Event]:
         if not self.keeps_thoughts:
@@ -188,8 +203,7 @@ class ChatStream(EventStream):
             call = _Call(self._blocks, call_id)
             self._calls[self._index_of(delta.get("index"))] = self._newest = call
             own_id = call_id or f"call_{call.block}"
-            extra = delta.get("extra_content")
-            kept = {"extra_content": extra} if isinstance(extra, dict) else {}
+            kept = {name: delta[name] for name in KEPT_OF_CALLS if isinstance(delta.get(name), dict)}
             yield self._start({"type": "tool_use", "id": own_id, "name": name, "input": {}, **kept})
         if piece := _arguments(function):
             yield {

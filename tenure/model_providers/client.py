@@ -22,9 +22,11 @@ import httpx2
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
-from tenure.domain.models import vendor_of
+from tenure.domain.model_parameters import NO_PARAMETERS, ModelParameters
+from tenure.domain.models import LIMITS_REMEDY, vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tool_arguments import TRUNCATED, escaped, strict_json
+from tenure.model_providers.endpoint import NO_LIMITS, KnownEndpoint, stated_limits
 from tenure.model_providers.http import HTTP_ERRORS, made_no_connection
 from tenure.model_providers.stream import (
     MAX_TOKENS,
@@ -49,6 +51,10 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
 
 
 SILENT: Final = "the provider was silent for too long"
+SILENCE_REMEDY: Final = (
+    "it sent nothing for {seconds:g} s. The next call waits twice as long; set silence_seconds of the endpoint, or "
+    "TENURE_OPENAI_SILENCE_SECONDS, for a model that thinks longer"
+)
 NO_PROVIDER: Final = (
     "this worker has no provider for the model {model}: set {vendor}_API_KEY or {vendor}_BASE_URL for the worker, "
     "or give the task a model of another provider"
@@ -76,7 +82,8 @@ class ModelRequest:
 
     `texts`: the messages as JSON, if they are written already; none: they are not.
 
-    `is_repeated_soon`: the next request will begin with the same prompt, so that caching it pays.
+    `is_repeated_soon`: the next request will begin with the same prompt, so that caching it pays. `input_tokens`: an
+    upper bound of the prompt; 0: unknown. `silence_seconds`: set by the client, the longest wait for the next bytes.
     """
 
     model: str
@@ -87,6 +94,9 @@ class ModelRequest:
     attempt: str = ""
     timeout_seconds: float = 0.0
     is_repeated_soon: bool = False
+    input_tokens: int = 0
+    parameters: ModelParameters = NO_PARAMETERS
+    silence_seconds: float | None = None
     texts: Sequence[str] = field(default=(), repr=False, compare=False)
 
 
@@ -94,7 +104,8 @@ class ModelRequest:
 class ModelAnswer:
     """The model's answer in the form of the ledger.
 
-    `usage_estimated`: the provider did not state the whole usage.
+    `usage_estimated`: the provider did not state the whole usage. `context_window_tokens`: of the model at its
+    endpoint; 0: unknown.
     """
 
     content: tuple[ContentBlock, ...]
@@ -104,6 +115,7 @@ class ModelAnswer:
     request_id: str
     latency_seconds: float
     usage_estimated: bool = False
+    context_window_tokens: int = 0
 
 
 class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger records, not an error of this program
@@ -129,8 +141,14 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
         self.retry_after_seconds = retry_after_seconds
         self.usage = TokenUsage()
         self.request_id = ""
+        self.context_window_tokens = 0
         self.was_answered = False
         self.was_sent = True
+
+    def append(self, text: str) -> None:
+        """Adds a sentence to the message."""
+        self.message = escaped(f"{self.message}: {text}", MAX_FAILURE_CHARACTERS)
+        self.args = (f"{self.error_class}: {self.message}",)
 
     def hide(self, secret: str) -> None:
         """Removes the provider's key from the message, which the task's owner reads: some proxies quote it."""
@@ -196,8 +214,10 @@ class ModelProvider(Protocol):
     """The port to one model provider.
 
     `counts_tokens`: whether the provider may be asked to count a prompt. `secret`: the key; "": it has none. `logs_in`:
-    the library logs in at a platform before it sends a request.
+    the library logs in at a platform before it sends a request. `endpoint`: what is known of the server.
     """
+
+    endpoint: KnownEndpoint
 
     counts_tokens: bool
     errors: LibraryErrors
@@ -244,6 +264,7 @@ class ModelClient:
     async def answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
         """Sends one request and reads its answer to the end. Raises ModelCallFailed for every failure."""
         began = time.monotonic()
+        silence_seconds: float | None = None
         timeout_seconds = request.timeout_seconds or self.timeout_seconds
         vendor, model = vendor_of(request.model)
         provider = self._providers.get(vendor)
@@ -252,12 +273,17 @@ class ModelClient:
             raise ModelCallFailed(FailureClass.NOT_FOUND, text)
         try:
             async with asyncio.timeout(timeout_seconds):
-                await provider.send(replace(request, model=model), call)
+                silence_seconds = provider.endpoint.silence_seconds(model, timeout_seconds)
+                await _send(provider, replace(request, model=model, silence_seconds=silence_seconds), call)
             content = call.fold.content()
         except Exception as error:
             _report_headers(error, provider, call)
             failure = _failure(error, provider, timeout_seconds, was_taken=call.was_taken)
             failure.hide(provider.secret)
+            failure.context_window_tokens = provider.endpoint.limits(model).window_tokens
+            if failure.message == SILENT and silence_seconds is not None:
+                provider.endpoint.met_silence(model, silence_seconds)
+                failure.append(SILENCE_REMEDY.format(seconds=silence_seconds))
             failure.usage = call.usage
             failure.request_id = _id(getattr(error, "request_id", None) or call.request_id)
             failure.was_answered = call.stream.size_bytes > 0
@@ -271,6 +297,7 @@ class ModelClient:
             request_id=call.request_id,
             latency_seconds=time.monotonic() - began,
             usage_estimated=not call.fold.is_usage_stated(),
+            context_window_tokens=provider.endpoint.limits(model).window_tokens,
         )
 
     async def count(self, request: ModelRequest) -> int | None:
@@ -300,6 +327,36 @@ class ModelClient:
             return None
         metrics.count("tenure_worker_token_counts_total", result="COUNTED")
         return tokens
+
+
+async def _send(provider: ModelProvider, request: ModelRequest, call: ModelCall) -> None:
+    """Sends a request that fits the limits of its model, and once more if the refusal states a smaller limit."""
+    request = provider.endpoint.fitted(request)
+    try:
+        await provider.send(request, call)
+    except provider.errors.status as error:
+        failure = _provider_failure(error, provider)
+        if failure is None or call.was_taken:
+            raise
+        smaller = provider.endpoint.learn(request, failure.status_code, failure.message)
+        if smaller is None:
+            raise
+        _log.info("a model has a smaller limit", extra={"model": request.model, "why": failure.message})
+        await provider.send(smaller, call)
+
+
+def parameter_members(members: Callable[[ModelParameters], dict[str, Any]], request: ModelRequest) -> dict[str, Any]:
+    """Returns the members of the body for the parameters of a request, without a choice among no tools.
+
+    Raises ModelCallFailed for one that the provider lacks: nothing was sent.
+    """
+    parameters = request.parameters
+    try:
+        return members(parameters if request.tools else replace(parameters, tool_choice=""))
+    except ValueError as error:
+        failure = ModelCallFailed(FailureClass.INVALID_REQUEST, str(error))
+        failure.was_sent = False
+        raise failure from error
 
 
 def _checked_count(tokens: object) -> int:
@@ -346,6 +403,8 @@ async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
 def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, *, was_taken: bool) -> ModelCallFailed:
     """Classifies a failure. A retry may help after the request was sent, unless the provider refused it."""
     match error:
+        case ModelCallFailed():
+            return error
         case TimeoutError():
             return ModelCallFailed(
                 FailureClass.TIMEOUT, f"the model's answer was not complete within {timeout_seconds:g} s"
@@ -404,12 +463,15 @@ def refused(
     status: int, message: str, retry_after_seconds: float | None, *, is_too_long: bool = False
 ) -> ModelCallFailed:
     """Returns the failure of a request that the provider refused with this status, 400 or more."""
-    return ModelCallFailed(
+    failure = ModelCallFailed(
         FailureClass.PROMPT_TOO_LONG if is_too_long else class_of_status(status),
         message,
         status_code=status,
         retry_after_seconds=retry_after_seconds,
     )
+    if stated_limits(message) != NO_LIMITS:
+        failure.append(LIMITS_REMEDY)
+    return failure
 
 
 def text_in(holder: Mapping[str, Any], key: str) -> str:
@@ -442,7 +504,7 @@ def _date(text: str) -> datetime | None:
 
 
 def _id(message: str) -> str:
-    """Limits the provider's id of a request to printable characters and a maximum length."""
+    """ModelLimits the provider's id of a request to printable characters and a maximum length."""
     return escaped(message, _MAX_ID_CHARACTERS)
 
 

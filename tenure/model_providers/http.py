@@ -35,8 +35,13 @@ def made_no_connection(error: BaseException | None) -> bool:
     return error is not None
 
 
-def open_http_client(silence_seconds: float | None) -> httpx2.AsyncClient:
-    """Returns a client with a pool of its own. `silence_seconds`: the longest wait for the next bytes; None: no limit.
+def timeout_of(silence_seconds: float | None) -> httpx2.Timeout:
+    """Returns the timeout of a request. `silence_seconds`: the longest wait for the next bytes; None: no limit."""
+    return httpx2.Timeout(silence_seconds, connect=CONNECT_TIMEOUT_SECONDS)
+
+
+def open_http_client() -> httpx2.AsyncClient:
+    """Returns a client with a pool of its own. Each request sets its timeout.
 
     It is httpx2 with the transport of aiohttp. The transport of httpx2 itself looks at every connection for each
     request and parses in Python.
@@ -46,7 +51,7 @@ def open_http_client(silence_seconds: float | None) -> httpx2.AsyncClient:
     return anthropic.DefaultAioHttpClient(
         verify=http_tls_context(),
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-        timeout=httpx2.Timeout(silence_seconds, connect=CONNECT_TIMEOUT_SECONDS),
+        timeout=timeout_of(None),
         headers={"accept-encoding": READABLE_ENCODINGS},
         event_hooks={"response": [_bound_body]},
     )

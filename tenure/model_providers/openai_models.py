@@ -19,12 +19,14 @@ from tenure.model_providers.client import (
     ModelCall,
     ModelCallFailed,
     ModelRequest,
+    parameter_members,
     read_answer,
     refused,
     text_in,
 )
 from tenure.model_providers.dialects import dialect_of
-from tenure.model_providers.http import open_http_client
+from tenure.model_providers.endpoint import KnownEndpoint, OptionsOf, no_options
+from tenure.model_providers.http import open_http_client, timeout_of
 
 _STATUS_OF_KIND: Final = {
     "insufficient_quota": 402,
@@ -66,17 +68,27 @@ _TOO_LONG: Final = re.compile(
 class OpenAIProvider:
     """Models behind the Chat Completions API.
 
-    `base_url` None: OpenAI. `silence_seconds`: the longest wait for the next bytes. `streams`: False for a server that
-    cannot stream its answers: it sends nothing until the whole answer is there.
+    `base_url` None: OpenAI. `silence_seconds`: the longest wait for the next bytes; 0: the default of its host.
+    `streams`: False for a server that cannot stream its answers: it sends nothing until the whole answer is there.
+    `options_of`: what the operator states of a model.
     """
 
     errors = LibraryErrors(openai.APIStatusError, openai.APITimeoutError, openai.APIConnectionError)
 
-    def __init__(self, *, api_key: str, base_url: str | None, silence_seconds: float, streams: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        api_key: str,
+        base_url: str | None,
+        silence_seconds: float = 0.0,
+        streams: bool = True,
+        options_of: OptionsOf = no_options,
+    ) -> None:
         self.counts_tokens = False  # this API cannot count
         self.secret, self.logs_in = api_key, False
         self._streaming = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
-        http_client = open_http_client(silence_seconds if streams else None)
+        self._streams = streams
+        http_client = open_http_client()
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             base_url=base_url,
@@ -85,6 +97,7 @@ class OpenAIProvider:
             http_client=http_client,
         )
         self._host = urlsplit(str(self._client.base_url)).hostname or ""
+        self.endpoint = KnownEndpoint(options_of, host=self._host, silence_seconds=silence_seconds)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -92,8 +105,10 @@ class OpenAIProvider:
 
     async def send(self, request: ModelRequest, call: ModelCall) -> None:
         """Sends one request and gives the bytes of the answer to `call`."""
-        dialect = dialect_of(self._host, request.model)
-        call.stream = ChatStream(fold=call.fold, keeps_thoughts=bool(dialect.thoughts))
+        options = self.endpoint.options_of(request.model)
+        dialect = dialect_of(self._host, request.model, options.dialect)
+        call.stream = ChatStream(fold=call.fold, keeps_thoughts=bool(dialect.thoughts), kept=dialect.kept)
+        extra_body = {**options.extra_body, **parameter_members(dialect.members, request)}
         arguments: dict[str, Any] = {dialect.limit_name: request.max_output_tokens, **self._streaming}
         if request.tools:
             arguments["tools"] = chat_tools(request.tools)
@@ -101,7 +116,9 @@ class OpenAIProvider:
         async with completions.with_streaming_response.create(
             model=request.model,
             messages=chat_messages(request.system, request.messages, dialect),
-            extra_headers={"x-tenure-attempt": request.attempt},
+            extra_headers={**options.extra_headers, "x-tenure-attempt": request.attempt},
+            extra_body=extra_body or None,
+            timeout=timeout_of(request.silence_seconds if self._streams else None),
             **arguments,
         ) as response:
             await read_answer(call, response.headers, "x-request-id", response.iter_bytes())

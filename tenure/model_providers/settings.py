@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from tenure.domain.models import ANTHROPIC, OPENAI, vendor_of
 from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.model_providers.client import ModelProvider
+from tenure.model_providers.endpoint import ModelOptions
 from tenure.model_providers.platforms import API, PLATFORMS, missing_extra
 from tenure.runtime.fast_start import imports_kept
 from tenure.runtime.settings import ConfigurationError, Secret, group, setting
@@ -55,6 +56,33 @@ class OpenAISettings:
         default=True,
         variable="TENURE_OPENAI_STREAM",
     )
+    context_window_tokens: int = setting(
+        "the input and output of a call to the endpoint in tokens; 0: learned from its refusals",
+        default=0,
+        minimum=0,
+        variable="TENURE_OPENAI_CONTEXT_WINDOW_TOKENS",
+    )
+    max_output_tokens: int = setting(
+        "the most output of a call to the endpoint in tokens; 0: learned from its refusals",
+        default=0,
+        minimum=0,
+        variable="TENURE_OPENAI_MAX_OUTPUT_TOKENS",
+    )
+    silence_seconds: float = setting(
+        "the longest silence in a call to the endpoint; 0: as the process states it, or by the host of the endpoint",
+        default=0.0,
+        minimum=0.0,
+        variable="TENURE_OPENAI_SILENCE_SECONDS",
+    )
+
+    @property
+    def options(self) -> ModelOptions:
+        """What these variables state of each model of the endpoint."""
+        return ModelOptions(
+            context_window_tokens=self.context_window_tokens,
+            max_output_tokens=self.max_output_tokens,
+            silence_seconds=self.silence_seconds,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,5 +167,6 @@ def open_providers(
             base_url=settings.openai.base_url or None,
             silence_seconds=silence_seconds,
             streams=settings.openai.streams,
+            options_of=lambda _model: settings.openai.options,
         )
     return providers

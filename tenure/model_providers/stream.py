@@ -209,12 +209,12 @@ _OWN_FIELDS: Final = {
     "text": ("text", "citations"),
     "thinking": ("thinking", "signature"),
     "redacted_thinking": ("data",),
-    "reasoning": ("reasoning",),
-    "tool_use": ("id", "name", "input", "extra_content"),
+    "reasoning": ("reasoning", "kept"),
+    "tool_use": ("id", "name", "input", "extra_content", "provider_specific_fields"),
 }
 """The members of these blocks that are kept: the provider refuses an unknown member when it is sent back.
 
-Only chat servers send `reasoning` and `extra_content` (dialects.py), and only they get them back.
+Only chat servers send `reasoning`, and the last two members of calls (dialects.py), and only they get them back.
 """
 _SERVER_BLOCKS: Final = re.compile(r"(server_tool_use|mcp_tool_use|container_upload|[a-z_]+_tool_result)\Z")
 _DELTAS: Final = {

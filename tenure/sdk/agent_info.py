@@ -9,7 +9,7 @@ from typing import Any
 
 from tenure.domain.task import TaskPolicy
 from tenure.sdk.json_shape import PublicValue
-from tenure.sdk.task_info import TaskLimits
+from tenure.sdk.task_info import ModelParametersInfo, TaskLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class AgentDefinitionInfo(PublicValue):
     approve_tools: tuple[str, ...]
     max_output_tokens: int
     context_window_tokens: int
+    parameters: ModelParametersInfo | None
     tools: tuple[AgentToolInfo, ...]
     input_schema: Any
     output_schema: Any

@@ -234,7 +234,10 @@ class ResultRejectedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetWarningEvent(Event):
-    """The tree has used 80 % of a cap. `limit`: TOKEN_LIMIT or MONEY_LIMIT."""
+    """The tree has used 80 % of a cap. `limit`: TOKEN_LIMIT or MONEY_LIMIT.
+
+    MODEL_UNPRICED: the tree has made its first call without a known price.
+    """
 
     limit: str
     budget: TaskBudget

@@ -17,6 +17,7 @@ from tenure.sdk.errors import ServerFailed
 from tenure.sdk.task_info import (
     BudgetNeed,
     FunctionCall,
+    ModelParametersInfo,
     TaskBudget,
     TaskFile,
     TaskInfo,
@@ -63,6 +64,7 @@ def _calls_in_doubt(ended: task_pb2.Task | ledger_pb2.StateTransition) -> tuple[
 
 
 public(FunctionCall, task_pb2.ControlWork, rename={"name": "function"})
+public(ModelParametersInfo, task_pb2.ModelParameters)
 public(TaskLimits, task_pb2.Limits, skip="no_money_cap")
 public(TaskBudget, task_pb2.BudgetStatus)
 public(BudgetNeed, task_pb2.BudgetRequest, skip="budget")
@@ -179,10 +181,15 @@ _EVENTS: Final[dict[str, Callable[[ledger_pb2.Entry], events.Event]]] = {
         "model_attempt",
         skip="epoch input_tokens max_output_tokens summary_through_step prices",
     ),
-    "model_failure": _event(events.ModelFailureEvent, "model_failure", skip="epoch provider_request_id"),
+    "model_failure": _event(
+        events.ModelFailureEvent, "model_failure", skip="epoch provider_request_id context_window_tokens"
+    ),
     "attempt_lost": _event(events.AttemptLostEvent, "attempt_lost"),
     "assistant_message": _event(
-        events.AssistantMessageEvent, "assistant_message", given={"text": _texts}, skip="epoch provider_request_id"
+        events.AssistantMessageEvent,
+        "assistant_message",
+        given={"text": _texts},
+        skip="epoch provider_request_id context_window_tokens",
     ),
     "tool_intent": _event(events.ToolIntentEvent, "tool_intent", skip="epoch tool_use_id"),
     "tool_outcome": _event(events.ToolOutcomeEvent, "tool_outcome", "outcome", skip="epoch usage output"),

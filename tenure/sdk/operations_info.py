@@ -16,7 +16,7 @@ from typing import Any
 from tenure.domain.budget import TokenUsage
 from tenure.domain.task import Priority, TaskPolicy
 from tenure.sdk.json_shape import PublicValue
-from tenure.sdk.task_info import FunctionCall, TaskLimits
+from tenure.sdk.task_info import FunctionCall, ModelParametersInfo, TaskLimits
 
 # Leases.
 
@@ -74,6 +74,7 @@ class TaskTemplate(PublicValue):
     tools: tuple[str, ...] | None
     approve_tools: tuple[str, ...]
     max_output_tokens: int
+    parameters: ModelParametersInfo | None
     loop: str
     function: FunctionCall | None
     result_schema: Any

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from enum import Enum
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,13 +14,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
+from tenure.domain.model_parameters import Effort
 from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.v1 import task_pb2
-from tenure.wire.common import PRIORITIES, SOURCES, duration, timestamp
+from tenure.wire.common import EFFORTS, PRIORITIES, SOURCES, duration, timestamp
 from tenure.wire.task import policy_to_wire
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
 Money = Decimal | float | int | str
 Seconds = timedelta | float | int
 
@@ -45,11 +48,31 @@ def nano_usd(argument: str, amount: Money | None) -> int:
     return nano
 
 
+def default_cap(_argument: str, given: bool) -> task_pb2.MoneyCap.ValueType:
+    """Returns the origin of a cap that holds for calls with a price only."""
+    return task_pb2.MONEY_CAP_DEFAULT if given else task_pb2.MONEY_CAP_UNSPECIFIED
+
+
 def number(argument: str, value: int) -> int:
     """Returns the number. Refuses 0, which the contract takes for the default; the gateway refuses negative numbers."""
     if of_type(argument, value, int) == 0:
         raise invalid_argument(argument, f"must be 1 or more, not {value!r}", "omit it to have the default")
     return value
+
+
+def whole(argument: str, value: int) -> int:
+    """Returns the number. 0 is one."""
+    return of_type(argument, value, int)
+
+
+def real(argument: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise invalid_argument(argument, f"must be a number, not {value!r}")
+    return float(value)
+
+
+def effort(argument: str, given: Effort | str) -> task_pb2.Effort.ValueType:
+    return EFFORTS.to_wire(_member(argument, Effort, given))
 
 
 def names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
@@ -71,10 +94,15 @@ def labels(argument: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def priority(argument: str, given: Priority | str) -> task_pb2.Priority.ValueType:
+    return PRIORITIES.to_wire(_member(argument, Priority, given))
+
+
+def _member(argument: str, kind: type[E], given: E | str) -> E:
+    """Returns the member of an enum that is given by itself or by its name."""
     try:
-        return PRIORITIES.to_wire(Priority[str(getattr(given, "name", given)).upper()])
+        return kind[str(getattr(given, "name", given)).upper()]
     except KeyError:
-        message = f"must be one of {', '.join(member.name for member in Priority)}, not {given!r}"
+        message = f"must be one of {', '.join(member.name for member in kind)}, not {given!r}"
         raise invalid_argument(argument, message) from None
 
 
@@ -124,6 +152,10 @@ def json_text(argument: str, value: Any) -> str:
     except (TypeError, ValueError) as error:
         raise invalid_argument(argument, f"must be a JSON value: {error}") from error
     return text
+
+
+def json_object(argument: str, given: Mapping[str, Any]) -> str:
+    return json_text(argument, of_type(argument, given, Mapping) and dict(given))
 
 
 def agent_of_reference(argument: str, reference: str) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, Final, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
+from tenure.domain.model_parameters import Effort
 from tenure.domain.task import Priority, Source, TaskPolicy
 from tenure.sdk import option_values as values
 from tenure.sdk.option_values import Money, Seconds
@@ -84,11 +85,61 @@ class AgentOptions(CommonOptions, total=False):
         int | None,
         Option("the most output tokens of one model call; at most 64,000", "agent.max_output_tokens", values.number),
     ]
+    temperature: Annotated[
+        float | None, Option("the randomness of the answers, 0 to 2", "agent.parameters.temperature", values.real)
+    ]
+    top_p: Annotated[
+        float | None,
+        Option("the share of the most probable tokens to choose from, 0 to 1", "agent.parameters.top_p", values.real),
+    ]
+    effort: Annotated[
+        Effort | str | None,
+        Option(
+            "how much the model thinks: NONE, MINIMAL, LOW, MEDIUM, HIGH, XHIGH or MAX",
+            "agent.parameters.effort",
+            values.effort,
+        ),
+    ]
+    thinking_tokens: Annotated[
+        int | None,
+        Option(
+            "instead of an effort, for models that take a number: the most tokens of thoughts in one answer",
+            "agent.parameters.thinking_tokens",
+            values.number,
+        ),
+    ]
+    tool_choice: Annotated[
+        str,
+        Option(
+            "auto, none, any (the first answer calls a tool), or the name of the tool that the first answer calls",
+            "agent.parameters.tool_choice",
+        ),
+    ]
+    seed: Annotated[
+        int | None,
+        Option("makes answers repeatable as far as the provider can", "agent.parameters.seed", values.whole),
+    ]
+    extra_body: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            "further members of the request to the model, a JSON object, such as top_k; docs/models.md lists them",
+            "agent.parameters.extra_body_json",
+            values.json_object,
+        ),
+    ]
 
 
 class FunctionOptions(CommonOptions, total=False):
     """Of one task: `Client.submit_function`."""
 
+    allow_unpriced: Annotated[
+        bool,
+        Option(
+            "with max_cost: make calls without a known price too, for which the cap does not hold",
+            "limits.money_cap",
+            values.default_cap,
+        ),
+    ]
     no_max_cost: Annotated[bool, Option("no cap in dollars, not even the default one", "limits.no_money_cap")]
     start_at: Annotated[
         datetime | None, Option("the earliest start; at most 366 days ahead", "start_time", values.start_time)
@@ -136,6 +187,8 @@ def default_of(hint: Any) -> Any:
 
 
 OPTIONS: Final = options_of(SubmitOptions)
+PARAMETERS: Final = tuple(name for name, (_, option) in OPTIONS.items() if option.path.startswith("agent.parameters."))
+"""The options that are parameters of the model."""
 
 
 def only(kind: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:

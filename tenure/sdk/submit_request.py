@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.sdk.option_values import agent_of_reference, json_text
-from tenure.sdk.submit_options import OPTIONS
+from tenure.sdk.submit_options import OPTIONS, PARAMETERS
 from tenure.v1 import agent_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 
@@ -33,7 +33,7 @@ def submit_request(
     set_field(request, "spec.result_schema_json", result_schema_json, "result")
     if not name:
         return request
-    for argument in ("model", "system", "tools", "max_output_tokens"):
+    for argument in ("model", "system", "tools", "max_output_tokens", *PARAMETERS):
         if options.get(argument) not in (None, ""):
             raise invalid_argument(argument, f"cannot be chosen for the agent {name}: its code chooses it")
     if not goal:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from tenure.domain.budget import TokenUsage
+from tenure.domain.model_parameters import Effort
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.states import TaskState, is_terminal
 from tenure.domain.task import MoneyCap, Priority, Source, TaskPolicy
@@ -94,6 +95,19 @@ class TaskLimits(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelParametersInfo(PublicValue):
+    """The parameters of a task's model calls. None, 0 and empty: the provider's own choice."""
+
+    temperature: float | None
+    top_p: float | None
+    effort: Effort | None
+    thinking_tokens: int
+    tool_choice: str
+    seed: int | None
+    extra_body: Any
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionCall(PublicValue):
     """The control function that runs instead of an agent, and its input as a JSON value."""
 
@@ -106,9 +120,9 @@ class TaskInfo(PublicValue):
     """A task at one moment.
 
     What was submitted: `goal`, `model` (empty: the worker's default), `system`, `tools` (None: all of the tenant's),
-    `approve_tools`, `max_output_tokens` (0: the worker's default), `loop`, `function`, `agent` and `agent_revision`
-    (of the revision that the task is pinned to; empty and None: none), `result_schema`, `limits`, `policy`,
-    `priority`, `queue`, `labels`, `source`, `start_at`.
+    `approve_tools`, `max_output_tokens` (0: the worker's default), `parameters` (of the model; None: none), `loop`,
+    `function`, `agent` and `agent_revision` (of the revision that the task is pinned to; empty and None: none),
+    `result_schema`, `limits`, `policy`, `priority`, `queue`, `labels`, `source`, `start_at`.
 
     How it stands: `state` with its `reason` (UPPER_SNAKE, for programs) and `message` (for people); `attempt`, which
     counts retries and requeues from 1; `step`, the newest one; `sequence`, that of the newest entry; `worker`, empty
@@ -130,6 +144,7 @@ class TaskInfo(PublicValue):
     tools: tuple[str, ...] | None
     approve_tools: tuple[str, ...]
     max_output_tokens: int
+    parameters: ModelParametersInfo | None
     loop: str
     function: FunctionCall | None
     agent: str

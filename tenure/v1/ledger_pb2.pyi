@@ -310,6 +310,7 @@ class ModelFailure(message.Message):
     RETRY_AFTER_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    CONTEXT_WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """The attempt."""
     error_class: builtins.str
@@ -322,6 +323,8 @@ class ModelFailure(message.Message):
     """Whether another attempt may succeed."""
     provider_request_id: builtins.str
     """The provider's id of the request."""
+    context_window_tokens: builtins.int
+    """The context window of the model at its endpoint, where that is known; 0: unknown."""
     @builtins.property
     def retry_after(self) -> duration_pb2.Duration:
         """The delay that the provider requested; absent: none."""
@@ -341,10 +344,11 @@ class ModelFailure(message.Message):
         retry_after: duration_pb2.Duration | None = ...,
         usage: task_pb2.TokenUsage | None = ...,
         provider_request_id: builtins.str = ...,
+        context_window_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["retry_after", b"retry_after", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "error_class", b"error_class", "message", b"message", "provider_request_id", b"provider_request_id", "retry_after", b"retry_after", "retryable", b"retryable", "status_code", b"status_code", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "context_window_tokens", b"context_window_tokens", "error_class", b"error_class", "message", b"message", "provider_request_id", b"provider_request_id", "retry_after", b"retry_after", "retryable", b"retryable", "status_code", b"status_code", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,6 +422,7 @@ class AssistantMessage(message.Message):
     PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
     LATENCY_FIELD_NUMBER: builtins.int
     USAGE_ESTIMATED_FIELD_NUMBER: builtins.int
+    CONTEXT_WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """The attempt that gave the answer."""
     content_json: builtins.str
@@ -430,6 +435,8 @@ class AssistantMessage(message.Message):
     """The provider's id of the request."""
     usage_estimated: builtins.bool
     """The provider stated no usage, or no part of it: the worker estimated the absent part."""
+    context_window_tokens: builtins.int
+    """The context window of the model at its endpoint, where that is known; 0: unknown."""
     @builtins.property
     def usage(self) -> task_pb2.TokenUsage:
         """The usage."""
@@ -449,10 +456,11 @@ class AssistantMessage(message.Message):
         provider_request_id: builtins.str = ...,
         latency: duration_pb2.Duration | None = ...,
         usage_estimated: builtins.bool = ...,
+        context_window_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["latency", b"latency", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "content_json", b"content_json", "latency", b"latency", "model", b"model", "provider_request_id", b"provider_request_id", "stop_reason", b"stop_reason", "usage", b"usage", "usage_estimated", b"usage_estimated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "content_json", b"content_json", "context_window_tokens", b"context_window_tokens", "latency", b"latency", "model", b"model", "provider_request_id", b"provider_request_id", "stop_reason", b"stop_reason", "usage", b"usage", "usage_estimated", b"usage_estimated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1145,7 +1153,9 @@ class BudgetWarning(message.Message):
     BUDGET_FIELD_NUMBER: builtins.int
     OWN_FIELD_NUMBER: builtins.int
     limit: builtins.str
-    """The cap: TOKEN_LIMIT or MONEY_LIMIT, the reason with which tasks end at this cap."""
+    """The cap: TOKEN_LIMIT or MONEY_LIMIT, the reason with which tasks end at this cap. MODEL_UNPRICED: the tree has made
+    its first call without a known price, for which the default cap in money does not hold.
+    """
     @builtins.property
     def budget(self) -> task_pb2.BudgetStatus:
         """The root's budget at this moment."""

@@ -32,7 +32,7 @@ from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/model_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"\xb1\x01\n\x06Prompt\x12\x18\n\x05model\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x18\n\x06system\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80@\x12&\n\rmessages_json\x18\x03 \x03(\tB\x0f\x9a\x82\x19\x0b\x08\xa0\x8d\x06\x10\x01(\x80\x80\x80\x10\x12\x31\n\x05tools\x18\x04 \x03(\x0b\x32\x19.tenure.v1.ToolDefinitionB\x07\x9a\x82\x19\x03\x08\x80\x08\x12\x18\n\x10is_repeated_soon\x18\x05 \x01(\x08\"\xba\x02\n\x0fGenerateRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\x80\x94\xeb\xdc\x03\x12!\n\x06prompt\x18\x04 \x01(\x0b\x32\x11.tenure.v1.Prompt\x12%\n\x11max_output_tokens\x18\x05 \x01(\x05\x42\n\x9a\x82\x19\x06P\x01X\x80\xf4\x03\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x08priority\x18\x07 \x01(\x0e\x32\x13.tenure.v1.PriorityB\x06\x9a\x82\x19\x02`\x01\x12\x1e\n\x0ereserved_epoch\x18\x08 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\"\xa3\x02\n\x10GenerateResponse\x12+\n\x05state\x18\x01 \x01(\x0b\x32\x1a.tenure.v1.GenerationStateH\x00\x12(\n\x04text\x18\x02 \x01(\x0b\x32\x18.tenure.v1.GeneratedTextH\x00\x12&\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsageH\x00\x12-\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12*\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12-\n\x06\x62undle\x18\x06 \x01(\x0b\x32\x1b.tenure.v1.GenerationBundleH\x00\x42\x06\n\x04part\">\n\x10GenerationBundle\x12*\n\x05parts\x18\x01 \x03(\x0b\x32\x1b.tenure.v1.GenerateResponse\"\xe7\x01\n\x0fGenerationState\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.tenure.v1.GenerationState.Kind\x12\x0e\n\x06joined\x18\x02 \x01(\x08\x12\x13\n\x0b\x62\x65gun_epoch\x18\x03 \x01(\x03\x12-\n\tsend_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Q\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n\rKIND_ACCEPTED\x10\x01\x12\r\n\tKIND_SENT\x10\x02\x12\x11\n\rKIND_FINISHED\x10\x03\"<\n\rGeneratedText\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x9d\x01\n\x17\x43\x61ncelGenerationRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\x80\x94\xeb\xdc\x03\x12\x1e\n\x0ereserved_epoch\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\"|\n\x18\x43\x61ncelGenerationResponse\x12-\n\x06\x61nswer\x18\x01 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12*\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x42\x05\n\x03\x65nd\"d\n\x17\x43ountInputTokensRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.tenure.v1.Prompt\"F\n\x18\x43ountInputTokensResponse\x12\x19\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_input_tokens2\xb2\x02\n\x0cModelService\x12Q\n\x08Generate\x12\x1a.tenure.v1.GenerateRequest\x1a\x1b.tenure.v1.GenerateResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x30\x01\x12g\n\x10\x43\x61ncelGeneration\x12\".tenure.v1.CancelGenerationRequest\x1a#.tenure.v1.CancelGenerationResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x12\x66\n\x10\x43ountInputTokens\x12\".tenure.v1.CountInputTokensRequest\x1a#.tenure.v1.CountInputTokensResponse\"\t\x92\x82\x19\x05\n\x01\x03 \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/model_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"\xe1\x01\n\x06Prompt\x12\x18\n\x05model\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x18\n\x06system\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80@\x12&\n\rmessages_json\x18\x03 \x03(\tB\x0f\x9a\x82\x19\x0b\x08\xa0\x8d\x06\x10\x01(\x80\x80\x80\x10\x12\x31\n\x05tools\x18\x04 \x03(\x0b\x32\x19.tenure.v1.ToolDefinitionB\x07\x9a\x82\x19\x03\x08\x80\x08\x12\x18\n\x10is_repeated_soon\x18\x05 \x01(\x08\x12.\n\nparameters\x18\x06 \x01(\x0b\x32\x1a.tenure.v1.ModelParameters\"\xd8\x02\n\x0fGenerateRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\x80\x94\xeb\xdc\x03\x12!\n\x06prompt\x18\x04 \x01(\x0b\x32\x11.tenure.v1.Prompt\x12%\n\x11max_output_tokens\x18\x05 \x01(\x05\x42\n\x9a\x82\x19\x06P\x01X\x80\xf4\x03\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x08priority\x18\x07 \x01(\x0e\x32\x13.tenure.v1.PriorityB\x06\x9a\x82\x19\x02`\x01\x12\x1e\n\x0ereserved_epoch\x18\x08 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x1c\n\x0cinput_tokens\x18\t \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\"\xa3\x02\n\x10GenerateResponse\x12+\n\x05state\x18\x01 \x01(\x0b\x32\x1a.tenure.v1.GenerationStateH\x00\x12(\n\x04text\x18\x02 \x01(\x0b\x32\x18.tenure.v1.GeneratedTextH\x00\x12&\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsageH\x00\x12-\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12*\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12-\n\x06\x62undle\x18\x06 \x01(\x0b\x32\x1b.tenure.v1.GenerationBundleH\x00\x42\x06\n\x04part\">\n\x10GenerationBundle\x12*\n\x05parts\x18\x01 \x03(\x0b\x32\x1b.tenure.v1.GenerateResponse\"\xe7\x01\n\x0fGenerationState\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.tenure.v1.GenerationState.Kind\x12\x0e\n\x06joined\x18\x02 \x01(\x08\x12\x13\n\x0b\x62\x65gun_epoch\x18\x03 \x01(\x03\x12-\n\tsend_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Q\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n\rKIND_ACCEPTED\x10\x01\x12\r\n\tKIND_SENT\x10\x02\x12\x11\n\rKIND_FINISHED\x10\x03\"<\n\rGeneratedText\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x9d\x01\n\x17\x43\x61ncelGenerationRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\x80\x94\xeb\xdc\x03\x12\x1e\n\x0ereserved_epoch\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\"|\n\x18\x43\x61ncelGenerationResponse\x12-\n\x06\x61nswer\x18\x01 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12*\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x42\x05\n\x03\x65nd\"d\n\x17\x43ountInputTokensRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.tenure.v1.Prompt\"F\n\x18\x43ountInputTokensResponse\x12\x19\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_input_tokens2\xb2\x02\n\x0cModelService\x12Q\n\x08Generate\x12\x1a.tenure.v1.GenerateRequest\x1a\x1b.tenure.v1.GenerateResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x30\x01\x12g\n\x10\x43\x61ncelGeneration\x12\".tenure.v1.CancelGenerationRequest\x1a#.tenure.v1.CancelGenerationResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x12\x66\n\x10\x43ountInputTokens\x12\".tenure.v1.CountInputTokensRequest\x1a#.tenure.v1.CountInputTokensResponse\"\t\x92\x82\x19\x05\n\x01\x03 \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,6 +57,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST'].fields_by_name['priority']._serialized_options = b'\232\202\031\002`\001'
   _globals['_GENERATEREQUEST'].fields_by_name['reserved_epoch']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['reserved_epoch']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_GENERATEREQUEST'].fields_by_name['input_tokens']._loaded_options = None
+  _globals['_GENERATEREQUEST'].fields_by_name['input_tokens']._serialized_options = b'\232\202\031\002P\000'
   _globals['_CANCELGENERATIONREQUEST'].fields_by_name['step']._loaded_options = None
   _globals['_CANCELGENERATIONREQUEST'].fields_by_name['step']._serialized_options = b'\232\202\031\002P\001'
   _globals['_CANCELGENERATIONREQUEST'].fields_by_name['attempt_number']._loaded_options = None
@@ -70,27 +72,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSERVICE'].methods_by_name['CountInputTokens']._loaded_options = None
   _globals['_MODELSERVICE'].methods_by_name['CountInputTokens']._serialized_options = b'\222\202\031\005\n\001\003 \001'
   _globals['_PROMPT']._serialized_start=247
-  _globals['_PROMPT']._serialized_end=424
-  _globals['_GENERATEREQUEST']._serialized_start=427
-  _globals['_GENERATEREQUEST']._serialized_end=741
-  _globals['_GENERATERESPONSE']._serialized_start=744
-  _globals['_GENERATERESPONSE']._serialized_end=1035
-  _globals['_GENERATIONBUNDLE']._serialized_start=1037
-  _globals['_GENERATIONBUNDLE']._serialized_end=1099
-  _globals['_GENERATIONSTATE']._serialized_start=1102
-  _globals['_GENERATIONSTATE']._serialized_end=1333
-  _globals['_GENERATIONSTATE_KIND']._serialized_start=1252
-  _globals['_GENERATIONSTATE_KIND']._serialized_end=1333
-  _globals['_GENERATEDTEXT']._serialized_start=1335
-  _globals['_GENERATEDTEXT']._serialized_end=1395
-  _globals['_CANCELGENERATIONREQUEST']._serialized_start=1398
-  _globals['_CANCELGENERATIONREQUEST']._serialized_end=1555
-  _globals['_CANCELGENERATIONRESPONSE']._serialized_start=1557
-  _globals['_CANCELGENERATIONRESPONSE']._serialized_end=1681
-  _globals['_COUNTINPUTTOKENSREQUEST']._serialized_start=1683
-  _globals['_COUNTINPUTTOKENSREQUEST']._serialized_end=1783
-  _globals['_COUNTINPUTTOKENSRESPONSE']._serialized_start=1785
-  _globals['_COUNTINPUTTOKENSRESPONSE']._serialized_end=1855
-  _globals['_MODELSERVICE']._serialized_start=1858
-  _globals['_MODELSERVICE']._serialized_end=2164
+  _globals['_PROMPT']._serialized_end=472
+  _globals['_GENERATEREQUEST']._serialized_start=475
+  _globals['_GENERATEREQUEST']._serialized_end=819
+  _globals['_GENERATERESPONSE']._serialized_start=822
+  _globals['_GENERATERESPONSE']._serialized_end=1113
+  _globals['_GENERATIONBUNDLE']._serialized_start=1115
+  _globals['_GENERATIONBUNDLE']._serialized_end=1177
+  _globals['_GENERATIONSTATE']._serialized_start=1180
+  _globals['_GENERATIONSTATE']._serialized_end=1411
+  _globals['_GENERATIONSTATE_KIND']._serialized_start=1330
+  _globals['_GENERATIONSTATE_KIND']._serialized_end=1411
+  _globals['_GENERATEDTEXT']._serialized_start=1413
+  _globals['_GENERATEDTEXT']._serialized_end=1473
+  _globals['_CANCELGENERATIONREQUEST']._serialized_start=1476
+  _globals['_CANCELGENERATIONREQUEST']._serialized_end=1633
+  _globals['_CANCELGENERATIONRESPONSE']._serialized_start=1635
+  _globals['_CANCELGENERATIONRESPONSE']._serialized_end=1759
+  _globals['_COUNTINPUTTOKENSREQUEST']._serialized_start=1761
+  _globals['_COUNTINPUTTOKENSREQUEST']._serialized_end=1861
+  _globals['_COUNTINPUTTOKENSRESPONSE']._serialized_start=1863
+  _globals['_COUNTINPUTTOKENSRESPONSE']._serialized_end=1933
+  _globals['_MODELSERVICE']._serialized_start=1936
+  _globals['_MODELSERVICE']._serialized_end=2242
 # @@protoc_insertion_point(module_scope)

@@ -36,6 +36,7 @@ class Prompt(message.Message):
     MESSAGES_JSON_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     IS_REPEATED_SOON_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, with the prefix of its provider: see docs/models.md."""
     system: builtins.str
@@ -50,6 +51,10 @@ class Prompt(message.Message):
     def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.ToolDefinition]:
         """The tools. Only name, description and input_schema_json are read."""
 
+    @builtins.property
+    def parameters(self) -> task_pb2.ModelParameters:
+        """What the provider takes beside the conversation."""
+
     def __init__(
         self,
         *,
@@ -58,10 +63,11 @@ class Prompt(message.Message):
         messages_json: abc.Iterable[builtins.str] | None = ...,
         tools: abc.Iterable[tool_pb2.ToolDefinition] | None = ...,
         is_repeated_soon: builtins.bool = ...,
+        parameters: task_pb2.ModelParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["is_repeated_soon", b"is_repeated_soon", "messages_json", b"messages_json", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_repeated_soon", b"is_repeated_soon", "messages_json", b"messages_json", "model", b"model", "parameters", b"parameters", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -79,6 +85,7 @@ class GenerateRequest(message.Message):
     TIMEOUT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     RESERVED_EPOCH_FIELD_NUMBER: builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -91,6 +98,8 @@ class GenerateRequest(message.Message):
     """The epoch under which the ledger's entry of the attempt was made; 0: unknown. A recorded call that began under a
     lower epoch is not this attempt: the ledger was restored to a moment before that call.
     """
+    input_tokens: builtins.int
+    """An upper bound of the input in tokens, so that input and output fit the endpoint's context window; 0: unknown."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -114,10 +123,11 @@ class GenerateRequest(message.Message):
         timeout: duration_pb2.Duration | None = ...,
         priority: task_pb2.Priority.ValueType = ...,
         reserved_epoch: builtins.int = ...,
+        input_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -383,6 +383,49 @@ WAIT_DEADLINE_POLICY_TIME_OUT: WaitDeadlinePolicy.ValueType  # 1
 WAIT_DEADLINE_POLICY_GO_ON: WaitDeadlinePolicy.ValueType  # 2
 """The agent continues, and reads that there was no answer. A call that waits for approval counts as denied."""
 
+class _Effort:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EffortEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Effort.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    EFFORT_UNSPECIFIED: _Effort.ValueType  # 0
+    """The model's own default."""
+    EFFORT_NONE: _Effort.ValueType  # 1
+    """It does not think."""
+    EFFORT_MINIMAL: _Effort.ValueType  # 2
+    """As little as it can."""
+    EFFORT_LOW: _Effort.ValueType  # 3
+    """Little."""
+    EFFORT_MEDIUM: _Effort.ValueType  # 4
+    """A middle effort."""
+    EFFORT_HIGH: _Effort.ValueType  # 5
+    """Much."""
+    EFFORT_XHIGH: _Effort.ValueType  # 6
+    """More than high."""
+    EFFORT_MAX: _Effort.ValueType  # 7
+    """As much as it can."""
+
+class Effort(_Effort, metaclass=_EffortEnumTypeWrapper):
+    """How much a model thinks before it answers."""
+
+EFFORT_UNSPECIFIED: Effort.ValueType  # 0
+"""The model's own default."""
+EFFORT_NONE: Effort.ValueType  # 1
+"""It does not think."""
+EFFORT_MINIMAL: Effort.ValueType  # 2
+"""As little as it can."""
+EFFORT_LOW: Effort.ValueType  # 3
+"""Little."""
+EFFORT_MEDIUM: Effort.ValueType  # 4
+"""A middle effort."""
+EFFORT_HIGH: Effort.ValueType  # 5
+"""Much."""
+EFFORT_XHIGH: Effort.ValueType  # 6
+"""More than high."""
+EFFORT_MAX: Effort.ValueType  # 7
+"""As much as it can."""
+
 class _TaskOrder:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -630,6 +673,70 @@ class ToolAllowlist(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ModelParameters(message.Message):
+    """What a provider takes beside the conversation. An unset field leaves the choice to the provider. A provider that does
+    not know a field refuses it: the submit fails where the ledger knows that from the model, else the model call does
+    (MODEL_REJECTED, with the field and the provider). Summaries of a compaction are made without these parameters.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    TOP_P_FIELD_NUMBER: builtins.int
+    EFFORT_FIELD_NUMBER: builtins.int
+    THINKING_TOKENS_FIELD_NUMBER: builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    EXTRA_BODY_JSON_FIELD_NUMBER: builtins.int
+    temperature: builtins.float
+    """The randomness of the answers; 0 to 2, with Anthropic's models to 1."""
+    top_p: builtins.float
+    """The share of the most probable tokens to choose from; 0 to 1."""
+    effort: Effort.ValueType
+    """How much the model thinks."""
+    thinking_tokens: builtins.int
+    """Instead of an effort, for models that take a number: the most tokens of thoughts in one answer, 1,024 to 63,000;
+    0: not set. They are part of max_output_tokens, and fewer where that leaves less room.
+    """
+    tool_choice: builtins.str
+    """"auto": the model chooses whether to call tools. "none": it calls none. "any": its first answer calls a tool, and the
+    later ones are as with "auto". The name of a tool: the first answer calls this tool.
+    """
+    seed: builtins.int
+    """Makes the choice of tokens repeatable as far as the provider can."""
+    extra_body_json: builtins.str
+    """A JSON object with further members of the request's body. Only those that change how the model samples and answers
+    are allowed, see docs/models.md; an operator can set any other for an endpoint.
+    """
+    def __init__(
+        self,
+        *,
+        temperature: builtins.float | None = ...,
+        top_p: builtins.float | None = ...,
+        effort: Effort.ValueType = ...,
+        thinking_tokens: builtins.int = ...,
+        tool_choice: builtins.str = ...,
+        seed: builtins.int | None = ...,
+        extra_body_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "effort", b"effort", "extra_body_json", b"extra_body_json", "seed", b"seed", "temperature", b"temperature", "thinking_tokens", b"thinking_tokens", "tool_choice", b"tool_choice", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+@typing.final
 class AgentSpec(message.Message):
     """The agent that works on the goal."""
 
@@ -642,6 +749,7 @@ class AgentSpec(message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     APPROVE_TOOLS_FIELD_NUMBER: builtins.int
     CONTEXT_WINDOW_TOKENS_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
     loop: builtins.str
     """The loop that drives the task; empty: "messages", or "control" where TaskSpec.control is set. Workers state the
     loops that they offer.
@@ -670,6 +778,10 @@ class AgentSpec(message.Message):
         ToolAllowlist, at most 128. Empty: none.
         """
 
+    @builtins.property
+    def parameters(self) -> ModelParameters:
+        """What the provider takes beside the conversation."""
+
     def __init__(
         self,
         *,
@@ -680,10 +792,11 @@ class AgentSpec(message.Message):
         max_output_tokens: builtins.int = ...,
         approve_tools: abc.Iterable[builtins.str] | None = ...,
         context_window_tokens: builtins.int = ...,
+        parameters: ModelParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["parameters", b"parameters", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["approve_tools", b"approve_tools", "context_window_tokens", b"context_window_tokens", "loop", b"loop", "max_output_tokens", b"max_output_tokens", "model", b"model", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["approve_tools", b"approve_tools", "context_window_tokens", b"context_window_tokens", "loop", b"loop", "max_output_tokens", b"max_output_tokens", "model", b"model", "parameters", b"parameters", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -772,13 +885,14 @@ class Limits(message.Message):
     """Steps of an agent; for control work, steps, model calls and tool calls."""
     max_nano_usd: builtins.int
     """The cap for the cost of all model calls together, in nano US dollars (10^-9), by the prices that the ledger knows.
-    At most 10^15. A task with a cap makes no call without a known price: it ends as FAILED, MODEL_UNPRICED. 0 in a
+    At most 10^15. A task whose submit sets a cap makes no call without a known price: it ends as FAILED,
+    MODEL_UNPRICED. Under the ledger's default cap such a call is made and costs nothing. 0 in a
     submit: the ledger's default cap (TENURE_CHECKPOINT_DEFAULT_MAX_USD) if the ledger knows the price of the model,
     else no cap. 0 in a task: no cap.
     """
     money_cap: MoneyCap.ValueType
     """The origin of max_nano_usd, or the reason why it is 0. The ledger sets it when it creates the task and ignores a
-    caller's value. For a sub-agent: the origin of its tree's cap.
+    caller's value, except MONEY_CAP_DEFAULT with max_nano_usd: the cap then holds for calls with a known price only. For a sub-agent: the origin of its tree's cap.
     """
     no_money_cap: builtins.bool
     """No cap in money instead of the ledger's default. Not together with max_nano_usd. The cap in tokens and the quotas
@@ -1677,6 +1791,7 @@ class ForkOverrides(message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     AGENT_REVISION_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The provider's model id; empty: the default, as in AgentSpec."""
     system: builtins.str
@@ -1708,6 +1823,12 @@ class ForkOverrides(message.Message):
     def source(self) -> Source:
         """The source of the fork. Absent: the other task's source, including `exclusive`, without its source_run_id."""
 
+    @builtins.property
+    def parameters(self) -> ModelParameters:
+        """Other parameters of the model, as a whole: an empty message leaves all choices to the provider. Absent: those of the
+        other task.
+        """
+
     def __init__(
         self,
         *,
@@ -1719,10 +1840,11 @@ class ForkOverrides(message.Message):
         source: Source | None = ...,
         result_schema_json: builtins.str | None = ...,
         agent_revision: builtins.int = ...,
+        parameters: ModelParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "limits", b"limits", "model", b"model", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "limits", b"limits", "model", b"model", "parameters", b"parameters", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "agent_revision", b"agent_revision", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_model", b"_model", "_result_schema_json", b"_result_schema_json", "_system", b"_system", "agent_revision", b"agent_revision", "all_tools", b"all_tools", "limits", b"limits", "model", b"model", "parameters", b"parameters", "result_schema_json", b"result_schema_json", "source", b"source", "system", b"system", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = typing.Literal["_model", b"_model"]  # noqa: Y015

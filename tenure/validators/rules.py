@@ -117,6 +117,7 @@ _SCALARS: Final = frozenset(
         FieldDescriptor.TYPE_UINT64,
         FieldDescriptor.TYPE_SINT32,
         FieldDescriptor.TYPE_SINT64,
+        FieldDescriptor.TYPE_DOUBLE,
     }
 )
 

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.approvals import APPROVER_RULE, is_approver
+from tenure.domain.model_parameters import ANY_TOOL, AUTO, NO_TOOL, problems_of
 from tenure.domain.result_schema import problem_of_size
 from tenure.domain.task import (
     CONTROL_LOOP,
@@ -34,7 +35,7 @@ from tenure.validators.common import (
 )
 from tenure.validators.rules import Violations
 from tenure.wire.common import TIMEOUT_ACTIONS, seconds
-from tenure.wire.task import escalation_step_to_domain
+from tenure.wire.task import escalation_step_to_domain, parameters_to_domain
 
 # Phase timeouts and the start time.
 
@@ -160,6 +161,15 @@ def check_agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
     check_tools(agent.tools, v, f"{field}.tools")
     if agent.context_window_tokens:
         v.between(f"{field}.context_window_tokens", agent.context_window_tokens, MIN_WINDOW_TOKENS, MAX_WINDOW_TOKENS)
+    check_parameters(agent.parameters, v, f"{field}.parameters")
+    if agent.HasField("tools") and (choice := agent.parameters.tool_choice) not in {"", AUTO, NO_TOOL}:
+        has_tool = choice in agent.tools.names or (choice == ANY_TOOL and bool(agent.tools.names))
+        v.require(has_tool, f"{field}.parameters.tool_choice", "must be one of the agent's tools")
+
+
+def check_parameters(parameters: task_pb2.ModelParameters, v: Violations, field: str) -> None:
+    for name, problem in problems_of(parameters_to_domain(parameters)):
+        v.require(False, f"{field}.{name}", problem)
 
 
 def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:

@@ -29,6 +29,7 @@ from tenure.validators.common import (
 from tenure.validators.rules import CALL_ID, Violations
 from tenure.validators.task import (
     check_limits,
+    check_parameters,
     check_result_schema,
     check_source,
     check_spec,
@@ -60,6 +61,7 @@ def _overrides(overrides: task_pb2.ForkOverrides, v: Violations) -> None:
     v.require(not both, "overrides.all_tools", "must not be set together with tools")
     check_tools(overrides.tools, v, "overrides.tools")
     check_limits(overrides.limits, v, "overrides.limits")
+    check_parameters(overrides.parameters, v, "overrides.parameters")
     check_source(overrides.source, v, "overrides.source")
     check_result_schema(overrides.result_schema_json, v, "overrides.result_schema_json")
 

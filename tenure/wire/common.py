@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.errors import TenureError
+from tenure.domain.model_parameters import Effort
 from tenure.domain.outputs import OutputState
 from tenure.domain.retry import Jitter
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
@@ -112,6 +113,7 @@ IN_DOUBT = EnumMap(
     InDoubtPolicy, dict(task_pb2.InDoubtPolicy.items()), "IN_DOUBT_POLICY", InDoubtPolicy.WAIT_FOR_PERSON
 )
 ON_BUDGET = EnumMap(BudgetPolicy, dict(task_pb2.BudgetPolicy.items()), "BUDGET_POLICY", BudgetPolicy.END)
+EFFORTS = EnumMap(Effort, dict(task_pb2.Effort.items()), "EFFORT", None)
 MONEY_CAPS = EnumMap(MoneyCap, dict(task_pb2.MoneyCap.items()), "MONEY_CAP", None)
 OUTPUT_STATES = EnumMap(OutputState, dict(tool_pb2.OutputState.items()), "OUTPUT_STATE", OutputState.STATED)
 EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)

@@ -11,6 +11,7 @@ from tenure.domain.agents import AgentPin
 from tenure.domain.budget import Budget, BudgetRequest, Prices, Rates, Tier, TokenUsage
 from tenure.domain.entries import WaitResolution
 from tenure.domain.in_doubt import ReportedCall
+from tenure.domain.model_parameters import ModelParameters
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import (
     CONTROL_LOOP,
@@ -147,6 +148,7 @@ def allowlist_to_wire(names: tuple[str, ...] | None) -> task_pb2.ToolAllowlist |
 
 register(tuple[str, ...], task_pb2.ToolAllowlist, allowlist_to_wire, lambda allowed: tuple(allowed.names))
 pair(ControlWork, task_pb2.ControlWork)
+parameters_to_wire, parameters_to_domain = pair(ModelParameters, task_pb2.ModelParameters)
 pair(AgentSpec, task_pb2.AgentSpec, defaults=True)
 pair(Limits, task_pb2.Limits, defaults=True)
 spec_to_wire, _spec_to_domain = pair(TaskSpec, task_pb2.TaskSpec, defaults=True)

@@ -127,6 +127,20 @@ async def test_a_call_of_unknown_price_is_free_or_refused(replica: Checkpoint) -
     assert (await capped.commit(reserve=reserve(model="unpriced"))).reserve.denied.reason == "MODEL_UNPRICED"
 
 
+async def test_default_cap_allows_unpriced_calls_with_one_warning(replica: Checkpoint) -> None:
+    cap = task_pb2.Limits(max_nano_usd=CENT, money_cap=task_pb2.MONEY_CAP_DEFAULT)
+    owner = await replica.claim((await replica.create(limits=cap, agent=task_pb2.AgentSpec(model=OPUS))).task_id)
+    warned = []
+    for step in (1, 2):
+        granted = (await owner.commit(reserve=reserve(step=step, model="unpriced"))).reserve.granted
+        assert (granted.reserved_tokens, granted.reserved_nano_usd) == (200, 0)
+        response = await owner.commit(answer(step=step, tokens=50))
+        warned.append([one.body.budget_warning.limit for one in response.foreign_entries])
+    assert warned == [["MODEL_UNPRICED"], []]
+    priced = (await owner.commit(reserve=reserve(step=3, output=10**6, model=OPUS))).reserve.granted
+    assert 0 < priced.reserved_nano_usd <= CENT
+
+
 async def test_own_prices_apply_and_a_lost_call_costs_its_reservation(
     checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from tenure.domain.conversation import text_block
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
+from tenure.model_providers.endpoint import ModelOptions
 from tenure.runtime.observability import metrics
 from tenure.runtime.settings import ConfigurationError, Secret
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -327,6 +328,34 @@ def test_the_file_of_endpoints_is_read(tmp_path: Path) -> None:
     assert second.model("claude-opus-4-8") is None
 
 
+OWN = "[[endpoint]]\nname = 'a'\nvendor = 'openai'\nbase_url = 'http://127.0.0.1:8000/v1'\n"
+
+
+def test_options_of_a_model_go_before_its_endpoints(tmp_path: Path) -> None:
+    text = f"""
+    {OWN}
+    context_window_tokens = 32768
+    silence_seconds = 900
+    dialect = "deepseek"
+    extra_headers = {{ "x-team" = "a" }}
+    extra_body = {{ top_k = 20, provider = {{ order = ["x"] }} }}
+    models."qwen3" = {{ name = "Qwen/Qwen3-32B", max_output_tokens = 4096, extra_body = {{ top_k = 40 }} }}
+    models."plain" = "plain-1"
+    """
+    [endpoint] = read_endpoints(written(tmp_path, text), allows_insecure=False)
+    assert [endpoint.model(name) for name in ("qwen3", "plain", "none")] == ["Qwen/Qwen3-32B", "plain-1", None]
+    assert endpoint.options_of("plain-1") == ModelOptions(
+        context_window_tokens=32768,
+        silence_seconds=900,
+        dialect="deepseek",
+        extra_headers={"x-team": "a"},
+        extra_body={"top_k": 20, "provider": {"order": ["x"]}},
+    )
+    own = endpoint.options_of("Qwen/Qwen3-32B")
+    assert (own.max_output_tokens, own.context_window_tokens, own.extra_body["top_k"]) == (4096, 32768, 40)
+    assert own.extra_body["provider"] == {"order": ["x"]}
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -345,6 +374,16 @@ def test_the_file_of_endpoints_is_read(tmp_path: Path) -> None:
         ("[[endpoint]]\nname = 'a'\nvendor = 'anthropic'\napi_key_file = 'KEY'\n" * 2, "2 endpoints have this name"),
         ("[[endpoint]]\nname = 'a'\nvendor = 'openai'\nstream = 'no'", "stream: must be true or false"),
         ("[[endpoint]]\nname = 'a'\nvendor = 'anthropic'\napi_key_file = 'KEY'\nstream = false", "stream: only"),
+        (f"{OWN}context_window_tokens = 10", "context_window_tokens: must be 1024"),
+        (f"{OWN}max_output_tokens = -1", "max_output_tokens: must not be negative"),
+        (f"{OWN}silence_seconds = 'long'", "silence_seconds: must be a number"),
+        (f"{OWN}dialect = 'klingon'", "dialect: must be one of openai"),
+        (f"{OWN}extra_headers = {{ 'content-length' = '1' }}", "extra_headers: 'content-length': must be a header"),
+        (f'{OWN}extra_headers = {{ "x-a" = "a\\nb" }}', "extra_headers: 'x-a': must be a header"),
+        (f"{OWN}extra_body = {{ max_tokens = 1 }}", "extra_body: must not have max_tokens"),
+        (f"{OWN}models.m = {{ size = 1 }}", "models.m: size: unknown"),
+        (f"{OWN}models.m = {{ max_output_tokens = 'x' }}", "models.m: max_output_tokens: must be a whole number"),
+        (f"{OWN}models.m = {{ extra_body = {{ model = 'x' }} }}", "models.m: extra_body: must not have model"),
         ("[[endpoint", "TENURE_MODELS_ENDPOINTS_FILE"),
     ],
 )

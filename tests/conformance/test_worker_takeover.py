@@ -17,11 +17,13 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, TaskSpec
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import state_name
-from tenure.wire.task import spec_to_wire
+from tenure.wire.task import parameters_to_domain, spec_to_wire
 from tests.conformance.test_worker_tasks import EFFECTS, the_answers_of_a_whole_run
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.recorded_chats import RecordedChat, RecordedServer
 from tests.support.sweeps import first
 
 # Where, how many model calls a whole run of four steps then takes at most, and which scenario gets there.
@@ -229,3 +231,53 @@ async def test_another_call_with_its_id_is_not_run(bench: WorkerBench) -> None:
     assert first.status is OutcomeStatus.NOT_RUN
     assert "restored to an earlier time" in first.content
     assert {outcome.status for outcome in others} == {OutcomeStatus.SUCCEEDED}
+
+
+class ChatWithRecords(RecordedChat):
+    """A recorded conversation whose calls append records. The texts of the task are not compared."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        for exchange in self.exchanges:
+            exchange["chunks"] = with_records(exchange["chunks"])
+            messages = exchange["expect"]["messages"]
+            exchange["expect"] = {"messages": [compared(message) for message in messages]}
+
+
+def with_records(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: with_records(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [with_records(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    return value.replace("get_weather", "append_record").replace('"city": ', '"file": "weather", "line": ')
+
+
+def compared(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] != "assistant":
+        return {"role": message["role"]}
+    return {**message, "tool_calls": [{"id": call["id"]} for call in message["tool_calls"]]}
+
+
+async def test_thoughts_go_back_after_a_takeover_and_in_a_fork(bench: WorkerBench) -> None:
+    chat = ChatWithRecords("deepseek")
+    async with RecordedServer(chat) as server:
+        victim = await bench.start_worker(failpoints="worker.after_execute=1#kill9", openai_url=f"{server.url}/v1")
+        task_id = await bench.submit(
+            f"openai/{chat.model}",
+            system="You know the weather.",
+            max_output_tokens=1024,
+            parameters=chat.parameters,
+        )
+        assert await bench.died(victim) != 0
+        await bench.start_worker(openai_url=f"{server.url}/v1")
+        task = await bench.ended(task_id)
+        assert (state_name(task.state), task.result) == ("SUCCEEDED", "Paris: 18 C. Rome: 24 C."), task.message
+        server.rewind(1)
+        fork = tasks_pb.ForkTaskRequest(request_id=str(uuid.uuid4()), task_id=task_id, step=1, actor="test")
+        forked = (await bench.ledger.ForkTask(fork, timeout=CALL_SECONDS)).task
+        assert parameters_to_domain(forked.spec.agent.parameters) == chat.parameters
+        ended = await bench.ended(forked.task_id)
+        assert (state_name(ended.state), ended.result) == ("SUCCEEDED", task.result), ended.message
+        assert server.is_over

@@ -161,7 +161,8 @@ async def test_lock_reads_the_columns_in_order(ledger: Any) -> None:
     names = [column.name for column in cursor.description]
     task, budget = ([field.name for field in fields(row)] for row in (TaskRow, BudgetRow))
     assert names == task + budget[: len(names) - len(task)]
-    assert budget[len(names) - len(task) :] == ["root_task_id", "changed", "raised", "beyond_tokens", "beyond_nano_usd"]
+    in_memory = ["changed", "raised", "beyond_tokens", "beyond_nano_usd", "is_first_unpriced"]
+    assert budget[len(names) - len(task) :] == ["root_task_id", *in_memory]
 
 
 def test_kinds_are_the_field_numbers_of_the_contract() -> None:

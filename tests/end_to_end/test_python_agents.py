@@ -66,7 +66,7 @@ async def queue(installation: Installation, tmp_path: Path) -> Any:
 async def test_the_worker_of_the_page_takes_submits(installation: Installation, queue: str) -> None:
     address = installation.stack.gateway_address
     async with Client(address) as client:
-        task = await client.submit("Say hello", agent="support", queue=queue, no_max_cost=True)
+        task = await client.submit("Say hello", agent="support", queue=queue)
         result = await task.result()
         assert isinstance(result, str)
         assert result
@@ -74,9 +74,7 @@ async def test_the_worker_of_the_page_takes_submits(installation: Installation, 
             await client.submit("Say hello", agent="support", model="claude-opus-4-5")
         with pytest.raises(InvalidRequest, match="must not be empty"):
             await client.submit("", agent="support")
-    submitted = await tenure(
-        "submit", "Say hello", "--agent", "support", "--queue", queue, "--no-max-cost", "--watch", address=address
-    )
+    submitted = await tenure("submit", "Say hello", "--agent", "support", "--queue", queue, "--watch", address=address)
     assert submitted.code == Exit.OK, submitted.out
     assert "Step 1  " in submitted.out
     refused = await tenure("submit", "Say hello", "--agent", "support", "--model", "m", address=address)
@@ -87,7 +85,7 @@ async def test_the_worker_of_the_page_takes_submits(installation: Installation, 
 async def test_the_agent_of_the_page_holds_a_chat(installation: Installation, queue: str) -> None:
     """By the chat of the AI SDK: the second message forks the task of the first one."""
     chat_id = uuid.uuid4().hex
-    options = {"agent": "support", "queue": queue, "no_max_cost": True}
+    options = {"agent": "support", "queue": queue}
     tasks = []
     async with httpx2.AsyncClient(
         verify=http_tls_context(), base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False

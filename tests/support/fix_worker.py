@@ -31,6 +31,7 @@ from devstack.service_process import ServiceProcess
 from devstack.stack import Stack
 from tenure.domain import entries as facts
 from tenure.domain.errors import TryLater
+from tenure.domain.model_parameters import NO_PARAMETERS, ModelParameters
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Limits, TaskPolicy, TaskSpec
@@ -198,10 +199,15 @@ class WorkerBench:
     queue: str = field(default_factory=lambda: f"q-{uuid.uuid4().hex[:12]}")
     workers: list[ServiceProcess] = field(default_factory=list)
 
-    async def start_worker(self, *, failpoints: str = "", mutation: str = "", **settings: str) -> ServiceProcess:
-        """A worker that takes this test's tasks, serving. `mutation`: one of its guards is missing."""
+    async def start_worker(
+        self, *, failpoints: str = "", mutation: str = "", openai_url: str = "", **settings: str
+    ) -> ServiceProcess:
+        """A worker that takes this test's tasks, serving. `mutation`: one of its guards is missing. `openai_url`: of
+        another server than the simulator.
+        """
         environment = {
             **_environment(self.queue, self.simulator),
+            **({"OPENAI_BASE_URL": openai_url} if openai_url else {}),
             "TENURE_FAILPOINTS": failpoints,
             **{f"TENURE_WORKER_{name.upper()}": value for name, value in settings.items()},
         }
@@ -224,11 +230,14 @@ class WorkerBench:
         tools: tuple[str, ...] | None = None,
         result_schema_json: str = "",
         system: str = "",
+        parameters: ModelParameters = NO_PARAMETERS,
     ) -> str:
         """A task whose goal is a word of its own."""
         spec = TaskSpec(
             goal=f"record-{uuid.uuid4().hex}",
-            agent=AgentSpec(model=model, max_output_tokens=max_output_tokens, tools=tools, system=system),
+            agent=AgentSpec(
+                model=model, max_output_tokens=max_output_tokens, tools=tools, system=system, parameters=parameters
+            ),
             limits=limits or Limits(),
             policy=policy or TaskPolicy(),
             queue=self.queue,

@@ -92,7 +92,14 @@ def test_a_call_of_unknown_price_needs_no_money_cap() -> None:
     denied = decide(Budget(1000, 0, 0), Budget(0, 0, 0, 500))
     assert isinstance(denied, Denied)
     assert (denied.reason, denied.ends_as) == ("MODEL_UNPRICED", TaskState.FAILED)
-    assert "price file" in denied.message
+    assert "--no-max-cost" in denied.message
+    assert "TENURE_CHECKPOINT_PRICES_FILE" in denied.message
+
+
+def test_default_cap_does_not_hold_for_unpriced_calls() -> None:
+    root, own = Budget(1000, 0, 0, 500, 500), Budget(0, 0, 0, 100, 100)
+    assert decide_reserve((root, own), REQUEST, None, 10, is_default_cap=True) == Granted(50, 150)
+    assert isinstance(decide_reserve((root, own), REQUEST, PRICES, 10, is_default_cap=True), Denied)
 
 
 rates = st.builds(Rates, *[st.integers(0, 50 * A_MILLION)] * 4)

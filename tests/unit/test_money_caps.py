@@ -33,7 +33,12 @@ NO_CAP = task_pb2.Limits(no_money_cap=True)
         (
             CapDefaults(OPUS, 10 * DOLLAR),
             {"limits": task_pb2.Limits(max_nano_usd=5, money_cap=DEFAULT)},
-            (OPUS, 5, SUBMITTED),
+            (OPUS, 5, DEFAULT),
+        ),
+        (
+            CapDefaults(UNPRICED, 10 * DOLLAR),
+            {"limits": task_pb2.Limits(max_nano_usd=5, money_cap=DEFAULT)},
+            (UNPRICED, 0, NONE_UNPRICED),
         ),
         (CapDefaults(OPUS, 10 * DOLLAR), {"limits": NO_CAP}, (OPUS, 0, NONE_SUBMITTED)),
         (CapDefaults(UNPRICED, 10 * DOLLAR), {"limits": NO_CAP}, (UNPRICED, 0, NONE_SUBMITTED)),

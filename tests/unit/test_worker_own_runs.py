@@ -16,6 +16,7 @@ from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption
 from services.worker.own_calls import CallOfOwnTool, OwnRuns
 from tenure.control import EffectClass, OwnTool, OwnToolContext
+from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.fencing import Claims
@@ -214,7 +215,7 @@ class Service:
 def tool_step_with(service: Service, slow: Slow, effect: EffectClass) -> tuple[tool_step.ToolStep, HeldTask]:
     held = slow.call(1).held_task
     parts = cast("Any", SimpleNamespace(trust=Open(), tools=service, own_runs=OwnRuns(cast("Any", Open()))))
-    window = cast("Any", SimpleNamespace(result_bytes=64 * 1024))
+    window = Window(72 * 1024, 8 * 1024)
     ledger = cast("Any", SimpleNamespace(point=ResumePoint(), call_trace=lambda _call_id: ""))
     step = tool_step.ToolStep(parts, held, ledger, TaskPolicy(), window)
     step.use_own_tools([replace(slow.tool, effect=effect)])

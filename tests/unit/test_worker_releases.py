@@ -16,6 +16,7 @@ from services.worker.interrupts import TrustGate
 from services.worker.live_server import LiveServicer
 from services.worker.own_calls import OwnRuns
 from services.worker.supervisor import CrashBackoff, Supervisor
+from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import NotFound, TryLater, Unauthenticated, Unavailable
 from tenure.domain.fencing import Claims
@@ -57,7 +58,7 @@ async def test_absent_tools_release_the_task_before_it_looks_stuck(
     monkeypatch.setattr(tool_step, "PATIENCE_SECONDS", 0.3)
     held = holding()
     parts = cast("Any", SimpleNamespace(trust=Open(), tools=Raises(Unavailable("no tools"))))
-    window = cast("Any", SimpleNamespace(result_bytes=64 * 1024))
+    window = Window(72 * 1024, 8 * 1024)
     ledger = cast("Any", SimpleNamespace(point=ResumePoint(), call_trace=lambda _call_id: ""))
     step = tool_step.ToolStep(parts, held, ledger, TaskPolicy(), window)
     with pytest.raises(TryLater):

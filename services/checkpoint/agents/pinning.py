@@ -64,7 +64,7 @@ async def pinned_fork(
     made = task_pb2.TaskSpec()
     made.CopyFrom(spec)
     given = {field.name for field, _ in overrides.ListFields()}
-    changes = not given.isdisjoint({"model", "system", "tools", "all_tools", "result_schema_json"})
+    changes = not given.isdisjoint({"model", "system", "tools", "all_tools", "parameters", "result_schema_json"})
     if not overrides.agent_revision:
         if changes and not spec.HasField("control"):
             made.ClearField("agent_pin")
@@ -143,6 +143,8 @@ def override_agent(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -
         spec.agent.ClearField("tools")
     if overrides.HasField("tools"):
         spec.agent.tools.CopyFrom(overrides.tools)
+    if overrides.HasField("parameters"):
+        spec.agent.parameters.CopyFrom(overrides.parameters)
     if overrides.HasField("result_schema_json"):
         spec.result_schema_json = overrides.result_schema_json
 

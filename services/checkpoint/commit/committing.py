@@ -291,7 +291,13 @@ def _reserve(
         decided = Denied(ending.reason, ending.message or "the task has a pending ending")
     else:
         budgets = (draft.budget.budget, row.own_budget)
-        decided = decide_reserve(budgets, request, prices.of(request.model, row.locked_at), row.max_steps)
+        decided = decide_reserve(
+            budgets,
+            request,
+            prices.of(request.model, row.locked_at),
+            row.max_steps,
+            is_default_cap=draft.budget.is_default_cap,
+        )
     if not isinstance(decided, Denied):
         decided = quotas.denied(row.tenant) or decided
     if isinstance(decided, Denied):

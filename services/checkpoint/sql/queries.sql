@@ -141,8 +141,8 @@ returning {shown};
 
 -- name: create_budget
 -- Every root has a budget row from the beginning, so that a reservation always finds it.
-insert into budgets (root_task_id, tenant, max_tokens, max_nano_usd)
-values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b, %(max_nano_usd)b);
+insert into budgets (root_task_id, tenant, max_tokens, max_nano_usd, is_default_cap)
+values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b, %(max_nano_usd)b, %(is_default_cap)b);
 
 -- name: create_entries
 -- The first two entries: the spec, and the transition to QUEUED, which is the task's first change.

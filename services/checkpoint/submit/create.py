@@ -23,6 +23,7 @@ from services.checkpoint.tenants.quotas import (
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, TenureError, Unavailable, WrongState
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import MoneyCap
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.postgres import TransactionConflict
 from tenure.v1 import ledger_pb2, task_pb2
@@ -204,6 +205,7 @@ async def insert_task(
             "tenant": tenant,
             "max_tokens": spec.limits.max_tokens,
             "max_nano_usd": spec.limits.max_nano_usd,
+            "is_default_cap": spec.limits.money_cap is MoneyCap.DEFAULT,
         },
     )
     await count_submit(connection, tenant, admission)

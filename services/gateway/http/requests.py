@@ -5,7 +5,7 @@ The fields of a submit are the arguments of `client.submit(…)`: tenure/sdk/sub
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
@@ -14,12 +14,13 @@ from typing import Any, Final, TypeVar
 
 from services.gateway.http.shapes import given
 from tenure.domain.audit import Decision
+from tenure.domain.model_parameters import Effort
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority, Source
 from tenure.domain.webhooks import DeliveryState
 from tenure.sdk.option_values import Money, Seconds
-from tenure.sdk.submit_options import OPTIONS, default_of
+from tenure.sdk.submit_options import OPTIONS, PARAMETERS, default_of
 
 T = TypeVar("T")
 
@@ -45,23 +46,31 @@ _JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
     Money | None: (Decimal | None, ""),
     Seconds | None: (float | None, ", in seconds"),
     Priority | str | None: (Priority | None, ""),
+    Effort | str | None: (Effort | None, ""),
     Mapping[str, str] | None: (Mapping[str, str], ""),
 }
 """The types of options that have another form in JSON than in Python, each with what its text adds."""
 
 
-def _with_options(body: type[T]) -> type[T]:
-    """Declares a field for each option of a submit."""
-    for name, (hint, option) in OPTIONS.items():
-        json_type, unit = _JSON_TYPES.get(hint, (hint, ""))
-        default: Any = {"default_factory": dict} if json_type == Mapping[str, str] else {"default": default_of(hint)}
-        body.__annotations__[name] = json_type
-        setattr(body, name, field(metadata={"text": f"{option.text}{unit}"}, **default))
-    return body
+def _with_options(names: Iterable[str]) -> Callable[[type[T]], type[T]]:
+    """Declares a field for each of these options of a submit."""
+
+    def declared(body: type[T]) -> type[T]:
+        for name in names:
+            hint, option = OPTIONS[name]
+            json_type, unit = _JSON_TYPES.get(hint, (hint, ""))
+            default: Any = (
+                {"default_factory": dict} if json_type == Mapping[str, str] else {"default": default_of(hint)}
+            )
+            body.__annotations__[name] = json_type
+            setattr(body, name, field(metadata={"text": f"{option.text}{unit}"}, **default))
+        return body
+
+    return declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@_with_options
+@_with_options(OPTIONS)
 class SubmitBody:
     """A task to submit: these fields, and the options of tenure/sdk/submit_options.py."""
 
@@ -159,8 +168,11 @@ class MessageBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+@_with_options(PARAMETERS)
 class ForkBody:
-    """A fork: a new task from the history of this one. A field that is null keeps what the other task has."""
+    """A fork: a new task from the history of this one. A field that is null keeps what the other task has; of the
+    parameters of the model, from temperature to extra_body, one that is given replaces all.
+    """
 
     at_sequence: int | None = given("cut the history after this entry; null: at the latest possible point", None)
     step: int | None = given("instead: cut it after this step", None)

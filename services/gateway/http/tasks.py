@@ -16,7 +16,7 @@ from tenure.domain.errors import InvalidRequest
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_file, task_info, task_page
 from tenure.sdk.option_values import json_text, nano_usd
-from tenure.sdk.submit_options import OPTIONS, argument_of
+from tenure.sdk.submit_options import OPTIONS, PARAMETERS, argument_of
 from tenure.sdk.submit_request import function_request, is_given, set_field, submit_request
 from tenure.sdk.task_filter import task_filter
 from tenure.sdk.task_info import TaskInfo, TaskPage
@@ -27,7 +27,17 @@ from tenure.wire.common import duration
 FORK_SECONDS: Final = 150.0
 _WAIT_MARGIN_SECONDS: Final = 15.0
 _WAITING: Final = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
-_OVERRIDES: Final = ("model", "system", "tools", "max_cost", "max_tokens", "max_steps", "timeout", "source")
+_OVERRIDES: Final = (
+    "model",
+    "system",
+    "tools",
+    "max_cost",
+    "max_tokens",
+    "max_steps",
+    "timeout",
+    "source",
+    *PARAMETERS,
+)
 """The options of a submit in which a fork may differ."""
 
 
@@ -37,8 +47,9 @@ def submit_of(body: req.SubmitBody, request_id: str = "") -> api.SubmitTaskReque
     if not body.function:
         schema_json = "" if body.result is None else json_text("result", body.result)
         return submit_request(body.goal, options, agent=body.agent, input=body.input, result_schema_json=schema_json)
-    if body.agent or body.result is not None or options.keys() & {"tools", "system"}:
-        raise InvalidRequest(violations=[("function", "cannot have agent, tools, system and result beside it")])
+    if body.agent or body.result is not None or options.keys() & {"tools", "system", *PARAMETERS}:
+        message = f"cannot have agent, tools, system, result, {', '.join(PARAMETERS)} beside it"
+        raise InvalidRequest(violations=[("function", message)])
     return function_request(body.function, body.input, body.goal, options)
 
 
@@ -98,7 +109,8 @@ async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Wai
 async def fork(call: HttpCall, _query: req.NoQuery, body: req.ForkBody) -> TaskInfo:
     overrides = task_pb2.ForkOverrides(all_tools=body.all_tools)
     for name in _OVERRIDES:
-        if (value := getattr(body, name)) is not None:
+        value = getattr(body, name)
+        if value is not None and (value != "" or name not in PARAMETERS):
             _, option = OPTIONS[name]
             set_field(overrides, option.path.removeprefix("agent."), option.to_wire(name, value), name)
     if body.result is not None:

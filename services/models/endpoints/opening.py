@@ -63,7 +63,13 @@ def _provider(
     if settings.vendor == OPENAI:
         from tenure.model_providers.openai_models import OpenAIProvider
 
-        return OpenAIProvider(api_key=key, base_url=base_url, silence_seconds=silence_seconds, streams=settings.stream)
+        return OpenAIProvider(
+            api_key=key,
+            base_url=base_url,
+            silence_seconds=silence_seconds,
+            streams=settings.stream,
+            options_of=settings.options_of,
+        )
     from tenure.model_providers.anthropic_models import AnthropicProvider
 
     try:
@@ -76,6 +82,7 @@ def _provider(
             platform=settings.platform,
             region=settings.region,
             project=settings.project,
+            options_of=settings.options_of,
         )
     except (ValueError, ImportError) as error:
         raise ConfigurationError([f"TENURE_MODELS_ENDPOINTS_FILE: {settings.name}: {error}"]) from error

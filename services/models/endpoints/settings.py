@@ -11,6 +11,13 @@ vendor = "anthropic"
 platform = "bedrock"
 region = "eu-central-1"
 models = { "claude-sonnet-4-5" = "eu.anthropic.claude-sonnet-4-5-20250929-v1:0" }
+
+[[endpoint]]
+name = "own"
+vendor = "openai"
+base_url = "http://10.0.0.7:8000/v1"
+context_window_tokens = 32768
+models."qwen3" = { name = "Qwen/Qwen3-32B", max_output_tokens = 4096, extra_body = { top_k = 20 } }
 """
 
 from __future__ import annotations
@@ -19,28 +26,42 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from tenure.domain.models import ANTHROPIC, OPENAI
 from tenure.domain.outbound import is_clear_text, origin_only
+from tenure.model_providers.dialects import NAMES as DIALECT_NAMES
+from tenure.model_providers.endpoint import ModelOptions
 from tenure.model_providers.platforms import API, BEDROCK, PLATFORMS, VERTEX, missing_extra
 from tenure.model_providers.settings import problem_of_key, problem_of_url
 from tenure.runtime.settings import ConfigurationError, Secret
+from tenure.validators.common import MAX_WINDOW_TOKENS, MIN_WINDOW_TOKENS
 
 MAX_ENDPOINTS: Final = 32
 VENDORS: Final = (ANTHROPIC, OPENAI)
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
 _TABLE: Final = "endpoint"
+NAME: Final = "name"
+_OPTIONS: Final = tuple(option.name for option in fields(ModelOptions))
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
+_OWN_HEADERS: Final = frozenset(
+    {"host", "content-length", "content-type", "transfer-encoding", "accept-encoding", "connection", "x-tenure-attempt"}
+)
+_OWN_MEMBERS: Final = frozenset(
+    {"model", "messages", "system", "tools", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSettings:
     """One endpoint. `rank`: those of a lower one are preferred.
 
-    `stream`: False for a server that cannot stream its answers. `models`: its names of the models that it has; empty:
-    it has all models of its vendor, under their own names.
+    `stream`: False for a server that cannot stream its answers. `models`: its names of the models that it has, or
+    tables with the name and options of this model; empty: it has all models of its vendor, under their own names. The
+    options are those of ModelOptions.
     """
 
     name: str
@@ -52,12 +73,34 @@ class EndpointSettings:
     stream: bool = True
     region: str = ""
     project: str = ""
-    models: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
+    context_window_tokens: int = 0
+    max_output_tokens: int = 0
+    silence_seconds: float = 0.0
+    dialect: str = ""
+    extra_headers: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
     api_key: Secret = field(default=Secret(""))
 
     def model(self, name: str) -> str | None:
         """Returns the endpoint's name of a model, or None if it does not have the model."""
-        return self.models.get(name) if self.models else name
+        if not self.models:
+            return name
+        known = self.models.get(name)
+        return known if known is None or isinstance(known, str) else str(known.get(NAME, name))
+
+    def options_of(self, own_name: str) -> ModelOptions:
+        """Returns the options of a model by the endpoint's own name: those of the endpoint, and its own."""
+        return self._options.get(own_name) or self._common
+
+    @cached_property
+    def _common(self) -> ModelOptions:
+        return ModelOptions(**{name: getattr(self, name) for name in _OPTIONS})
+
+    @cached_property
+    def _options(self) -> dict[str, ModelOptions]:
+        tables = {self.model(name) or name: table for name, table in self.models.items() if not isinstance(table, str)}
+        return {name: _with(self._common, table) for name, table in tables.items()}
 
     def problems(self, *, allows_insecure: bool) -> Iterator[str]:
         """Yields what is wrong with the settings."""
@@ -75,6 +118,10 @@ class EndpointSettings:
             yield "region: only the platforms bedrock and vertex have one"
         if self.project and self.platform != VERTEX:
             yield "project: only the platform vertex has one"
+        yield from _problems_of_options({name: getattr(self, name) for name in _OPTIONS}, self.vendor)
+        for name, table in self.models.items():
+            if not isinstance(table, str):
+                yield from (f"models.{name}: {problem}" for problem in _problems_of_table(table, self.vendor))
         yield from self._problems_of_access(allows_insecure=allows_insecure)
 
     def _problems_of_access(self, *, allows_insecure: bool) -> Iterator[str]:
@@ -91,6 +138,50 @@ class EndpointSettings:
                 f"base_url: others could read the prompts and the key on their way to {origin_only(self.base_url)}: "
                 "use https://, or set TENURE_ALLOW_INSECURE_MODELS=true"
             )
+
+
+def _with(common: ModelOptions, table: Mapping[str, Any]) -> ModelOptions:
+    """Returns the options of a model: its own go before those of the endpoint, member by member of the tables."""
+    own = {name: table[name] for name in _OPTIONS if name in table}
+    for name in ("extra_headers", "extra_body"):
+        own[name] = {**getattr(common, name), **own.get(name, {})}
+    return replace(common, **own)
+
+
+def _problems_of_table(table: Mapping[str, Any], vendor: str) -> Iterator[str]:
+    kinds = {NAME: str, **{name: _KINDS[name] for name in _OPTIONS}}
+    unknown = sorted(table.keys() - kinds.keys())
+    wrong = [
+        f"{name}: {_rule(kinds[name])}"
+        for name in sorted(table.keys() - set(unknown))
+        if not _fits(table[name], kinds[name])
+    ]
+    yield from (f"{name}: unknown; there are {', '.join(kinds)}" for name in unknown)
+    yield from wrong
+    if not wrong:
+        yield from _problems_of_options(table, vendor)
+
+
+def _problems_of_options(options: Mapping[str, Any], vendor: str) -> Iterator[str]:
+    window = options.get("context_window_tokens", 0)
+    if window and not MIN_WINDOW_TOKENS <= window <= MAX_WINDOW_TOKENS:
+        yield f"context_window_tokens: must be {MIN_WINDOW_TOKENS} to {MAX_WINDOW_TOKENS}"
+    if options.get("max_output_tokens", 0) < 0:
+        yield "max_output_tokens: must not be negative"
+    if options.get("silence_seconds", 0) < 0:
+        yield "silence_seconds: must not be negative"
+    if (dialect := options.get("dialect", "")) and (dialect not in DIALECT_NAMES or vendor != OPENAI):
+        yield f"dialect: must be one of {', '.join(DIALECT_NAMES)}, for the vendor {OPENAI}"
+    for name, value in options.get("extra_headers", {}).items():
+        if (
+            not _HEADER.match(name)
+            or name.lower() in _OWN_HEADERS
+            or not isinstance(value, str)
+            or not value.isprintable()
+        ):
+            yield f"extra_headers: {name!r}: must be a header that Tenure does not set, with a printable text"
+    if own := sorted(options.get("extra_body", {}).keys() & _OWN_MEMBERS):
+        yield f"extra_body: must not have {own[0]}, which each call sets"
 
 
 def read_endpoints(path: Path, *, allows_insecure: bool) -> tuple[EndpointSettings, ...]:
@@ -121,8 +212,7 @@ def _endpoint(index: int, table: Any, problems: list[str]) -> EndpointSettings |
     if not isinstance(table, dict):
         problems.append(f"{label}: must be a table")
         return None
-    kinds = {known.name: get_type_hints(EndpointSettings)[known.name] for known in fields(EndpointSettings)}
-    known = {name: kind for name, kind in kinds.items() if name != "api_key"}
+    known = {name: kind for name, kind in _KINDS.items() if name != "api_key"}
     wrong = [f"{label}: {name}: unknown" for name in table.keys() - known]
     wrong += [f"{label}: {name} is missing" for name in ("name", "vendor") if name not in table]
     wrong += [
@@ -139,12 +229,29 @@ def _endpoint(index: int, table: Any, problems: list[str]) -> EndpointSettings |
     return EndpointSettings(**{"rank": index, **table}, api_key=Secret(key))
 
 
+_KINDS: Final = {known.name: get_type_hints(EndpointSettings)[known.name] for known in fields(EndpointSettings)}
+
+
 def _fits(value: Any, kind: Any) -> bool:
     if kind in {str, int, bool}:
         return type(value) is kind
-    return isinstance(value, dict) and bool(value) and all(isinstance(name, str) and name for name in value.values())
+    if kind is float:
+        return type(value) in {int, float}
+    if kind == Mapping[str, Any]:
+        return isinstance(value, dict)
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(name and isinstance(name, str | dict) for name in value.values())
+    )
 
 
 def _rule(kind: Any) -> str:
-    rules = {str: "must be a string", int: "must be a whole number", bool: "must be true or false"}
-    return rules.get(kind, "must be a table of names of models")
+    rules = {
+        str: "must be a string",
+        int: "must be a whole number",
+        float: "must be a number",
+        bool: "must be true or false",
+        Mapping[str, Any]: "must be a table",
+    }
+    return rules.get(kind, "must be a table of names of models, or of tables with options")

@@ -105,7 +105,7 @@ async def submitted_and_killed(installation: Installation) -> str:
     """Submits a task, and kills the server with SIGKILL while the task runs. Returns the id of the task."""
     task_id = ""
     with suppress(Exception):  # whatever the client says about a server that is gone
-        async with connected(server(installation, "--no-max-cost", "--model", "sim-slow")) as client:
+        async with connected(server(installation, "--model", "sim-slow")) as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
             assert tools == {"submit", "run", "status", "result", "cancel", "answer", "events"}
             task_id = (await call(client, "submit", goal="take your time"))["task_id"]
@@ -145,7 +145,7 @@ async def test_a_submit_is_capped(installation: Installation) -> None:
 
 @pytest.mark.nightly
 async def test_a_question_is_answered(installation: Installation) -> None:
-    async with connected(server(installation, "--no-max-cost", "--model", "sim-question")) as client:
+    async with connected(server(installation, "--model", "sim-question")) as client:
         task = await call(client, "submit", goal="ask", request_id="mcp-one")
         assert (await call(client, "submit", goal="ask", request_id="mcp-one"))["task_id"] == task["task_id"]
         await installation.in_state(task["task_id"], "WAITING_USER")
@@ -163,7 +163,7 @@ async def test_a_question_is_answered(installation: Installation) -> None:
 @pytest.mark.nightly
 async def test_run_becomes_a_task_of_the_protocol(installation: Installation) -> None:
     """The server is another one for each request."""
-    parameters = server(installation, "--no-max-cost", "--model", "sim-question")
+    parameters = server(installation, "--model", "sim-question")
     async with connected(parameters, Tasks()) as client:
         assert TASKS in (client.session.server_capabilities.extensions or {})  # type: ignore[union-attr]
         handle = await client.session.call_tool("run", {"goal": "ask"}, allow_claimed=True)
@@ -206,7 +206,7 @@ async def test_the_gateway_serves_the_same_at_mcp(installation: Installation) ->
 
 @pytest.mark.nightly
 async def test_a_cancel_and_a_client_without_tasks(installation: Installation) -> None:
-    parameters = server(installation, "--no-max-cost", "--model", "sim-question")
+    parameters = server(installation, "--model", "sim-question")
     async with connected(parameters, Tasks()) as client:
         handle = await client.session.call_tool("run", {"goal": "ask"}, allow_claimed=True)
         task_id = handle.model_dump(by_alias=True)["taskId"]

@@ -239,6 +239,10 @@ const HANDLERS = {
   },
   budget_warning(event) {
     if (event.budget) this.on.budget?.(event.budget);
+    if (event.limit === "MODEL_UNPRICED") {
+      this.mark(event, "!", "warn", "The ledger has no price for the model of a call: the cap in money does not hold for it");
+      return;
+    }
     const what = event.limit === "MONEY_LIMIT" ? `${money(event.budget?.used_cost_usd)} of ${money(event.budget?.max_cost_usd)}` : `${number(event.budget?.used_tokens)} of ${number(event.budget?.max_tokens)} tokens`;
     this.on.marker?.(`Budget warning: ${what} used`);
     this.mark(event, "!", "warn", `Budget warning: ${what} used`);

@@ -14,6 +14,7 @@ create table budgets (
   reserved_tokens   bigint not null default 0,
   beyond_tokens     bigint not null default 0,
   max_nano_usd      bigint not null default 0,
+  is_default_cap    boolean not null default false,           -- in money: no submit asked for it
   used_nano_usd     bigint not null default 0,
   reserved_nano_usd bigint not null default 0,
   beyond_nano_usd   bigint not null default 0,
