@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.entries import ClearedResults, ContentBlock, Summary, ToolIntent
+from tenure.domain.images import image_block
 from tenure.domain.tools import Outcome
 
 Message = dict[str, Any]
 """A provider's message: {"role": "user" | "assistant", "content": [blocks]}."""
 
 _TOOL_USE_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
+
+IMAGE_BYTES: Final = 4 * 1600
+"""The size of a text that costs as much as most images."""
 
 SUMMARY_HEAD: Final = "The conversation so far had become too long. This summary stands for it:"
 
@@ -32,8 +36,11 @@ class ToolResult(NamedTuple):
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that the removal of this result saves."""
-        return len(self.block["content"].encode("utf-8", "surrogatepass")) - len(self.removed.encode())
+        """The bytes that the removal of this result saves. An image counts with what it costs as text."""
+        content = self.block["content"]
+        images = 0 if isinstance(content, str) else sum(part["type"] == "image" for part in content)
+        text = result_text(self.block)
+        return len(text.encode("utf-8", "surrogatepass")) + images * IMAGE_BYTES - len(self.removed.encode())
 
 
 @dataclass(slots=True)
@@ -117,17 +124,24 @@ class Conversation:
         self._steps.append(step)
 
 
+def result_text(block: ContentBlock) -> str:
+    """Returns the text of a tool result."""
+    content = block.get("content") or ""
+    return content if isinstance(content, str) else text_of(content)
+
+
 def text_block(text: str) -> ContentBlock:
     """Returns a text as a content block."""
     return {"type": "text", "text": text}
 
 
 def result_of(intent: ToolIntent, outcome: Outcome) -> ToolResult:
-    """Returns the tool result that the model reads of a call."""
+    """Returns the tool result that the model reads of a call. Providers refuse the images of a failed call."""
+    images = [] if outcome.is_error else [image_block(image) for image in outcome.images]
     block = {
         "type": "tool_result",
         "tool_use_id": intent.tool_use_id,
-        "content": outcome.content,
+        "content": [text_block(outcome.content), *images] if images else outcome.content,
         "is_error": outcome.is_error,
     }
     whole = f" All of it is in the workspace's file {outcome.output_path}." if outcome.output_path else ""

@@ -154,7 +154,10 @@ class ToolIntentEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcomeEvent(Event):
-    """A tool call ended. `content`: what the model reads. `output_path`: the whole output, a file of the workspace."""
+    """A tool call ended. `content`: what the model reads. `output_path`: the whole output, a file of the workspace.
+
+    `images`: the files of the images that the model sees, if it can.
+    """
 
     call_id: str
     status: OutcomeStatus
@@ -164,6 +167,7 @@ class ToolOutcomeEvent(Event):
     call_attempt: int
     output_path: str
     duration_seconds: float
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,3 +218,37 @@ class KeptContent(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Image(message.Message):
+    """An image that models can be shown: PNG, JPEG, GIF or WebP, at most 3.75 MiB and 8,000 pixels a side."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: builtins.int
+    WIDTH_FIELD_NUMBER: builtins.int
+    HEIGHT_FIELD_NUMBER: builtins.int
+    media_type: builtins.str
+    """image/png, image/jpeg, image/gif or image/webp, as its bytes say."""
+    width: builtins.int
+    """Its width in pixels."""
+    height: builtins.int
+    """Its height in pixels."""
+    @builtins.property
+    def kept(self) -> KeptContent:
+        """Its bytes."""
+
+    def __init__(
+        self,
+        *,
+        kept: KeptContent | None = ...,
+        media_type: builtins.str = ...,
+        width: builtins.int = ...,
+        height: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["kept", b"kept"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["height", b"height", "kept", b"kept", "media_type", b"media_type", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -1,0 +1,188 @@
+"""Which bytes are an image that a model may be shown, what it costs, and which models see it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tenure.domain.conversation import IMAGE_BYTES, result_of
+from tenure.domain.entries import ToolIntent
+from tenure.domain.images import (
+    MAX_IMAGE_BYTES,
+    MAX_SHOWN,
+    MAX_SHOWN_BYTES,
+    MAX_SIDE,
+    Image,
+    NotAnImage,
+    image_block,
+    image_tokens,
+    images_in,
+    left_out,
+    read_header,
+    sees_images,
+    with_parts,
+)
+from tenure.domain.texts import kept_as
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tests.support.images import gif, jpeg, png, webp_extended, webp_lossless, webp_lossy
+
+
+@pytest.mark.parametrize(
+    ("make", "media_type"),
+    [
+        (png, "image/png"),
+        (jpeg, "image/jpeg"),
+        (gif, "image/gif"),
+        (webp_lossy, "image/webp"),
+        (webp_lossless, "image/webp"),
+        (webp_extended, "image/webp"),
+    ],
+)
+class TestFormats:
+    @pytest.mark.parametrize("size", [(1, 1), (640, 480), (MAX_SIDE, 3)])
+    def test_the_header_states_type_and_size(
+        self, make: Callable[[int, int], bytes], media_type: str, size: tuple[int, int]
+    ) -> None:
+        assert read_header(make(*size)) == (media_type, *size)
+
+    def test_an_image_that_ends_too_soon_is_none(self, make: Callable[[int, int], bytes], media_type: str) -> None:
+        content = make(640, 480)
+        for length in range(len(content)):
+            with pytest.raises(NotAnImage):
+                read_header(content[:length])
+        assert read_header(content).media_type == media_type
+
+    def test_a_side_that_is_too_long_is_refused(self, make: Callable[[int, int], bytes], media_type: str) -> None:
+        del media_type
+        with pytest.raises(NotAnImage, match="8001 x 1 pixels, and models take 8000 a side"):
+            read_header(make(MAX_SIDE + 1, 1))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"<svg/>", b"\x89PNG", b"BM" + bytes(60), b"%PDF-1.7"])
+def test_other_bytes_are_no_image(content: bytes) -> None:
+    with pytest.raises(NotAnImage, match="not a PNG, JPEG, GIF or WebP"):
+        read_header(content)
+
+
+def test_hostile_headers_are_refused_without_decoding_anything() -> None:
+    with pytest.raises(NotAnImage, match="pixels"):
+        read_header(png(100_000, 10_000))  # 10^9 pixels
+    with pytest.raises(NotAnImage, match="no pixels"):
+        read_header(png(0, 480))
+    with pytest.raises(NotAnImage, match="damaged"):
+        read_header(png(640, 480).replace(struct.pack(">I", 640), struct.pack(">I", 641)))  # the checksum differs
+    with pytest.raises(NotAnImage, match="damaged"):
+        read_header(png(4, 4)[:8] + struct.pack(">I4s", 0xFFFF_FFFF, b"IDAT") + bytes(40))  # a chunk longer than all
+    with pytest.raises(NotAnImage, match="damaged"):
+        read_header(b"\xff\xd8\xff\xe0\x00\x00" * 10)  # segments of no length
+    with pytest.raises(NotAnImage, match=f"models take {MAX_IMAGE_BYTES}"):
+        read_header(png(640, 480) + bytes(MAX_IMAGE_BYTES))
+
+
+def test_a_png_without_pixels_data_is_damaged() -> None:
+    whole = png(4, 4)
+    start = whole.index(b"IDAT") - 4
+    end = start + 12 + struct.unpack_from(">I", whole, start)[0]
+    with pytest.raises(NotAnImage):
+        read_header(whole[:start] + whole[end:])
+    assert zlib.decompress(whole[start + 8 : end - 4])
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "tokens"),
+    [
+        ("claude-sonnet-4-5", (1092, 1092), 1590),  # the provider's own examples: about 1,590 and 54
+        ("claude-sonnet-4-5", (200, 200), 64),
+        ("claude-opus-4-8", (8000, 8000), 4784),
+        ("claude-opus-4-8", (8000, 1), 286),
+        ("openai/gpt-4o", (1024, 1024), 2520),  # 1,024 patches, dearer than 85 + 4 · 170 = 765
+        ("openai/gpt-4o-mini", (1024, 1024), 25501),
+        ("openai/gpt-5", (64, 64), 255),
+    ],
+)
+def test_an_image_costs_its_pixels(model: str, size: tuple[int, int], tokens: int) -> None:
+    assert image_tokens(model, *size) == tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "sees"),
+    [
+        ("claude-opus-4-8", True),
+        ("claude-2.1", False),
+        ("openai/gpt-5-mini", True),
+        ("openai/o3-mini", False),
+        ("openai/gpt-3.5-turbo", False),
+        ("openai/llama3", False),
+        ("openai/qwen2.5-vl:7b", True),
+        ("openai/google/gemini-2.5-pro", True),
+        ("openai/anthropic/claude-sonnet-4-5", True),
+    ],
+)
+def test_a_model_that_is_not_known_to_see_is_shown_no_image(model: str, sees: bool) -> None:
+    assert sees_images(model) is sees
+
+
+def test_the_first_own_pattern_decides_whether_a_model_sees() -> None:
+    own = ("!openai/llama3-text", "openai/llama*", "!claude-*")
+    assert sees_images("openai/llama3", own)
+    assert not sees_images("openai/llama3-text", own)
+    assert not sees_images("claude-opus-4-8", own)
+    assert sees_images("openai/gpt-5", own)
+
+
+def image(name: str = "a", size_bytes: int = 100) -> Image:
+    kept = kept_as(name.encode())
+    return Image(type(kept)(kept.path, kept.digest, size_bytes), "image/png", 64, 48)
+
+
+def outcome_block(*images: Image, status: OutcomeStatus = OutcomeStatus.SUCCEEDED) -> Any:
+    intent = ToolIntent("1.0", "toolu_1", "screen", "{}")
+    return result_of(intent, Outcome(status, "[image: kept in a file]", images=images))
+
+
+def test_the_conversation_has_a_reference_and_no_bytes() -> None:
+    block = outcome_block(image()).block
+    source = {**image_block(image())["source"]}
+    assert block["content"] == [
+        {"type": "text", "text": "[image: kept in a file]"},
+        {"type": "image", "source": source},
+    ]
+    assert source["path"] == image().kept.path
+
+
+def test_a_failed_call_has_no_images_because_providers_refuse_them() -> None:
+    block = outcome_block(image(), status=OutcomeStatus.FAILED).block
+    assert block["content"] == "[image: kept in a file]"
+
+
+def test_clearing_a_result_saves_its_images() -> None:
+    assert outcome_block(image(), image("b")).saved_bytes > 2 * IMAGE_BYTES - 100
+    assert outcome_block().saved_bytes < 0
+
+
+def test_the_oldest_images_are_left_out_of_a_request_with_too_many() -> None:
+    many = [image_block(image(str(n)))["source"] for n in range(MAX_SHOWN + 3)]
+    assert left_out(many) == 3
+    assert left_out(many[:MAX_SHOWN]) == 0
+    large = [image_block(image(str(n), MAX_IMAGE_BYTES))["source"] for n in range(6)]
+    assert left_out(large) == 6 - MAX_SHOWN_BYTES // MAX_IMAGE_BYTES
+
+
+def test_parts_take_the_places_of_images_in_their_order() -> None:
+    own = {"role": "user", "content": [{"type": "text", "text": "See"}, image_block(image("own"))]}
+    text_only = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+    results = {"role": "user", "content": [outcome_block(image("b"), image("c")).block]}
+    messages = [own, text_only, results]
+    assert [source["digest"] for source in images_in(messages)] == [
+        kept_as(n.encode()).digest for n in ("own", "b", "c")
+    ]
+    parts = [{"type": "image", "source": 1}, None, {"type": "text", "text": "gone"}]
+    first, second, third = with_parts(messages, parts)
+    assert first["content"][1] == parts[0]
+    assert second is text_only
+    assert third["content"][0]["content"] == [{"type": "text", "text": "[image: kept in a file]"}, parts[2]]
+    assert own["content"][1] == image_block(image("own")), "the ledger's history was changed"
