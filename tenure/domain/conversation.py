@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.entries import ClearedResults, ContentBlock, Summary, ToolIntent
-from tenure.domain.images import image_block
+from tenure.domain.images import SubmittedFile, files_text, image_block
 from tenure.domain.tools import Outcome
 
 Message = dict[str, Any]
@@ -49,10 +49,11 @@ class Conversation:
 
     `results`: the tool results that are not cleared. `answered_step`: the step of the newest answer. `changes` counts
     compactions. `expected_tokens`: the estimate, made at the newest clearing of results, for the first
-    `expected_messages` messages; 0: unknown.
+    `expected_messages` messages; 0: unknown. `files`: those of the submit, which belong to the goal.
     """
 
     goal: str = ""
+    files: tuple[SubmittedFile, ...] = ()
     messages: list[Message] = field(default_factory=list)
     results: list[ToolResult] = field(default_factory=list)
     answered_step: int = 0
@@ -62,10 +63,14 @@ class Conversation:
     _steps: list[int] = field(default_factory=list)
     _unread: list[str] = field(default_factory=list)
 
-    def add_user_message(self, results: Iterable[ToolResult], texts: Iterable[str]) -> None:
-        """Adds one user message with the results and texts since the newest answer, or none if there are none."""
+    def add_user_message(
+        self, results: Iterable[ToolResult], texts: Iterable[str], images: Iterable[ContentBlock] = ()
+    ) -> None:
+        """Adds one user message with the results, texts and images since the newest answer, or none if there are
+        none.
+        """
         results, texts = list(results), list(texts)
-        content = [*(result.block for result in results), *map(text_block, texts)]
+        content = [*(result.block for result in results), *map(text_block, texts), *images]
         if content:
             self._add(self.answered_step, {"role": "user", "content": content})
         self.results += results
@@ -97,7 +102,9 @@ class Conversation:
 
     def summarise(self, summary: Summary) -> list[str]:
         """Replaces all messages through the summary's step by the summary. Returns the texts that were not read yet."""
-        head = {"role": "user", "content": [text_block(self.goal), text_block(f"{SUMMARY_HEAD}\n\n{summary.text}")]}
+        summary_text = f"{SUMMARY_HEAD}\n\n{summary.text}"
+        texts = [*goal_texts(self.goal, self.files), summary_text]
+        head = {"role": "user", "content": [*map(text_block, texts), *images_of(self.files)]}
         kept = [
             (step, message)
             for step, message in zip(self._steps, self.messages, strict=True)
@@ -122,6 +129,16 @@ class Conversation:
     def _add(self, step: int, message: Message) -> None:
         self.messages.append(message)
         self._steps.append(step)
+
+
+def goal_texts(goal: str, files: Sequence[SubmittedFile]) -> list[str]:
+    """Returns the texts of the first message: the goal, and the names of the files that came with it."""
+    return [goal, files_text(files)] if files else [goal]
+
+
+def images_of(files: Iterable[SubmittedFile]) -> list[ContentBlock]:
+    """Returns references to the images among files."""
+    return [image_block(file.image) for file in files if file.image is not None]
 
 
 def result_text(block: ContentBlock) -> str:

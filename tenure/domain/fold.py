@@ -10,7 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure.domain.conversation import Conversation, Message, ToolResult, result_of, text_block, text_of
+from tenure.domain.conversation import (
+    Conversation,
+    Message,
+    ToolResult,
+    goal_texts,
+    images_of,
+    result_of,
+    text_block,
+    text_of,
+)
 from tenure.domain.entries import (
     PROMPT_TOO_LONG,
     AssistantMessage,
@@ -105,6 +114,7 @@ class ResumePoint:
     said: list[str] = field(default_factory=list)
     counted: tuple[int, int] | None = None
     _texts: list[str] = field(default_factory=list)
+    _images: list[dict[str, Any]] = field(default_factory=list)
     _is_text_truncated: bool = False
 
     @property
@@ -129,8 +139,8 @@ class ResumePoint:
 
     @property
     def pending_content(self) -> list[dict[str, Any]]:
-        """The content since the newest answer, as the next model attempt will send it: tool results, then texts."""
-        return [*(result.block for result in self.pending_results), *map(text_block, self._texts)]
+        """The content since the newest answer, as the next model attempt will send it: results, texts, images."""
+        return [*(result.block for result in self.pending_results), *map(text_block, self._texts), *self._images]
 
     @property
     def pending_results(self) -> list[ToolResult]:
@@ -159,8 +169,9 @@ class ResumePoint:
         match body:
             case Submitted():
                 self.spec = body.spec
-                self.conversation.goal = body.spec.goal
-                self._texts.append(body.spec.goal)
+                self.conversation.goal, self.conversation.files = body.spec.goal, body.files
+                self._texts += goal_texts(body.spec.goal, body.files)
+                self._images = images_of(body.files)
             case Transition():
                 self._transition(body)
             case ToolsDefined():
@@ -278,9 +289,10 @@ class ResumePoint:
 
     def _close_turn(self) -> None:
         """Turns the content since the newest answer into one user message."""
-        self.conversation.add_user_message(self.pending_results, self._texts)
+        self.conversation.add_user_message(self.pending_results, self._texts, self._images)
         self._forget_calls()
         self._texts.clear()
+        self._images.clear()
 
     def _forget_calls(self) -> None:
         for by_call in (self.intents, self.outcomes, self.allowed_calls, self.resolutions):

@@ -20,7 +20,7 @@ from struct import unpack_from
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.models import ANTHROPIC, vendor_of
-from tenure.domain.texts import KeptContent
+from tenure.domain.texts import KeptContent, kept_as
 
 PNG, JPEG, GIF, WEBP = MEDIA_TYPES = "image/png", "image/jpeg", "image/gif", "image/webp"
 MAX_IMAGE_BYTES: Final = 5 * 1024 * 1024 // 4 * 3
@@ -49,6 +49,16 @@ class Image:
     height: int
 
 
+@dataclass(frozen=True, slots=True)
+class SubmittedFile:
+    """A file of a submit, as the ledger knows it. `image`: kept content that models can be shown, if it is one."""
+
+    path: str
+    digest: str
+    size_bytes: int
+    image: Image | None = None
+
+
 class Header(NamedTuple):
     """What the bytes of an image say about it."""
 
@@ -75,7 +85,8 @@ def read_header(content: bytes) -> Header:
 
 
 def _png(content: bytes) -> Header:
-    size, at, kinds = (0, 0), 8, set()
+    size, at = (0, 0), 8
+    kinds: set[bytes] = set()
     while at + 12 <= len(content):
         length, kind = unpack_from(">I4s", content, at)
         end = at + 12 + length
@@ -195,6 +206,50 @@ def sees_images(model: str, own: Iterable[str] = ()) -> bool:
             return not pattern.startswith("!")
     vendor, name = vendor_of(model)
     return not _BLIND.match(name) if vendor == ANTHROPIC else bool(_SEEING.match(name))
+
+
+# The files of a submit.
+
+MAX_FILES_BYTES: Final = 3_000_000
+"""Of all files of a submit: in base64, they fit into a request over HTTP."""
+MAX_FILE_DEPTH: Final = 8
+_PLAIN_NAME: Final = re.compile(r"(?!\.tenure-)(?!\.\.?\Z)[^/\0-\x1f\x7f]{1,200}")
+
+
+def submitted_file(path: str, content: bytes) -> SubmittedFile:
+    """Returns what the ledger knows about a file."""
+    kept = kept_as(content)
+    try:
+        image = Image(kept, *read_header(content))
+    except NotAnImage:
+        image = None
+    return SubmittedFile(path, kept.digest, kept.size_bytes, image)
+
+
+def problems_of_files(files: Iterable[tuple[str, int]]) -> Iterator[tuple[int, str]]:
+    """Yields what is wrong with the files of a submit, each with its path and its size: the index, and why."""
+    total, taken = 0, dict[str, bool]()  # whether a path is a file; else it is a directory
+    for index, (path, size_bytes) in enumerate(files):
+        parts = path.split("/")
+        above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+        total += size_bytes
+        if len(parts) > MAX_FILE_DEPTH or not all(map(_PLAIN_NAME.fullmatch, parts)):
+            yield index, f"{path!r} must be a relative path of at most {MAX_FILE_DEPTH} plain names"
+        elif path in taken or any(taken.get(one) for one in above):
+            yield index, f"{path!r} is the path of another file, too, or within one"
+        elif total > MAX_FILES_BYTES:
+            yield index, f"{path!r} does not fit: all files have at most {MAX_FILES_BYTES} bytes together"
+        taken |= dict.fromkeys(above, False) | {path: True}
+
+
+def files_text(files: Sequence[SubmittedFile]) -> str:
+    """Returns what the model reads about the files of a submit."""
+    lines = [f"- {one.path} ({one.size_bytes} bytes{_image_text(one.image)})" for one in files]
+    return "\n".join(["Files in the workspace, which came with this message:", *lines])
+
+
+def _image_text(image: Image | None) -> str:
+    return "" if image is None else f", {image.media_type}, {image.width} x {image.height} pixels"
 
 
 # References in a conversation.

@@ -56,12 +56,16 @@ class LiveTextEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedEvent(Event):
-    """The goal was accepted: the first entry. `parent_task_id`: the task that spawned this one; empty: none."""
+    """The goal was accepted: the first entry. `parent_task_id`: the task that spawned this one; empty: none.
+
+    `files`: the paths of the files that came with it.
+    """
 
     goal: str
     model: str
     request_id: str
     parent_task_id: str
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,6 +160,7 @@ _EVENTS: Final[dict[str, Callable[[ledger_pb2.Entry], events.Event]]] = {
         events.SubmittedEvent,
         "submitted",
         rename={"goal": "spec.goal", "model": "spec.agent.model", "parent_task_id": "spawned_by.task_id"},
+        given={"files": lambda body: tuple(file.path for file in body.files)},
         skip="epoch traceparent",
     ),
     "transition": _event(

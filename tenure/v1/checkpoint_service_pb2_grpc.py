@@ -51,6 +51,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
                 _registered_method=True)
+        self.PrepareTask = channel.unary_unary(
+                '/tenure.v1.CheckpointService/PrepareTask',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskResponse.FromString,
+                _registered_method=True)
         self.PrepareFork = channel.unary_unary(
                 '/tenure.v1.CheckpointService/PrepareFork',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.SerializeToString,
@@ -257,7 +262,14 @@ class CheckpointServiceServicer:
 
     def ForkTask(self, request, context):
         """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
-        UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
+        UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again. So does CreateTask.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareTask(self, request, context):
+        """Returns the id that a task with files will have, as PrepareFork does for a fork.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -579,6 +591,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.SerializeToString,
             ),
+            'PrepareTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareTask,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskResponse.SerializeToString,
+            ),
             'PrepareFork': grpc.unary_unary_rpc_method_handler(
                     servicer.PrepareFork,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.FromString,
@@ -824,6 +841,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/ForkTask',
             tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
             tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareTask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/PrepareTask',
+            tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskResponse.FromString,
             options,
             channel_credentials,
             insecure,

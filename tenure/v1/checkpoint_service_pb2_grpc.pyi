@@ -47,8 +47,10 @@ class CheckpointServiceStub:
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
     """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
-    UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
+    UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again. So does CreateTask.
     """
+    PrepareTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareTaskRequest, _checkpoint_service_pb2.PrepareTaskResponse]
+    """Returns the id that a task with files will have, as PrepareFork does for a fork."""
     PrepareFork: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareForkRequest, _checkpoint_service_pb2.PrepareForkResponse]
     """Returns the id that a fork will have, so that its files can be in place before it exists, and refuses what ForkTask
     would refuse. Repeatable: the same request gets the same id, or the fork if it exists. An id that no fork uses
@@ -204,8 +206,10 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """
     ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
     """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
-    UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
+    UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again. So does CreateTask.
     """
+    PrepareTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareTaskRequest, _checkpoint_service_pb2.PrepareTaskResponse]  # type: ignore[assignment]
+    """Returns the id that a task with files will have, as PrepareFork does for a fork."""
     PrepareFork: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareForkRequest, _checkpoint_service_pb2.PrepareForkResponse]  # type: ignore[assignment]
     """Returns the id that a fork will have, so that its files can be in place before it exists, and refuses what ForkTask
     would refuse. Repeatable: the same request gets the same id, or the fork if it exists. An id that no fork uses
@@ -370,8 +374,16 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ForkTaskResponse, _abc.Awaitable[_task_service_pb2.ForkTaskResponse]]:
         """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
-        UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
+        UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again. So does CreateTask.
         """
+
+    @_abc_1.abstractmethod
+    def PrepareTask(
+        self,
+        request: _checkpoint_service_pb2.PrepareTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.PrepareTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.PrepareTaskResponse]]:
+        """Returns the id that a task with files will have, as PrepareFork does for a fork."""
 
     @_abc_1.abstractmethod
     def PrepareFork(

@@ -46,6 +46,7 @@ class TaskServiceStub:
     with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
     checked.
     NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
+    FAILED_PRECONDITION / WORKSPACE_LIMIT: the files are more than a workspace may hold.
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
     """Reads a task. NOT_FOUND."""
@@ -145,6 +146,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
     checked.
     NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
+    FAILED_PRECONDITION / WORKSPACE_LIMIT: the files are more than a workspace may hold.
     """
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     """Reads a task. NOT_FOUND."""
@@ -247,6 +249,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
         checked.
         NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
+        FAILED_PRECONDITION / WORKSPACE_LIMIT: the files are more than a workspace may hold.
         """
 
     @_abc_1.abstractmethod

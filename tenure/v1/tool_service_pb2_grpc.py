@@ -115,6 +115,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.FromString,
                 _registered_method=True)
+        self.PutFiles = channel.unary_unary(
+                '/tenure.v1.ToolService/PutFiles',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.PutFilesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.PutFilesResponse.FromString,
+                _registered_method=True)
         self.DigestFiles = channel.unary_unary(
                 '/tenure.v1.ToolService/DigestFiles',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.SerializeToString,
@@ -269,6 +274,14 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutFiles(self, request, context):
+        """Puts the files of a submit into the workspace of a future task, all or nothing, and answers when they are on disk.
+        Repeatable: a repeat puts nothing again. FAILED_PRECONDITION / WORKSPACE_LIMIT; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DigestFiles(self, request, context):
         """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing.
         """
@@ -372,6 +385,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.CopyFiles,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.SerializeToString,
+            ),
+            'PutFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutFiles,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.PutFilesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.PutFilesResponse.SerializeToString,
             ),
             'DigestFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.DigestFiles,
@@ -798,6 +816,33 @@ class ToolService:
             '/tenure.v1.ToolService/CopyFiles',
             tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/PutFiles',
+            tenure_dot_v1_dot_tool__service__pb2.PutFilesRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.PutFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -102,6 +102,10 @@ class ToolServiceStub:
     disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
     again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
+    PutFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.PutFilesRequest, _tool_service_pb2.PutFilesResponse]
+    """Puts the files of a submit into the workspace of a future task, all or nothing, and answers when they are on disk.
+    Repeatable: a repeat puts nothing again. FAILED_PRECONDITION / WORKSPACE_LIMIT; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+    """
     DigestFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]
     """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
     KeepContent: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]
@@ -187,6 +191,10 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
     disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
     again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+    """
+    PutFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.PutFilesRequest, _tool_service_pb2.PutFilesResponse]  # type: ignore[assignment]
+    """Puts the files of a submit into the workspace of a future task, all or nothing, and answers when they are on disk.
+    Repeatable: a repeat puts nothing again. FAILED_PRECONDITION / WORKSPACE_LIMIT; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
     DigestFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]  # type: ignore[assignment]
     """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
@@ -360,6 +368,16 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
         disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
         again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+        """
+
+    @_abc_1.abstractmethod
+    def PutFiles(
+        self,
+        request: _tool_service_pb2.PutFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.PutFilesResponse, _abc.Awaitable[_tool_service_pb2.PutFilesResponse]]:
+        """Puts the files of a submit into the workspace of a future task, all or nothing, and answers when they are on disk.
+        Repeatable: a repeat puts nothing again. FAILED_PRECONDITION / WORKSPACE_LIMIT; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
         """
 
     @_abc_1.abstractmethod

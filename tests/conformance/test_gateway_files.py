@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.checkpoint.queries import SCHEMA
-from services.checkpoint.submit.forking import PreparedForks
+from services.checkpoint.submit.prepared_ids import PreparedIds
 from tenure.client import Client
 from tenure.client.files import download_file, read_file
 from tenure.domain.access import DEFAULT_INSTALLATION
@@ -211,8 +211,8 @@ async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     assert again.prepared_task_id == prepared
     pool_options = PoolOptions(min_size=1)
     async with open_pool(world.replica.dsn, service="test", schema=SCHEMA, options=pool_options) as pool:
-        assert await PreparedForks(pool).give_up_once() == 0
-        assert await PreparedForks(pool, kept_seconds=0.0).give_up_once() == 1
+        assert await PreparedIds(pool).give_up_once() == 0
+        assert await PreparedIds(pool, kept_seconds=0.0).give_up_once() == 1
     assert await _offered(world) == [(prepared, 0, "")]
     request.prepared_task_id = prepared
     with pytest.raises(Unavailable) as late:
