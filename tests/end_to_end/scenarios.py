@@ -235,6 +235,11 @@ SCENARIOS: Final[dict[str, Any]] = {
         {"text": "I look.", "calls": [{"name": "read_file", "arguments": {"path": "picture.png"}}]},
         {"text": "Now I see {{images}}.", "latency_ms": 1500},
     ],
+    # Says what it sees after a pause.
+    "e2e-vision-at-once": [
+        {"text": "I see {{images}}.", "calls": [{"name": "read_file", "arguments": {"path": "facts.txt"}}]},
+        {"text": "Now I see {{images}}, and the facts are {{result.0.0}}.", "latency_ms": 1500},
+    ],
     "e2e-echoing": [
         {
             "text": "{{goal}}",

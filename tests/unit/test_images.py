@@ -5,13 +5,18 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import IMAGE_BYTES, result_of
-from tenure.domain.entries import ToolIntent
+from tenure.domain.entries import AssistantMessage, Compaction, Entry, ModelAttempt, Submitted, Summary, ToolIntent
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.fold import ResumePoint
 from tenure.domain.images import (
+    MAX_FILES_BYTES,
     MAX_IMAGE_BYTES,
     MAX_SHOWN,
     MAX_SHOWN_BYTES,
@@ -22,12 +27,16 @@ from tenure.domain.images import (
     image_tokens,
     images_in,
     left_out,
+    problems_of_files,
     read_header,
     sees_images,
+    submitted_file,
     with_parts,
 )
+from tenure.domain.task import InputFile, TaskSpec
 from tenure.domain.texts import kept_as
 from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.sdk import option_values as values
 from tests.support.images import gif, jpeg, png, webp_extended, webp_lossless, webp_lossy
 
 
@@ -186,3 +195,59 @@ def test_parts_take_the_places_of_images_in_their_order() -> None:
     assert second is text_only
     assert third["content"][0]["content"] == [{"type": "text", "text": "[image: kept in a file]"}, parts[2]]
     assert own["content"][1] == image_block(image("own")), "the ledger's history was changed"
+
+
+def problems(*files: tuple[str, int]) -> list[tuple[int, str]]:
+    return [(index, why.partition(" ")[2]) for index, why in problems_of_files(files)]
+
+
+def test_files_of_a_submit_have_plain_relative_paths_of_their_own() -> None:
+    assert problems(("a", 1), ("b/c.png", 2), ("b/d", 0), ("Grüße.txt", 1)) == []
+    plain = "must be a relative path of at most 8 plain names"
+    for path in ("", ".", "..", "/a", "a/", "a//b", "a/../b", "a\0", "a\n", ".tenure-x", "a/" * 8 + "b", "x" * 201):
+        assert problems((path, 1)) == [(0, plain)]
+    another = "is the path of another file, too, or within one"
+    assert problems(("a", 1), ("a", 1), ("a/b", 1)) == [(1, another), (2, another)]
+    assert problems(("a/b", 1), ("a", 1)) == [(1, another)]
+    assert [index for index, _ in problems(("a", MAX_FILES_BYTES), ("b", 0), ("c", 1))] == [2]
+
+
+FILES = (submitted_file("photo.png", png(64, 48)), submitted_file("facts.txt", b"true"))
+
+
+def test_the_first_message_has_the_goal_the_names_of_files_and_the_images() -> None:
+    point = ResumePoint()
+    point.apply(Entry(1, 0, Submitted(TaskSpec("Look."), files=FILES)))
+    named = f"photo.png ({FILES[0].size_bytes} bytes, image/png, 64 x 48 pixels)"
+    texts = [
+        "Look.",
+        f"Files in the workspace, which came with this message:\n- {named}\n- facts.txt (4 bytes)",
+    ]
+    [photo] = [file.image for file in FILES if file.image]
+    content = [*({"type": "text", "text": text} for text in texts), image_block(photo)]
+    assert point.pending_content == content
+    point.apply(Entry(2, 1, ModelAttempt(1, "m", 10, 10, 20)))
+    assert point.messages == [{"role": "user", "content": content}]
+    assert point.pending_content == []
+    point.apply(Entry(3, 1, AssistantMessage(1, ({"type": "text", "text": "I see."},), "end_turn", TokenUsage())))
+    point.apply(Entry(4, 1, Compaction(Summary(1, "It looked."))))
+    [head] = point.messages
+    assert [block.get("text") for block in head["content"]][:2] == texts
+    assert head["content"][-1] == image_block(photo), "a summary does not replace what came with the goal"
+
+
+def test_a_submit_reads_a_path_but_never_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"true")
+    [read, given] = values.files("files", [path, InputFile("b", b"1")])
+    assert (read.path, read.content, given.path, given.content) == ("a.txt", b"true", "b", b"1")
+    for wrong in (
+        str(path),
+        [str(path)],
+        [tmp_path / "none"],
+        [tmp_path],
+        [InputFile("a", bytes(MAX_FILES_BYTES + 1))],
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            values.files("files", wrong)  # type: ignore[arg-type]
+        assert refused.value.violations[0].field == "files"
