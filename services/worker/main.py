@@ -289,7 +289,7 @@ async def _open_dependencies(
     )
     channel = await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS)))
     recorded = settings.recorded_calls_file
-    tools = RecordedTools(channel, load_recorded_run(recorded)) if recorded else ToolsClient(channel)
+    tools = RecordedTools(channel, load_recorded_run(recorded), recorded.parent) if recorded else ToolsClient(channel)
     models = await _open_models(process, settings, security, trust)
     duties.start("commit stream", ledger.run, silence_seconds=STREAM_SILENCE_SECONDS)
     duties.start("tool stream", tools.run, silence_seconds=STREAM_SILENCE_SECONDS)

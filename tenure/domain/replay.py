@@ -96,7 +96,7 @@ class RecordedRun:
         if recorded is None:
             return Outcome(OutcomeStatus.FAILED, NOT_RECORDED)
         return replace(
-            recorded.outcome, output=None, output_path="", images=(), call_attempt=0
+            recorded.outcome, output=None, output_path="", call_attempt=0
         )  # no file is in its workspace
 
     def approval_message(self, intent: ToolIntent, repeat: int) -> UserMessage | None:

@@ -17,9 +17,12 @@ from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure as tenure_command
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.scenarios import PICTURE
+from tests.support.images import png
 from tests.support.patience import CALL_SECONDS
 
 SEEN: Final = f"image/png 64x48 sha256:{hashlib.sha256(PICTURE).hexdigest()}"
+PHOTO: Final = png(5, 7)
+PHOTO_SEEN: Final = f"image/png 5x7 sha256:{hashlib.sha256(PHOTO).hexdigest()}"
 SUCCEEDED: Final = task_pb2.TASK_STATE_SUCCEEDED
 
 
@@ -70,3 +73,17 @@ async def test_files_come_by_http_and_from_python_too(installation: Installation
         own = await client.submit("Look.", model="sim-e2e-vision-at-once", files=[InputFile("photo.png", PICTURE)])
         for task_id in (answer.json()["task_id"], own.id):
             assert (await installation.ended(task_id)).result.startswith(f"Now I see {SEEN}")
+
+
+async def test_forks_and_replays_show_the_images(installation: Installation) -> None:
+    address = installation.stack.gateway_address
+    async with tenure.Client(address) as client:
+        task = await client.submit("Look.", model="sim-e2e-vision", files=[InputFile("photo.png", PHOTO)])
+        both = f"Now I see {PHOTO_SEEN}; {SEEN}."
+        assert await task.result() == both
+        model = "openai/sim-e2e-vision"
+        fork = await tenure_command("fork", task.id, "--step", "2", "--model", model, address=address)
+        assert (await installation.ended(fork.out.strip())).result == both
+        replay = ("tasks", "replay", task.id, "--model", "sim-e2e-vision", "--recorded-tools")
+        replayed = await tenure_command("--data-dir", str(installation.stack.layout.data_dir), *replay, address=address)
+        assert (replayed.code, replayed.out.splitlines()[-1]) == (0, both), replayed
