@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import binascii
 import re
+import zlib
 from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -77,14 +78,24 @@ def _checked_image(source: Mapping[str, Any], place: str) -> Header:
     if len(data) > MAX_IMAGE_BASE64:
         raise ApiError(400, f"{place}: image exceeds 5 MB maximum: {len(data)} bytes > {MAX_IMAGE_BASE64} bytes")
     try:
-        header = read_header(b64decode(data, validate=True))
+        content = b64decode(data, validate=True)
+        header = read_header(content)
+        _decode_png(content)
     except binascii.Error as error:
         raise ApiError(400, f"{place}.source.base64.data: invalid base64 data") from error
-    except NotAnImage as error:
+    except (NotAnImage, zlib.error) as error:
         raise ApiError(400, f"{place}: Could not process image ({error})") from error
     if header.media_type != media_type:
         raise ApiError(400, f"{place}: Image does not match the provided media type {media_type}")
     return header
+
+
+def _decode_png(content: bytes) -> None:
+    """Unpacks the beginning of a PNG's pixels, as a provider does. Raises zlib.error."""
+    at = content.find(b"IDAT") if content.startswith(b"\x89PNG") else -1
+    if at > 0:
+        length = int.from_bytes(content[at - 4 : at])
+        zlib.decompressobj().decompress(content[at + 4 : at + 4 + length], 4096)
 
 
 def _role(message: Any, index: int) -> str:

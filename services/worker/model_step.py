@@ -184,10 +184,13 @@ class ModelStep:
 
     async def _count(self, attempt: ClaimedAttempt, prompt: ModelRequest) -> int | None:
         try:
-            shown = await self._images.shown(prompt)
+            shown = await self._shown(prompt)
         except ModelCallFailed:
             return None
         return await self._dependencies.models.count(attempt, shown)
+
+    async def _shown(self, request: ModelRequest) -> ModelRequest:
+        return await self._images.shown(request, self._ledger.point.refused_images)
 
     def _prompt(self, move: CallModel, to_come: Message | None) -> ModelRequest:
         """Returns the prompt to be sent, for counting."""
@@ -214,7 +217,7 @@ class ModelStep:
             lambda: progress.announce_backoff(self._timeout_seconds),
         )
         try:
-            request = await self._held_task.interrupts.guard(self._images.shown(self._request(attempt, step)))
+            request = await self._held_task.interrupts.guard(self._shown(self._request(attempt, step)))
         except ModelCallFailed as error:
             return failure_entry(attempt, error)
         call = self._dependencies.models.call(self._claimed(step, attempt.attempt_number), request, events)

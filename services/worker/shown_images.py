@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from tenure.model_providers.client import ModelCallFailed, ModelRequest
 from tenure.model_providers.message_texts import as_json
 from tenure.runtime.rpc.status import PeerFailed
 
+REFUSED: Final = "the model provider refused it, or another image beside it"
 NO_LONGER: Final = "it is an older one of many: ask for it again to see it"
 
 
@@ -27,8 +28,8 @@ class ShownImages:
     contents: KeptContents
     sees: bool
 
-    async def shown(self, request: ModelRequest) -> ModelRequest:
-        """Returns the request with the images in it.
+    async def shown(self, request: ModelRequest, refused: Collection[str] = ()) -> ModelRequest:
+        """Returns the request with the images in it. `refused`: the digests of images that the provider refused.
 
         Raises ModelCallFailed when the tool service, which has them, does not answer; nothing was sent then. Raises
         Fenced.
@@ -37,17 +38,18 @@ class ShownImages:
         if not sources:
             return request
         older = left_out(sources)
-        parts = [self._part_of_older() for _ in sources[:older]]
-        parts += [await self._part(source) for source in sources[older:]]
+        parts = [
+            await self._part(source, NO_LONGER if index < older else REFUSED if source["digest"] in refused else "")
+            for index, source in enumerate(sources)
+        ]
         messages = with_parts(request.messages, parts)
         return replace(request, messages=messages, texts=_texts(request, messages))
 
-    def _part_of_older(self) -> dict[str, Any] | None:
-        return _not_shown(NO_LONGER) if self.sees else None
-
-    async def _part(self, source: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def _part(self, source: Mapping[str, Any], why_not: str) -> dict[str, Any] | None:
         if not self.sees:
             return None
+        if why_not:
+            return _not_shown(why_not)
         try:
             content = await self.contents.read(source["path"], source["digest"])
         except ResultLost as lost:

@@ -6,6 +6,7 @@ that was never interrupted. External entries (a message) take effect at the next
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,8 +44,10 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
+from tenure.domain.images import images_in
 from tenure.domain.in_doubt import Resolution, ResolveCall
 from tenure.domain.outputs import TaskOutput, output_of
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import BUDGET_WAIT_REASONS, TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
@@ -54,6 +57,7 @@ from tenure.domain.waits import leaves_call_open
 TRUNCATED = "max_tokens"
 _UNFINISHED = frozenset({TRUNCATED, "pause_turn"})
 _TOO_LONG = "model_context_window_exceeded"
+_ABOUT_IMAGES = re.compile(r"image|multimodal|vision", re.IGNORECASE)
 _DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
 """Stop reasons after which the same conversation cannot continue. The next model attempt drops such an answer."""
 
@@ -71,6 +75,7 @@ class ResumePoint:
     `overflows`: how often the model provider found the conversation too long since the newest answer that fitted.
     `must_shorten`: the conversation was found too long, and no summary has followed yet.
     `refused_tokens`: the upper bound, in tokens, of the input that was found too long most recently.
+    `refused_images`: the digests of images with which the model provider refused the conversation; they are not shown.
     `resolutions`: a person's newest resolution of each open call, passed to the tool service at the call's execution.
     `outputs`: the outputs of all steps, by call; of a fork, also those that it copied.
     `reserved_epoch`: the epoch under which the newest model attempt was reserved.
@@ -111,6 +116,7 @@ class ResumePoint:
     must_shorten: bool = False
     refused_tokens: int = 0
     has_new_summary: bool = False
+    refused_images: set[str] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     counted: tuple[int, int] | None = None
     _texts: list[str] = field(default_factory=list)
@@ -243,6 +249,7 @@ class ResumePoint:
         self.empty_answers = 0
         self.summary_through_step, self.must_shorten = 0, False
         self.counted = None  # the system prompt and the tools may have changed
+        self.refused_images.clear()  # and so may the model
         self.cancel_reason = None
         self._drop_dead_end()
 
@@ -333,8 +340,23 @@ class ResumePoint:
         attempt, self.open_attempt = self.open_attempt, None
         if body.error_class == PROMPT_TOO_LONG and self.is_agent:
             self._overflow(attempt)
+        elif self.is_refusal_of_images(body):
+            self.refused_images.update(source["digest"] for source in images_in(self.messages))
         else:
             self.failures.append(body)
+
+    def is_refusal_of_images(self, failure: ModelFailure) -> bool:
+        """Whether the conversation may be taken without the images that it shows: a bad image must not end a task."""
+        match failure.error_class:
+            case FailureClass.REQUEST_TOO_LARGE:
+                is_about_images = True
+            case FailureClass.INVALID_REQUEST | FailureClass.NOT_FOUND:
+                is_about_images = _ABOUT_IMAGES.search(failure.message) is not None
+            case _:
+                return False
+        return is_about_images and any(
+            source["digest"] not in self.refused_images for source in images_in(self.messages)
+        )
 
     def _overflow(self, attempt: ModelAttempt | None) -> None:
         self.overflows += 1

@@ -95,9 +95,7 @@ class RecordedRun:
         recorded = self._call(intent, repeat)
         if recorded is None:
             return Outcome(OutcomeStatus.FAILED, NOT_RECORDED)
-        return replace(
-            recorded.outcome, output=None, output_path="", call_attempt=0
-        )  # no file is in its workspace
+        return replace(recorded.outcome, output=None, output_path="", call_attempt=0)  # no file is in its workspace
 
     def approval_message(self, intent: ToolIntent, repeat: int) -> UserMessage | None:
         """Returns what the person who approved the recorded call told the agent, if anything."""

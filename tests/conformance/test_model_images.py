@@ -85,10 +85,11 @@ async def test_an_image_is_billed_by_its_pixels(client: ModelClient, model: str)
         (block(media_type="image/jpeg"), "does not match the provided media type"),
         (block(media_type="image/bmp"), "media_type"),
         (block(PICTURE[:-9]), "Could not process image"),
+        (block(png(64, 48, packed=b"no pixels")), "Could not process image"),
         (block(png(MAX_SIDE + 1, 1)), "8000"),
         (block(PICTURE + bytes(5 * 1024 * 1024)), "exceeds 5 MB maximum"),
     ],
-    ids=["other-type", "unknown-type", "truncated", "too-wide", "too-large"],
+    ids=["other-type", "unknown-type", "truncated", "undecodable", "too-wide", "too-large"],
 )
 async def test_the_provider_refuses_what_is_not_an_image_for_models(
     client: ModelClient, model: str, refused: dict[str, Any], why: str

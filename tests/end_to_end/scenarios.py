@@ -235,6 +235,7 @@ SCENARIOS: Final[dict[str, Any]] = {
         {"text": "I look.", "calls": [{"name": "read_file", "arguments": {"path": "picture.png"}}]},
         {"text": "Now I see {{images}}.", "latency_ms": 1500},
     ],
+    "e2e-vision-told": [{"text": "I see {{images}}, and read: {{last_user_text}}"}],
     # Says what it sees after a pause.
     "e2e-vision-at-once": [
         {"text": "I see {{images}}.", "calls": [{"name": "read_file", "arguments": {"path": "facts.txt"}}]},

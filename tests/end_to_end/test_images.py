@@ -85,5 +85,16 @@ async def test_forks_and_replays_show_the_images(installation: Installation) -> 
         fork = await tenure_command("fork", task.id, "--step", "2", "--model", model, address=address)
         assert (await installation.ended(fork.out.strip())).result == both
         replay = ("tasks", "replay", task.id, "--model", "sim-e2e-vision", "--recorded-tools")
-        replayed = await tenure_command("--data-dir", str(installation.stack.layout.data_dir), *replay, address=address)
+        replayed = await tenure_command("--data", str(installation.stack.layout.data_dir), *replay, address=address)
         assert (replayed.code, replayed.out.splitlines()[-1]) == (0, both), replayed
+
+
+async def test_an_image_that_the_provider_refuses_does_not_end_the_task(installation: Installation) -> None:
+    files = [InputFile("broken.png", png(5, 7, packed=b"no pixels"))]  # only who decodes it finds out
+    async with tenure.Client(installation.stack.gateway_address) as client:
+        task = await client.submit("Look.", model="sim-e2e-vision-told", files=files)
+        result = await task.result()
+    assert result.startswith("I see none, and read: Look.")
+    assert "[This image is not shown: the model provider refused it" in result
+    failures = [entry for entry in await installation.entries(task.id) if entry.body.HasField("model_failure")]
+    assert [entry.body.model_failure.error_class for entry in failures] == ["INVALID_REQUEST"]

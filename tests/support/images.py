@@ -10,11 +10,11 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(width: int, height: int, shade: int = 0) -> bytes:
-    """A PNG of one shade of grey, which decodes if it is small."""
+def png(width: int, height: int, shade: int = 0, packed: bytes = b"") -> bytes:
+    """A PNG of one shade of grey, which decodes if it is small. `packed`: other bytes in the place of its pixels."""
     rows = (b"\0" + bytes([shade]) * width) * height if width * height <= 1_000_000 else b""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+    chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", packed or zlib.compress(rows)) + _chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
 
 

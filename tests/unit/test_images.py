@@ -12,7 +12,16 @@ import pytest
 
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import IMAGE_BYTES, result_of
-from tenure.domain.entries import AssistantMessage, Compaction, Entry, ModelAttempt, Submitted, Summary, ToolIntent
+from tenure.domain.entries import (
+    AssistantMessage,
+    Compaction,
+    Entry,
+    ModelAttempt,
+    ModelFailure,
+    Submitted,
+    Summary,
+    ToolIntent,
+)
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fold import ResumePoint
 from tenure.domain.images import (
@@ -251,3 +260,17 @@ def test_a_submit_reads_a_path_but_never_a_text(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest) as refused:
             values.files("files", wrong)  # type: ignore[arg-type]
         assert refused.value.violations[0].field == "files"
+
+
+def test_a_refusal_of_images_hides_them_once_and_then_fails() -> None:
+    point = ResumePoint()
+    point.apply(Entry(1, 0, Submitted(TaskSpec("Look."), files=FILES)))
+    refusal = ModelFailure(1, "INVALID_REQUEST", "messages.0: Could not process image", retryable=False)
+    other = ModelFailure(1, "INVALID_REQUEST", "max_tokens: too large", retryable=False)
+    point.apply(Entry(2, 1, ModelAttempt(1, "m", 10, 10, 20)))
+    assert not point.is_refusal_of_images(other)
+    point.apply(Entry(3, 1, refusal))
+    assert (point.failures, point.refused_images) == ([], {FILES[0].digest})
+    point.apply(Entry(4, 1, ModelAttempt(2, "m", 10, 10, 20)))
+    point.apply(Entry(5, 1, refusal))
+    assert point.failures == [refusal], "there is nothing left to hide"
