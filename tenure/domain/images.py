@@ -71,8 +71,8 @@ def read_header(content: bytes) -> Header:
     """Returns the header of an image that models can be shown. Raises NotAnImage."""
     if len(content) > MAX_IMAGE_BYTES:
         raise NotAnImage(f"it has {len(content)} bytes, and models take {MAX_IMAGE_BYTES}")
-    for begins, read in _READERS.items():
-        if content.startswith(begins):
+    for beginning, read in _READERS.items():
+        if content.startswith(beginning):
             header = read(content)
             break
     else:

@@ -288,7 +288,7 @@ async def submit_with(world: Any, request_id: str = "s-1", **files: bytes) -> An
     return (await world.stub.SubmitTask(request)).task
 
 
-async def test_files_of_a_submit_are_in_the_workspace_before_the_task_runs(world: Any) -> None:
+async def test_files_of_a_submit_are_there_before_the_task(world: Any) -> None:
     task = await submit_with(world, facts=b"42", photos__a=PICTURE)
     root = world.workspace(task.task_id)
     kept = kept_as(PICTURE)
@@ -301,7 +301,7 @@ async def test_files_of_a_submit_are_in_the_workspace_before_the_task_runs(world
     assert (photo.image.width, photo.image.height) == (64, 48)
 
 
-async def test_a_repeated_submit_with_files_is_the_same_task_and_puts_nothing_again(world: Any) -> None:
+async def test_a_repeated_submit_puts_no_file_again(world: Any) -> None:
     first, second = await asyncio.gather(submit_with(world, a=b"1"), submit_with(world, a=b"1"))
     assert first.task_id == second.task_id
     written = world.workspace(first.task_id) / "a"
@@ -327,7 +327,7 @@ async def test_a_fork_keeps_the_files_of_the_submit(world: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "", ".", "a/./b", "a\nb", ".tenure-a", "x/" * 9 + "y"])
-async def test_a_path_that_leads_out_of_the_workspace_is_refused_by_name(world: Any, path: str) -> None:
+async def test_a_file_outside_of_the_workspace_is_refused(world: Any, path: str) -> None:
     files = [workspace_pb2.InputFile(path="fine", content=b"1"), workspace_pb2.InputFile(path=path, content=b"1")]
     with pytest.raises(InvalidRequest) as refused:
         await world.stub.SubmitTask(api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="Look."), files=files))
@@ -335,7 +335,7 @@ async def test_a_path_that_leads_out_of_the_workspace_is_refused_by_name(world: 
     assert world.directories() == {world.task_id}
 
 
-async def test_too_many_bytes_of_files_are_refused_with_the_file_that_does_not_fit(world: Any) -> None:
+async def test_a_file_that_does_not_fit_is_refused_by_name(world: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await submit_with(world, a=bytes(MAX_FILES_BYTES - 1), b=b"12")
     [violation] = refused.value.violations
@@ -346,7 +346,7 @@ async def test_too_many_bytes_of_files_are_refused_with_the_file_that_does_not_f
     assert (await submit_with(world, a=bytes(MAX_FILES_BYTES - 2), b=b"12")).state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_files_that_a_workspace_cannot_hold_are_refused_without_a_task(
+async def test_a_submit_beyond_the_workspace_bound_is_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
     world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000)

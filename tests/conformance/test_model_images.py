@@ -91,7 +91,7 @@ async def test_an_image_is_billed_by_its_pixels(client: ModelClient, model: str)
     ],
     ids=["other-type", "unknown-type", "truncated", "undecodable", "too-wide", "too-large"],
 )
-async def test_the_provider_refuses_what_is_not_an_image_for_models(
+async def test_the_provider_refuses_a_bad_image(
     client: ModelClient, model: str, refused: dict[str, Any], why: str
 ) -> None:
     for messages in (submitted(refused), returned(refused)):
@@ -105,7 +105,7 @@ async def test_anthropic_refuses_an_image_of_a_failed_call(client: ModelClient) 
         await answer_of(client, "sim-vision", returned(block(), is_error=True))
 
 
-async def test_anthropic_takes_at_most_2000_pixels_a_side_of_more_than_20_images(client: ModelClient) -> None:
+async def test_anthropic_limits_the_pixels_of_many_images(client: ModelClient) -> None:
     many = [block(png(2001, 1, shade)) for shade in range(21)]
     await answer_of(client, "sim-vision", submitted(*many[:20]))
     with pytest.raises(ModelCallFailed, match="2000 pixels"):

@@ -89,7 +89,7 @@ async def test_forks_and_replays_show_the_images(installation: Installation) -> 
         assert (replayed.code, replayed.out.splitlines()[-1]) == (0, both), replayed
 
 
-async def test_an_image_that_the_provider_refuses_does_not_end_the_task(installation: Installation) -> None:
+async def test_an_image_that_is_refused_does_not_end_the_task(installation: Installation) -> None:
     files = [InputFile("broken.png", png(5, 7, packed=b"no pixels"))]  # only who decodes it finds out
     async with tenure.Client(installation.stack.gateway_address) as client:
         task = await client.submit("Look.", model="sim-e2e-vision-told", files=files)

@@ -67,7 +67,7 @@ class TestFormats:
     ) -> None:
         assert read_header(make(*size)) == (media_type, *size)
 
-    def test_an_image_that_ends_too_soon_is_none(self, make: Callable[[int, int], bytes], media_type: str) -> None:
+    def test_a_truncated_image_is_not_an_image(self, make: Callable[[int, int], bytes], media_type: str) -> None:
         content = make(640, 480)
         for length in range(len(content)):
             with pytest.raises(NotAnImage):
@@ -81,12 +81,12 @@ class TestFormats:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"<svg/>", b"\x89PNG", b"BM" + bytes(60), b"%PDF-1.7"])
-def test_other_bytes_are_no_image(content: bytes) -> None:
+def test_other_bytes_are_not_an_image(content: bytes) -> None:
     with pytest.raises(NotAnImage, match="not a PNG, JPEG, GIF or WebP"):
         read_header(content)
 
 
-def test_hostile_headers_are_refused_without_decoding_anything() -> None:
+def test_hostile_headers_are_refused() -> None:
     with pytest.raises(NotAnImage, match="pixels"):
         read_header(png(100_000, 10_000))  # 10^9 pixels
     with pytest.raises(NotAnImage, match="no pixels"):
@@ -101,7 +101,7 @@ def test_hostile_headers_are_refused_without_decoding_anything() -> None:
         read_header(png(640, 480) + bytes(MAX_IMAGE_BYTES))
 
 
-def test_a_png_without_pixels_data_is_damaged() -> None:
+def test_a_png_without_pixels_is_damaged() -> None:
     whole = png(4, 4)
     start = whole.index(b"IDAT") - 4
     end = start + 12 + struct.unpack_from(">I", whole, start)[0]
@@ -140,11 +140,11 @@ def test_an_image_costs_its_pixels(model: str, size: tuple[int, int], tokens: in
         ("openai/anthropic/claude-sonnet-4-5", True),
     ],
 )
-def test_a_model_that_is_not_known_to_see_is_shown_no_image(model: str, sees: bool) -> None:
+def test_a_model_sees_images_if_it_is_known_to(model: str, sees: bool) -> None:
     assert sees_images(model) is sees
 
 
-def test_the_first_own_pattern_decides_whether_a_model_sees() -> None:
+def test_the_first_pattern_decides_about_a_model() -> None:
     own = ("!openai/llama3-text", "openai/llama*", "!claude-*")
     assert sees_images("openai/llama3", own)
     assert not sees_images("openai/llama3-text", own)
@@ -172,7 +172,7 @@ def test_the_conversation_has_a_reference_and_no_bytes() -> None:
     assert source["path"] == image().kept.path
 
 
-def test_a_failed_call_has_no_images_because_providers_refuse_them() -> None:
+def test_the_result_of_a_failed_call_has_no_images() -> None:
     block = outcome_block(image(), status=OutcomeStatus.FAILED).block
     assert block["content"] == "[image: kept in a file]"
 
@@ -182,7 +182,7 @@ def test_clearing_a_result_saves_its_images() -> None:
     assert outcome_block().saved_bytes < 0
 
 
-def test_the_oldest_images_are_left_out_of_a_request_with_too_many() -> None:
+def test_the_oldest_of_too_many_images_are_left_out() -> None:
     many = [image_block(image(str(n)))["source"] for n in range(MAX_SHOWN + 3)]
     assert left_out(many) == 3
     assert left_out(many[:MAX_SHOWN]) == 0
@@ -190,7 +190,7 @@ def test_the_oldest_images_are_left_out_of_a_request_with_too_many() -> None:
     assert left_out(large) == 6 - MAX_SHOWN_BYTES // MAX_IMAGE_BYTES
 
 
-def test_parts_take_the_places_of_images_in_their_order() -> None:
+def test_parts_replace_images_in_their_order() -> None:
     own = {"role": "user", "content": [{"type": "text", "text": "See"}, image_block(image("own"))]}
     text_only = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
     results = {"role": "user", "content": [outcome_block(image("b"), image("c")).block]}
@@ -210,7 +210,7 @@ def problems(*files: tuple[str, int]) -> list[tuple[int, str]]:
     return [(index, why.partition(" ")[2]) for index, why in problems_of_files(files)]
 
 
-def test_files_of_a_submit_have_plain_relative_paths_of_their_own() -> None:
+def test_files_of_a_submit_have_plain_paths() -> None:
     assert problems(("a", 1), ("b/c.png", 2), ("b/d", 0), ("Grüße.txt", 1)) == []
     plain = "must be a relative path of at most 8 plain names"
     for path in ("", ".", "..", "/a", "a/", "a//b", "a/../b", "a\0", "a\n", ".tenure-x", "a/" * 8 + "b", "x" * 201):
@@ -224,7 +224,7 @@ def test_files_of_a_submit_have_plain_relative_paths_of_their_own() -> None:
 FILES = (submitted_file("photo.png", png(64, 48)), submitted_file("facts.txt", b"true"))
 
 
-def test_the_first_message_has_the_goal_the_names_of_files_and_the_images() -> None:
+def test_the_first_message_has_goal_files_and_images() -> None:
     point = ResumePoint()
     point.apply(Entry(1, 0, Submitted(TaskSpec("Look."), files=FILES)))
     named = f"photo.png ({FILES[0].size_bytes} bytes, image/png, 64 x 48 pixels)"
@@ -245,7 +245,7 @@ def test_the_first_message_has_the_goal_the_names_of_files_and_the_images() -> N
     assert head["content"][-1] == image_block(photo), "a summary does not replace what came with the goal"
 
 
-def test_a_submit_reads_a_path_but_never_a_text(tmp_path: Path) -> None:
+def test_a_submit_reads_a_path_and_refuses_a_text(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"true")
     [read, given] = values.files("files", [path, InputFile("b", b"1")])
@@ -262,7 +262,7 @@ def test_a_submit_reads_a_path_but_never_a_text(tmp_path: Path) -> None:
         assert refused.value.violations[0].field == "files"
 
 
-def test_a_refusal_of_images_hides_them_once_and_then_fails() -> None:
+def test_a_refusal_of_images_hides_them_once() -> None:
     point = ResumePoint()
     point.apply(Entry(1, 0, Submitted(TaskSpec("Look."), files=FILES)))
     refusal = ModelFailure(1, "INVALID_REQUEST", "messages.0: Could not process image", retryable=False)

@@ -38,7 +38,7 @@ def shown_images(read: Any, *, sees: bool = True) -> ShownImages:
     return ShownImages(Mock(read=AsyncMock(side_effect=read)), sees)
 
 
-async def test_references_become_the_bytes_in_messages_and_texts() -> None:
+async def test_references_become_bytes_in_a_request() -> None:
     before = request(image_block(IMAGE))
     shown = await shown_images([PICTURE]).shown(before)
     assert shown.messages[1]["content"][1] == {"type": "image", "source": SHOWN}
@@ -47,12 +47,12 @@ async def test_references_become_the_bytes_in_messages_and_texts() -> None:
     assert before.messages[1]["content"][1] == image_block(IMAGE)
 
 
-async def test_a_conversation_without_images_is_sent_as_it_is() -> None:
+async def test_a_conversation_without_images_is_unchanged() -> None:
     before = request()
     assert await shown_images([]).shown(before) is before
 
 
-async def test_a_model_that_sees_no_images_gets_none_and_none_is_read() -> None:
+async def test_a_model_that_sees_no_images_gets_none() -> None:
     shown = await shown_images([], sees=False).shown(request(image_block(IMAGE)))
     assert shown.messages[1]["content"] == [text_block("Look.")]
 
@@ -71,7 +71,7 @@ async def test_older_images_of_many_are_left_out() -> None:
     assert NO_LONGER in parts[0]["text"]
 
 
-async def test_a_tool_service_that_is_away_is_a_failure_that_bills_nothing() -> None:
+async def test_an_absent_tool_service_is_a_retryable_failure() -> None:
     with pytest.raises(ModelCallFailed) as failed:
         await shown_images([Unavailable("no")]).shown(request(image_block(IMAGE)))
     failure = failed.value
@@ -79,7 +79,7 @@ async def test_a_tool_service_that_is_away_is_a_failure_that_bills_nothing() -> 
     assert failure.usage.total == 0
 
 
-def test_an_image_is_part_of_the_estimate_if_the_model_sees_it() -> None:
+def test_an_image_that_is_seen_is_in_the_estimate() -> None:
     messages = request(image_block(IMAGE)).messages
     blind, seeing = (InputEstimate("", (), seen_by=model).upper_bound(messages) for model in ("", "claude-opus-4-8"))
     assert seeing - blind == image_tokens("claude-opus-4-8", 64, 48)

@@ -143,7 +143,7 @@ def part(content: bytes, kind: str = "image/png") -> dict[str, Any]:
     return {"type": "image", "data": b64encode(content).decode(), "mimeType": kind}
 
 
-async def test_images_of_a_tool_are_recorded_as_references_and_kept_once(
+async def test_images_of_a_tool_are_recorded_as_references(
     tool_service: StartTools, grants: Grants, outside: Outside, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
     config = tools_config(odd=mcp_servers.scripted())
