@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tenure.domain.task import (
         BudgetPolicy,
         InDoubtPolicy,
+        InputFile,
         LeaseLostPolicy,
         Priority,
         Source,
@@ -108,7 +109,7 @@ _MODULES: Final = {
     "tenure.domain.retry": "RetryPolicy",
     "tenure.domain.states": "TaskState",
     "tenure.domain.task": (
-        "Priority Source SourceKind TaskPolicy BudgetPolicy InDoubtPolicy LeaseLostPolicy SubAgentLimits"
+        "Priority Source SourceKind TaskPolicy BudgetPolicy InDoubtPolicy InputFile LeaseLostPolicy SubAgentLimits"
     ),
     "tenure.domain.timeouts": "Timeouts PhaseTimeout TimeoutAction",
     "tenure.domain.tools": "EffectClass OutcomeStatus ToolDefinition",
@@ -139,6 +140,7 @@ __all__ = [
     "Event",
     "HeartbeatEvent",
     "InDoubtPolicy",
+    "InputFile",
     "InvalidRequest",
     "LeaseLostPolicy",
     "LimitReached",

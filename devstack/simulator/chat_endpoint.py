@@ -95,6 +95,12 @@ def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
         if name not in {"role", "content", "tool_calls", "tool_call_id"}:
             raise ApiError(400, f"Unknown parameter: 'messages[{index}].{name}'.")
     if role == "tool":
+        if isinstance(content, list) and any(part.get("type") == "image_url" for part in content):
+            raise ApiError(
+                400,
+                f"Invalid 'messages[{index}]'. Image URLs are only allowed for messages with role 'user', but this "
+                "message with role 'tool' contains an image URL.",
+            )
         if not isinstance(content, str):
             raise ApiError(400, f"Invalid type for 'messages[{index}].content': expected a string")
         result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}
@@ -121,7 +127,9 @@ def _part(part: Any, index: int) -> dict[str, Any]:
         case {"type": "text", "text": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "image_url", "image_url": {"url": str(url)}}:
-            return {"type": "image", "source": {"type": "url", "url": url}}
+            kind, is_data, data = url.removeprefix("data:").partition(";base64,")
+            source = {"type": "base64", "media_type": kind, "data": data} if is_data else {"type": "url", "url": url}
+            return {"type": "image", "source": source}
     raise ApiError(400, f"Invalid value for 'messages[{index}].content': expected parts of type text or image_url")
 
 

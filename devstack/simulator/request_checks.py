@@ -5,11 +5,15 @@ Among others, each tool_use needs exactly one tool_result in the next message, a
 
 from __future__ import annotations
 
+import binascii
 import re
+import zlib
+from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from devstack.simulator.http_server import ApiError
+from tenure.domain.images import MAX_SHOWN, MAX_SIDE, MEDIA_TYPES, Header, NotAnImage, images_in, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +48,54 @@ def check_conversation(messages: list[Any]) -> None:
     if not groups or groups[0].role != "user":
         raise ApiError(400, 'messages: first message must use the "user" role')
     _check_pairing(groups)
+    check_images(list(images_in(messages)))
+
+
+MAX_IMAGE_BASE64 = 5 * 1024 * 1024
+MAX_SIDE_OF_MANY = 2000
+
+
+def check_images(sources: list[Mapping[str, Any]]) -> None:
+    """Checks the images of a conversation: their types, their sizes, and whether they are what they claim to be."""
+    side = MAX_SIDE if len(sources) <= MAX_SHOWN else MAX_SIDE_OF_MANY
+    for index, source in enumerate(sources):
+        place = f"messages: image {index}"
+        if source.get("type") == "base64":
+            header = _checked_image(source, place)
+            if max(header.width, header.height) > side:
+                message = f"{place}: At least one of the image dimensions exceed max allowed size: {side} pixels"
+                raise ApiError(400, message)
+        elif source.get("type") != "url" or not str(source.get("url")).startswith("https://"):
+            raise ApiError(400, f"{place}.source: Input tag does not match any of the expected tags: 'base64', 'url'")
+
+
+def _checked_image(source: Mapping[str, Any], place: str) -> Header:
+    data, media_type = source.get("data"), source.get("media_type")
+    if media_type not in MEDIA_TYPES:
+        raise ApiError(400, f"{place}.source.base64.media_type: Input should be {' or '.join(MEDIA_TYPES)}")
+    if not isinstance(data, str) or not data:
+        raise ApiError(400, f"{place}.source.base64.data: Field required")
+    if len(data) > MAX_IMAGE_BASE64:
+        raise ApiError(400, f"{place}: image exceeds 5 MB maximum: {len(data)} bytes > {MAX_IMAGE_BASE64} bytes")
+    try:
+        content = b64decode(data, validate=True)
+        header = read_header(content)
+        _decode_png(content)
+    except binascii.Error as error:
+        raise ApiError(400, f"{place}.source.base64.data: invalid base64 data") from error
+    except (NotAnImage, zlib.error) as error:
+        raise ApiError(400, f"{place}: Could not process image ({error})") from error
+    if header.media_type != media_type:
+        raise ApiError(400, f"{place}: Image does not match the provided media type {media_type}")
+    return header
+
+
+def _decode_png(content: bytes) -> None:
+    """Unpacks the beginning of a PNG's pixels, as a provider does. Raises zlib.error."""
+    at = content.find(b"IDAT") if content.startswith(b"\x89PNG") else -1
+    if at > 0:
+        length = int.from_bytes(content[at - 4 : at])
+        zlib.decompressobj().decompress(content[at + 4 : at + 4 + length], 4096)
 
 
 def _role(message: Any, index: int) -> str:
@@ -128,6 +180,8 @@ def _check_tool_result(block: dict[str, Any], place: str) -> None:
             raise ApiError(400, f"{inner}: Input tag does not match any of the expected tags")
         if part["type"] == "text":
             _check_text(part, inner)
+        elif block.get("is_error"):
+            raise ApiError(400, f'{place}.tool_result: all content must be type "text" if "is_error" is true')
 
 
 def _check_pairing(groups: list[_Group]) -> None:

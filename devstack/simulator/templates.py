@@ -4,12 +4,17 @@
 {{goal}}            the text of the first user message
 {{last_user_text}}  the last user text
 {{result.T.C}}      the text of the result of the C-th tool call of turn T, at most 2,000 characters
+{{images}}          the images that the request has: type, size in pixels and digest of each
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any
+
+from tenure.domain.images import images_in, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +54,7 @@ def _text(message: Any) -> str:
 
 MAX_RESULT_CHARACTERS = 2000
 _REFERENCE = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
-_NAMES = re.compile(r"turn|goal|last_user_text|result\.\d+\.\d+")
+_NAMES = re.compile(r"turn|goal|last_user_text|images|result\.\d+\.\d+")
 
 
 def unknown_references(value: Any) -> list[str]:
@@ -80,6 +85,8 @@ def text_of(content: Any) -> str:
 def _resolve(name: str, messages: Sequence[Any]) -> str:
     if name == "turn":
         return str(turn_of(messages))
+    if name == "images":
+        return "; ".join(map(_image, images_in(messages))) or "none"
     texts = (text for message in messages if message["role"] == "user" and (text := text_of(message["content"])))
     if name == "goal":
         return next(texts, "")
@@ -87,6 +94,15 @@ def _resolve(name: str, messages: Sequence[Any]) -> str:
         return next((text for text in reversed(list(texts))), "")
     _, turn, call = name.split(".")
     return _result_text(messages, int(turn), int(call))
+
+
+def _image(source: Mapping[str, Any]) -> str:
+    if source["type"] != "base64":
+        return str(source["url"])
+    content = b64decode(source["data"])
+    header = read_header(content)
+    digest = hashlib.sha256(content).hexdigest()
+    return f"{header.media_type} {header.width}x{header.height} sha256:{digest}"
 
 
 def _result_text(messages: Sequence[Any], turn: int, call: int) -> str:

@@ -1,9 +1,9 @@
 """Counts tokens and simulates the prompt cache. It is simple on purpose: a bill must be easy to recompute.
 
 A request is a list of parts: each tool, each system block, each content block. A text costs one token for every four
-bytes of UTF-8, rounded up; any other part costs as much as its JSON. The parts up to a block with `cache_control` (a
-mark) form a prefix. The longest cached prefix is *read*; the parts from there to the last mark are *created*; the rest
-is plain input. The three never overlap.
+bytes of UTF-8, rounded up; an image one for every 750 pixels; any other part costs as much as its JSON. The parts up to
+a block with `cache_control` (a mark) form a prefix. The longest cached prefix is *read*; the parts from there to the
+last mark are *created*; the rest is plain input. The three never overlap.
 
 As at the provider, the cache keeps a prefix for five minutes after its last use, ignores marks on prefixes of less than
 1,024 tokens, stores only marked prefixes, and searches at most 20 parts before each mark. It stores 10,000 prefixes.
@@ -14,15 +14,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from base64 import b64decode
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tenure.domain.images import images_in, read_header
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BYTES_PER_TOKEN = 4
+PIXELS_PER_TOKEN = 750
+MAX_IMAGE_TOKENS = 1600
 MAX_PREFIXES = 10_000
 KEPT_SECONDS = 300.0
 MIN_TOKENS = 1024
@@ -45,8 +50,16 @@ class InputTokens:
 
 
 class _Part(NamedTuple):
+    """A part, of which `image_bytes` are images in base64, that cost `image_tokens`."""
+
     text: bytes
     marked: bool
+    image_bytes: int = 0
+    image_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return tokens_of_bytes(len(self.text) - self.image_bytes) + self.image_tokens
 
 
 def tokens_of_bytes(size: int) -> int:
@@ -55,7 +68,7 @@ def tokens_of_bytes(size: int) -> int:
 
 def count_request(body: Mapping[str, Any]) -> int:
     """Returns all input tokens of a valid request, cached or not. Time is linear in the size of the request."""
-    return sum(tokens_of_bytes(len(part.text)) for part in _parts(body))
+    return sum(part.tokens for part in _parts(body))
 
 
 def prompt_hash(body: Mapping[str, Any]) -> str:
@@ -78,7 +91,7 @@ class PromptCache:
     def price(self, body: Mapping[str, Any], *, caches: bool = True) -> InputTokens:
         """Returns the input tokens of a valid request and caches its marked prefixes, unless the request is refused."""
         parts = _parts(body)
-        totals = list(accumulate(tokens_of_bytes(len(part.text)) for part in parts))
+        totals = list(accumulate(part.tokens for part in parts))
         total = totals[-1] if totals else 0
         marks = [index for index, part in enumerate(parts) if part.marked and totals[index] >= self._least_tokens]
         if not marks:
@@ -120,7 +133,7 @@ def _prefixes(model: str, parts: Sequence[_Part]) -> list[bytes]:
 def _parts(body: Mapping[str, Any]) -> list[_Part]:
     parts = list(_unmarked_parts(body))
     if body.get("cache_control") and parts:  # a mark of the request is a mark on its last block
-        parts[-1] = _Part(parts[-1].text, marked=True)
+        parts[-1] = parts[-1]._replace(marked=True)
     return parts
 
 
@@ -145,4 +158,10 @@ def _part(block: Mapping[str, Any]) -> _Part:
     if block.get("type") == "text":
         return _Part(str(block["text"]).encode(), marked)
     bare = {key: value for key, value in block.items() if key != "cache_control"} if marked else block
-    return _Part(_ENCODE(bare).encode(), marked)
+    images = [source["data"] for source in images_in([{"role": "user", "content": [block]}]) if "data" in source]
+    return _Part(_ENCODE(bare).encode(), marked, sum(map(len, images)), sum(map(_image_tokens, images)))
+
+
+def _image_tokens(data: str) -> int:
+    header = read_header(b64decode(data))
+    return min(MAX_IMAGE_TOKENS, -(-header.width * header.height // PIXELS_PER_TOKEN))

@@ -27,6 +27,7 @@ from edges.mcp_client.settings import REACH_SECONDS, lane_of_server
 from services.tools.output import DIRECTORY, OutputStore
 from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_time
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, past_return
+from tenure.domain.images import Image, NotAnImage
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
 
 # An answer as text for the model. Parts that are not text are kept in the workspace, and the text names their files.
@@ -35,6 +36,7 @@ Keep = Callable[[bytes, str], str]
 """Stores bytes in a file with the given suffix. Returns where they are, or why they were not stored."""
 
 _PLAIN_SUFFIX_LENGTH: Final = 8
+_IMAGES: Final = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp"})
 
 
 def text_of(result: types.CallToolResult, keep: Keep) -> str:
@@ -227,27 +229,38 @@ class McpToolCaller:
             return await past_return(writing)
 
     def _answer(self, result: types.CallToolResult, context: CallContext, stopped: threading.Event) -> ToolAnswer:
-        kept: list[str] = []
+        kept: list[Image | str] = []
         content = text_of(result, partial(self._keep, context, kept, stopped))
         status = OutcomeStatus.FAILED if result.is_error else OutcomeStatus.SUCCEEDED
-        return ToolAnswer(content, status, "TOOL_ERROR" if result.is_error else "")
+        images = tuple(part for part in kept if isinstance(part, Image))
+        return ToolAnswer(content, status, "TOOL_ERROR" if result.is_error else "", images=images)
 
     def _keep(
-        self, context: CallContext, kept: list[str], stopped: threading.Event, content: bytes, suffix: str
+        self, context: CallContext, kept: list[Image | str], stopped: threading.Event, content: bytes, suffix: str
     ) -> str:
-        """Writes a part that is not text to a file of the workspace. Returns where it is, or why it was not kept."""
+        """Writes a part that is not text to a file of the workspace. Returns where it is, or why it was not kept.
+
+        Adds it to `kept`: an image that models can be shown, or the path of another file.
+        """
         if stopped.is_set():
             return "not kept (the call was stopped)"
         if len(kept) == MAX_PARTS_KEPT:
             return f"not kept (only the first {MAX_PARTS_KEPT} parts are)"
         # The name is unique to this run: a run that was declared dead cannot change a file that a later run names.
-        path = f"{DIRECTORY}/{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}"
-        kept.append(path)
+        name, why = f"{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}", ""
+        path = f"{DIRECTORY}/{name}"
         try:
-            self.output_store.keep(content, context.tenant, context.task_id, path)
+            try:
+                image = self.output_store.keep_image(content, context.tenant, context.task_id, name)
+                kept.append(image)
+                path = image.kept.path
+            except NotAnImage as error:
+                why = f"; not shown: {error}" if suffix in _IMAGES else ""
+                kept.append(path)
+                self.output_store.keep(content, context.tenant, context.task_id, path)
         except (OSError, ToolFailure) as error:
             return f"not kept ({error})"
-        return f"kept in the workspace's file {path}"
+        return f"kept in the workspace's file {path}{why}"
 
 
 def tools_of(

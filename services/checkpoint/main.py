@@ -39,7 +39,7 @@ from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, LedgerDependencies
 from services.checkpoint.standby import PREFIX as STANDBY_PREFIX
 from services.checkpoint.standby import LedgerReads, Standby, StandbySettings
-from services.checkpoint.submit.forking import PreparedForks
+from services.checkpoint.submit.prepared_ids import PreparedIds
 from services.checkpoint.submit.source_defaults import load_source_defaults
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.api_keys import ApiKeyServicer, create_operator_key
@@ -225,7 +225,7 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
     duties.start("schedules", schedules_due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     sub_agent_events = SubAgentEvents(pool, replicas.announce, due)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("prepared ids", PreparedIds(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     policy = _send(duties, pool, settings, due, open_notifier)
     _retain(duties, pool, settings)
     audit = await process.open(refusal_log(pool, security.identity).opened())

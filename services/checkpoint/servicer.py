@@ -82,6 +82,10 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def PrepareFork(self, request: pb.PrepareForkRequest, context: Context) -> pb.PrepareForkResponse:
         return await forking.prepare_fork(self._ledger.pool, current_tenant(), request.fork, self._ledger.defaults)
 
+    async def PrepareTask(self, request: pb.PrepareTaskRequest, context: Context) -> pb.PrepareTaskResponse:
+        create_task = request.create_task
+        return await create.prepare_task(self._ledger.pool, current_tenant(), create_task, self._ledger.defaults)
+
     async def FindRepeat(self, request: pb.FindRepeatRequest, context: Context) -> pb.FindRepeatResponse:
         return await repeats.find_repeat(self._ledger.pool, current_tenant(), request)
 

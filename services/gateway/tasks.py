@@ -18,6 +18,7 @@ from services.gateway.tool_names import check_names_of_fork, check_tool_names, e
 from services.gateway.watch import WatchTaskStream, follow_entries
 from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import Unavailable
+from tenure.domain.images import submitted_file
 from tenure.domain.states import is_terminal
 from tenure.runtime.request_context import traceparent
 from tenure.runtime.security.access_control import current_principal
@@ -26,8 +27,9 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.common import STATES, seconds
+from tenure.wire.tool import submitted_file_to_wire
 
-# ForkTask: reserves the task id, copies the files under it, then creates the task.
+# ForkTask, and SubmitTask with files: reserves the task id, puts the files under it, then creates the task.
 
 COPY_TIMEOUT_SECONDS: Final = 120.0
 
@@ -51,6 +53,21 @@ async def fork_task(peers: Peers, request: api.ForkTaskRequest) -> api.ForkTaskR
     task = (await with_retries(lambda: peers.checkpoint.ForkTask(fork))).task
     made_now = task.task_id == prepared.prepared_task_id and done.HasField("copied")
     return api.ForkTaskResponse(task=task, copied=done.copied if made_now else None)
+
+
+async def submit_with_files(
+    peers: Peers, request: api.SubmitTaskRequest, create: ledger.CreateTaskRequest
+) -> api.SubmitTaskResponse:
+    """Submits a task whose files are in place before it may run. Raises as the ledger does, and WORKSPACE_LIMIT."""
+    prepare = ledger.PrepareTaskRequest(create_task=create)
+    prepared = await with_retries(lambda: peers.checkpoint.PrepareTask(prepare))
+    if prepared.WhichOneof("result") == "task":
+        return api.SubmitTaskResponse(task=prepared.task)
+    put = tools.PutFilesRequest(task_id=prepared.prepared_task_id, files=request.files)
+    await with_retries(lambda: peers.tools.PutFiles(put, timeout=COPY_TIMEOUT_SECONDS))
+    create.prepared_task_id = prepared.prepared_task_id
+    created = await with_retries(lambda: peers.checkpoint.CreateTask(create))
+    return api.SubmitTaskResponse(task=created.task)
 
 
 # Files of tasks: the ledger knows the tenant of a task, the tool service has its workspace.
@@ -132,10 +149,15 @@ class TaskServicer(Forwarder):
 
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
         """Submits a task. Its request id makes the retries behind the gateway safe."""
-        create = ledger.CreateTaskRequest(request_id=request.request_id, spec=request.spec, traceparent=traceparent())
+        files = [submitted_file_to_wire(submitted_file(file.path, file.content)) for file in request.files]
+        create = ledger.CreateTaskRequest(
+            request_id=request.request_id, spec=request.spec, traceparent=traceparent(), files=files
+        )
         check = check_tool_names(self._peers, request.spec)
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_task=create)):
             return api.SubmitTaskResponse(task=earlier.task)
+        if files:
+            return await submit_with_files(self._peers, request, create)
         created = await with_retries(lambda: self._peers.checkpoint.CreateTask(create))
         return api.SubmitTaskResponse(task=created.task)
 

@@ -12,7 +12,10 @@ from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFaile
 
 @dataclass(frozen=True, slots=True)
 class LimitedCall:
-    """A call as the limits see it. `input_bytes`: the size of its prompt. `is_new`: the first call of its task."""
+    """A call as the limits see it. `input_bytes`: the size of its prompt. `is_new`: the first call of its task.
+
+    `image_bytes`: the part of that size which is images, beyond what they cost as text.
+    """
 
     task_id: str
     tenant: str
@@ -21,6 +24,7 @@ class LimitedCall:
     input_bytes: int
     max_output_tokens: int
     is_new: bool = False
+    image_bytes: int = 0
 
 
 class Permit(Protocol):

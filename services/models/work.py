@@ -9,7 +9,9 @@ from uuid import UUID
 
 from services.models.admission import LimitedCall, Permit
 from services.models.rules import Attempt
+from tenure.domain.conversation import IMAGE_BYTES
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.images import images_in
 from tenure.domain.tool_arguments import storable_json
 from tenure.model_providers.client import ModelRequest
 from tenure.model_providers.message_texts import MAX_KEPT_CHARACTERS
@@ -61,6 +63,9 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> Ca
         request.prompt.ByteSize(),
         request.max_output_tokens,
         is_new=key.attempt.step <= FIRST_STEP,
+        image_bytes=sum(
+            max(0, len(source.get("data") or "") - IMAGE_BYTES) for source in images_in(model_request.messages)
+        ),
     )
     return CallWork(model_request, request.token, limited)
 

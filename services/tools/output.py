@@ -13,6 +13,8 @@ from typing import Final
 from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import TEMPORARY, Workspaces, entered, write_file
+from tenure.domain.images import Image, read_header
+from tenure.domain.texts import kept_as
 from tenure.domain.tools import encode
 
 _log: Final = logging.getLogger(__name__)
@@ -60,10 +62,20 @@ class OutputStore:
             where = where.replace("All of it is", f"{first} are")
         return BoundedOutput(shorten(encoded, limit_bytes, where), truncated=True, path=path)
 
-    def keep(self, content: bytes, tenant: str, task_id: str, path: str) -> None:
+    def keep_image(self, content: bytes, tenant: str, task_id: str, call: str) -> Image:
+        """Stores an image that models can be shown, under its digest. `call`: unique to the run that returned it.
+
+        Raises NotAnImage, OSError, and ToolFailure when the workspace is full.
+        """
+        header, kept = read_header(content), kept_as(content)
+        self.keep(content, tenant, task_id, kept.path, temporary=call)
+        return Image(kept, *header)
+
+    def keep(self, content: bytes, tenant: str, task_id: str, path: str, *, temporary: str = "") -> None:
         """Stores up to MAX_KEPT_BYTES of the content as a file in the workspace's `outputs` directory.
 
-        Raises OSError, and ToolFailure when the workspace is full.
+        `temporary`: the file's name until it is complete; "": its own. Raises OSError, and ToolFailure when the
+        workspace is full.
         """
         kept = content[:MAX_KEPT_BYTES]
         self._bounds.check_room(self._workspaces.directory(tenant, task_id), len(kept), more_files=2)
@@ -72,7 +84,7 @@ class OutputStore:
             self._workspaces.opened(tenant, task_id) as workspace,
             entered(workspace, (directory,), make=True) as inside,
         ):
-            write_file(name, kept, inside, workspace, temporary=f"{TEMPORARY}{name}")
+            write_file(name, kept, inside, workspace, temporary=f"{TEMPORARY}{temporary or name}")
 
 
 def shorten(encoded: bytes, limit_bytes: int, where: str) -> str:

@@ -190,6 +190,14 @@ class ToolServicer(ToolServiceServicer):
         from_task_id, task_id = str(UUID(request.from_task_id)), str(UUID(request.task_id))
         return copy_response(await self._files.copy(current_tenant(), from_task_id, task_id))
 
+    async def PutFiles(
+        self, request: tool_service_pb2.PutFilesRequest, _context: Any
+    ) -> tool_service_pb2.PutFilesResponse:
+        """Puts the files of a submit that the ledger is about to accept."""
+        files = {file.path: file.content for file in request.files}
+        await self._files.put(current_tenant(), str(UUID(request.task_id)), files)
+        return tool_service_pb2.PutFilesResponse()
+
     async def DigestFiles(
         self, request: tool_service_pb2.DigestFilesRequest, _context: Any
     ) -> tool_service_pb2.DigestFilesResponse:

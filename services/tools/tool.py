@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from tenure.domain.images import Image
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage, ToolDefinition
 
@@ -75,7 +76,7 @@ class CallContext:
 class ToolAnswer:
     """A tool's answer: `content` is for the model; `detail` is a code that refines the status.
 
-    `output`: what the ledger lists as an output of the task, only from record_output.
+    `output`: what the ledger lists as an output of the task, only from record_output. `images`: kept in the workspace.
     """
 
     content: str
@@ -83,6 +84,7 @@ class ToolAnswer:
     detail: str = ""
     truncated: bool = False
     output: TaskOutput | None = None
+    images: tuple[Image, ...] = ()
 
 
 class ToolFailure(Exception):  # noqa: N818  an answer to the model, not an error of the service

@@ -34,6 +34,7 @@ live_server.py      WorkerService, which serves that text
 tool_step.py        the tool calls of a step
 tools_client.py     the client of the tool service
 own_calls.py        the runs of own tools in this process
+shown_images.py     the images of the conversation in a request to the model
 kept_content.py     content that is too large for the ledger, as files of the workspace
 transitions.py      how a task leaves the worker: after a failure, a timeout or an interruption; the close-out
 

@@ -18,6 +18,7 @@ from tenure.domain.compaction import (
     window_of,
 )
 from tenure.domain.conversation import Message
+from tenure.domain.images import image_tokens, images_in
 from tenure.domain.next_action import CallModel
 from tenure.domain.task import TaskSpec
 from tenure.domain.texts import BYTES_PER_TOKEN, text_tokens
@@ -54,7 +55,7 @@ class InputEstimate:
     """The upper bound for one task's conversation. Messages never change; only the newest ones may be removed.
 
     `measure` returns the tokens of a text; `likely_tokens` makes this an estimate. `texts`: the JSON of the messages,
-    which several estimates may share.
+    which several estimates may share. `seen_by`: the model that sees the images; "": none does.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class InputEstimate:
         tools: Sequence[Mapping[str, Any]],
         measure: Callable[[str], int] = text_tokens,
         texts: MessageTexts | None = None,
+        seen_by: str = "",
     ) -> None:
-        self._measure_text = measure
+        self._measure_text, self._seen_by = measure, seen_by
         self._fixed = TOKENS_PER_REQUEST + measure(system) + sum(map(_definition_tokens, tools))
         self._fixed += TOKENS_FOR_TOOLS if tools else 0
         self._texts = MessageTexts() if texts is None else texts
@@ -76,22 +78,25 @@ class InputEstimate:
         self, messages: Sequence[Message], to_come: Iterable[Message] = (), counted: Counted | None = None
     ) -> int:
         """Returns the tokens of a request with `messages` and then `to_come`, which are not in the ledger yet."""
-        self._measure(self._texts.of(messages))
+        self._measure(messages, self._texts.of(messages))
         known, tokens = counted if counted is not None and counted[0] <= len(messages) else (0, self._fixed)
-        return tokens + self._sums[-1] - self._sums[known] + sum(self._tokens(as_json(one)) for one in to_come)
+        return tokens + self._sums[-1] - self._sums[known] + sum(self._tokens(one, as_json(one)) for one in to_come)
 
-    def _measure(self, texts: Sequence[str]) -> None:
+    def _measure(self, messages: Sequence[Message], texts: Sequence[str]) -> None:
         while self._measured and not self._is_part_of(texts):
             self._measured.pop()
             self._sums.pop()
-        for text in texts[len(self._measured) :]:
+        known = len(self._measured)
+        for message, text in zip(messages[known:], texts[known:], strict=True):
             self._measured.append(text)
-            self._sums.append(self._sums[-1] + self._tokens(text))
+            self._sums.append(self._sums[-1] + self._tokens(message, text))
 
-    def _tokens(self, text: str) -> int:
+    def _tokens(self, message: Message, text: str) -> int:
         """Returns the tokens of a message. A message to come is measured several times before it is in the ledger."""
         if text != self._newest[0]:
-            self._newest = text, self._measure_text(text) + TOKENS_PER_MESSAGE
+            images = images_in([message]) if self._seen_by else ()
+            seen = sum(image_tokens(self._seen_by, source["width"], source["height"]) for source in images)
+            self._newest = text, self._measure_text(text) + seen + TOKENS_PER_MESSAGE
         return self._newest[1]
 
     def _is_part_of(self, texts: Sequence[str]) -> bool:
@@ -113,12 +118,18 @@ def window_for(spec: TaskSpec, defaults: ModelDefaults) -> Window:
 
 
 class ContextWindow:
-    """The context window of one task under one claim. Reads the current fold."""
+    """The context window of one task under one claim. Reads the current fold. `seen_by`: as in InputEstimate."""
 
     def __init__(
-        self, ledger: ClaimLedger, window: Window, system: str, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        ledger: ClaimLedger,
+        window: Window,
+        system: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        seen_by: str = "",
     ) -> None:
         self._ledger, self._window, self._system, self._tools = ledger, window, system, tools
+        self._seen_by = seen_by
         self._measure_anew()
 
     @property
@@ -205,5 +216,5 @@ class ContextWindow:
         """Writes and measures the messages again, because a compaction has changed them."""
         self._changes = self._ledger.point.conversation.changes
         self._texts = MessageTexts()
-        self._bounds = InputEstimate(self._system, self._tools, texts=self._texts)
-        self._likely = InputEstimate(self._system, self._tools, likely_tokens, self._texts)
+        self._bounds = InputEstimate(self._system, self._tools, texts=self._texts, seen_by=self._seen_by)
+        self._likely = InputEstimate(self._system, self._tools, likely_tokens, self._texts, self._seen_by)

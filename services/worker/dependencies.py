@@ -19,12 +19,14 @@ class ModelDefaults:
     """The model settings of tasks that set none. `context_window_tokens` 0 means the whole context window of the model.
 
     The worker asks the provider to count a prompt when it would have to estimate more than `count_tokens_above` tokens.
+    `sees_images`: patterns of models, see tenure/domain/images.py.
     """
 
     model: str
     max_output_tokens: int
     context_window_tokens: int = 0
     count_tokens_above: int = 0
+    sees_images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

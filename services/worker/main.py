@@ -131,6 +131,9 @@ class WorkerSettings:
     count_tokens_above: int = setting(
         "the estimated tokens of a prompt above which the provider counts it", default=8192, minimum=0
     )
+    sees_images: tuple[str, ...] = setting(
+        "models that see images besides those that are known to, as patterns, or with ! models that do not", default=()
+    )
     drain_seconds: float = setting("the time to give tasks back at the end", default=5.0, minimum=0.0)
     providers: ModelProviderSettings = group(ModelProviderSettings)
     common: CommonSettings = group(CommonSettings)
@@ -290,12 +293,16 @@ async def _open_dependencies(
     )
     channel = await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS)))
     recorded = settings.recorded_calls_file
-    tools = RecordedTools(channel, load_recorded_run(recorded)) if recorded else ToolsClient(channel)
+    tools = RecordedTools(channel, load_recorded_run(recorded), recorded.parent) if recorded else ToolsClient(channel)
     models = await _open_models(process, settings, security, trust)
     duties.start("commit stream", ledger.run, silence_seconds=STREAM_SILENCE_SECONDS)
     duties.start("tool stream", tools.run, silence_seconds=STREAM_SILENCE_SECONDS)
     defaults = ModelDefaults(
-        settings.model, settings.max_output_tokens, settings.context_window_tokens, settings.count_tokens_above
+        settings.model,
+        settings.max_output_tokens,
+        settings.context_window_tokens,
+        settings.count_tokens_above,
+        settings.sees_images,
     )
     reports = UsageReports(
         ledger.report_usage,

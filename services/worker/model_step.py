@@ -14,6 +14,7 @@ from services.worker.claim_ledger import TRIES, ClaimLedger, StepEntry, size_byt
 from services.worker.context_window import ContextWindow, with_margin
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
+from services.worker.kept_content import KeptContents
 from services.worker.model_attempt import (
     MIN_OUTPUT_TOKENS,
     AttemptWatch,
@@ -21,11 +22,13 @@ from services.worker.model_attempt import (
 )
 from services.worker.model_metrics import count_model_call
 from services.worker.models import CallEvents, ClaimedAttempt
+from services.worker.shown_images import ShownImages
 from tenure.domain import entries
 from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.compaction import SUMMARY_SYSTEM, Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
 from tenure.domain.errors import TryLater, WrongState
+from tenure.domain.images import sees_images
 from tenure.domain.next_action import CallModel
 from tenure.domain.result_schema import system_prompt
 from tenure.domain.retry import FailureClass
@@ -137,14 +140,17 @@ class ModelStep:
         self._parameters = spec.agent.parameters
         self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or dependencies.models.timeout_seconds
         self._tools: list[dict[str, Any]] = []
-        self.context_window = ContextWindow(ledger, window, self._system)
+        sees = sees_images(self._model, dependencies.defaults.sees_images)
+        self._seen_by = self._model if sees else ""
+        self._images = ShownImages(KeptContents(dependencies.tools, dependencies.trust, held_task), sees)
+        self.context_window = ContextWindow(ledger, window, self._system, seen_by=self._seen_by)
         self._foreseen: int | None = None
         self._counted: tuple[ModelRequest, int | None] | None = None
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
         """Takes the tool definitions that the task keeps."""
         self._tools = [_tool_to_provider(tool) for tool in tools]
-        self.context_window = ContextWindow(self._ledger, self._window, self._system, self._tools)
+        self.context_window = ContextWindow(self._ledger, self._window, self._system, self._tools, self._seen_by)
 
     async def reserve(self, move: CallModel, pending: Sequence[StepEntry], to_come: Message | None) -> Granted | Denied:
         """Commits `pending` and reserves the tokens of the call."""
@@ -175,10 +181,19 @@ class ModelStep:
         # a repeat after a denied reservation needs no second count
         if self._counted is None or self._counted[0] != prompt:
             attempt = self._claimed(move.step, move.attempt_number)
-            counted = await self._held_task.interrupts.guard(self._dependencies.models.count(attempt, prompt))
-            self._counted = prompt, counted
+            self._counted = prompt, await self._held_task.interrupts.guard(self._count(attempt, prompt))
         counted = self._counted[1]
         return foreseen if counted is None else with_margin(counted)
+
+    async def _count(self, attempt: ClaimedAttempt, prompt: ModelRequest) -> int | None:
+        try:
+            shown = await self._shown(prompt)
+        except ModelCallFailed:
+            return None
+        return await self._dependencies.models.count(attempt, shown)
+
+    async def _shown(self, request: ModelRequest) -> ModelRequest:
+        return await self._images.shown(request, self._ledger.point.refused_images)
 
     def _prompt(self, move: CallModel, to_come: Message | None) -> ModelRequest:
         """Returns the prompt to be sent, for counting."""
@@ -204,9 +219,11 @@ class ModelStep:
             progress.on_model_call_progress,
             lambda: progress.announce_backoff(self._timeout_seconds),
         )
-        call = self._dependencies.models.call(
-            self._claimed(step, attempt.attempt_number), self._request(attempt, step), events
-        )
+        try:
+            request = await self._held_task.interrupts.guard(self._shown(self._request(attempt, step)))
+        except ModelCallFailed as error:
+            return failure_entry(attempt, error)
+        call = self._dependencies.models.call(self._claimed(step, attempt.attempt_number), request, events)
         began = monotonic()
         try:
             async with self._watch.watching(call, self._timeout_seconds):

@@ -7,6 +7,7 @@ and sub-agents are recorded outcomes of calls. Messages of people are recorded t
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from tenure.domain.in_doubt import Resolution
 from tenure.domain.next_action import ExecuteTools, next_action
 from tenure.domain.outputs import FileDigest
 from tenure.domain.replay import CallKey, RecordedRun, call_key, messages_due
+from tenure.domain.texts import MAX_PART_BYTES
 from tenure.domain.tools import Outcome
 from tenure.runtime.rpc.client import TenureChannel
 from tenure.runtime.settings import ConfigurationError
@@ -42,12 +44,12 @@ def load_recorded_run(path: Path) -> RecordedRun:
 class RecordedTools(ToolsClient):
     """Answers the calls of one task from the record.
 
-    Only fences reach the tool service, because the end of a task needs them.
+    Only fences, and images of the submit, reach the tool service. `folder`: has the images of the recorded tools.
     """
 
-    def __init__(self, channel: TenureChannel, run: RecordedRun) -> None:
+    def __init__(self, channel: TenureChannel, run: RecordedRun, folder: Path) -> None:
         super().__init__(channel)
-        self._run = run
+        self._run, self._folder = run, folder
         self._made: dict[CallKey, list[str]] = defaultdict(list)
 
     async def list_tools(self, token: token_pb2.FencingToken) -> ToolsDefined:  # noqa: ARG002  the recorded ones
@@ -57,6 +59,13 @@ class RecordedTools(ToolsClient):
     async def digest_files(self, token: token_pb2.FencingToken, paths: Sequence[str]) -> dict[str, FileDigest]:  # noqa: ARG002
         """Returns none: a replay writes no files."""
         return {}
+
+    async def read_content(self, token: token_pb2.FencingToken, path: str, offset: int) -> bytes:
+        """Returns a part of an image of the recorded run, or of kept content of the replay's own task."""
+        try:
+            return await asyncio.to_thread(_part, self._folder / Path(path).name, offset)
+        except FileNotFoundError:
+            return await super().read_content(token, path, offset)
 
     async def execute(
         self,
@@ -84,6 +93,12 @@ class RecordedTools(ToolsClient):
         if intent.call_id not in made:
             made.append(intent.call_id)
         return made.index(intent.call_id)
+
+
+def _part(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(MAX_PART_BYTES)
 
 
 class ReplayLoop(TaskLoop):

@@ -141,7 +141,8 @@ class TaskLoop(Loop):
 
     async def _after_failure(self, failure: entries.ModelFailure) -> entries.Transition | None:
         self._pending.append((self._point.step, failure))
-        if failure.error_class == entries.PROMPT_TOO_LONG:  # the compaction is decided before the next call
+        # A compaction is decided before the next call, and images that were refused are left out of it.
+        if failure.error_class == entries.PROMPT_TOO_LONG or self._point.is_refusal_of_images(failure):
             await self._flush()
             return None
         if late := late_call(self._point, self._spec.policy, failure):

@@ -26,6 +26,7 @@ from tenure.client import Client
 from tenure.client.replays import (
     UnreadableLedger,
     compare_runs,
+    copied_files,
     read_ledger,
     record_for_worker,
     replay_request,
@@ -95,7 +96,7 @@ async def replay(
         request = replay_request(spec_of(entries, "TASK"), name, model, system=system)
     except UnreadableLedger as error:
         raise click.ClickException(str(error)) from error
-    return await replay_in_task(context, client, request, entries)
+    return await replay_in_task(context, client, request, entries, "" if ledger else name)
 
 
 async def _recorded(client: Client, task: str) -> tuple[str, list[ledger_pb2.Entry]]:
@@ -104,11 +105,18 @@ async def _recorded(client: Client, task: str) -> tuple[str, list[ledger_pb2.Ent
 
 
 async def replay_in_task(
-    context: Context, client: Client, request: api.SubmitTaskRequest, entries: list[ledger_pb2.Entry]
+    context: Context,
+    client: Client,
+    request: api.SubmitTaskRequest,
+    entries: list[ledger_pb2.Entry],
+    recorded_task_id: str = "",
 ) -> Exit:
+    """Runs the replay. `recorded_task_id`: the task whose files it has; "": of a run from a file, there are none."""
     with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
         record = Path(folder) / "entries"
         record.write_bytes(record_for_worker(entries))
+        if recorded_task_id:
+            request.files.extend(await copied_files(client.tasks, recorded_task_id, entries, record.parent))
         environment = worker_environment(context, request.spec.queue)
         environment["TENURE_WORKER_RECORDED_CALLS_FILE"] = str(record)
         async with replay_worker(environment) as died:

@@ -83,7 +83,11 @@ def request_of(goal: str, **options: Any) -> api.SubmitTaskRequest:
     spec.source.CopyFrom(source_to_wire("--source", replace(source, exclusive=options.get("exclusive", False))))
     if (start_in := options.get("start_in")) is not None:
         spec.start_time.CopyFrom(timestamp(datetime.now(UTC) + timedelta(seconds=start_in)))
-    return api.SubmitTaskRequest(request_id=options.get("request_id", ""), spec=spec)
+    request = api.SubmitTaskRequest(spec=spec)
+    for option in TASK_OPTIONS:
+        if option.is_in(options) and not option.path:
+            put_field(request, option.name or "", option.to_wire(options[option.name or ""]))
+    return request
 
 
 def spec_of(goal: str, **options: Any) -> task_pb2.TaskSpec:

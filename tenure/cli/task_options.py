@@ -18,7 +18,7 @@ from tenure.cli.parameters import DOLLARS, DURATION, JSON_OBJECT, LABEL, NAMES, 
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.domain.budget import NANO_USD
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import Priority
+from tenure.domain.task import InputFile, Priority
 from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import OPTIONS, PARAMETERS, Option, argument_of
@@ -98,6 +98,7 @@ class PhaseTimeoutType(click.ParamType[tuple[str, task_pb2.PhaseTimeout]]):
 
 MOMENT = MomentType()
 PHASE_TIMEOUT = PhaseTimeoutType()
+FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 IN_DOUBT: Final = {
@@ -160,6 +161,7 @@ _KINDS: Final[dict[Any, _Kind]] = {
     datetime | None: _Kind({"type": MOMENT}, " For example 2026-11-23T07:00."),
     Priority | str | None: _Kind({"type": click.Choice([tier.name.lower() for tier in Priority])}),
     Mapping[str, str] | None: _Kind({"type": LABEL, "multiple": True}, " Written key=value; may be repeated.", dict),
+    Iterable[InputFile | Path] | None: _Kind({"type": FILE, "multiple": True}, " May be repeated."),
 }
 
 
@@ -309,4 +311,5 @@ def typed_names(given: Mapping[str, Any], goal: str = "GOAL") -> Callable[[str],
     names = {option.path: option.opts[0] for option in reversed(known)} | {"goal": goal}
     names["agent_pin"] = names["control.function"]
     names["source"] = "--conversation" if given.get("conversation") else "--source"
-    return lambda field: "--request-id" if field == "request_id" else argument_of(field, names)
+    names |= {option.name or "": option.opts[0] for option in TASK_OPTIONS if not option.path}
+    return lambda field: argument_of(field, names)

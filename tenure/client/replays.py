@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.json_format import Parse, ParseError
 
+from tenure.client.files import download_file, read_file
+from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.replay import Divergence, divergences
 from tenure.domain.task import REPLAY_LOOP
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.domain.texts import kept_as
+from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.ledger import entries_to_domain
+
+if TYPE_CHECKING:
+    from tenure.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 REPLAY_LABEL: Final = "replay_of"
 _MAX_LABEL_CHARACTERS: Final = 200
@@ -96,6 +103,27 @@ def replay_request(
 def record_for_worker(entries: Sequence[ledger_pb2.Entry]) -> bytes:
     """Returns the content of the file that TENURE_WORKER_RECORDED_CALLS_FILE names."""
     return api.ListTaskEntriesResponse(entries=entries).SerializeToString()
+
+
+async def copied_files(
+    tasks: TaskServiceAsyncStub, task_id: str, entries: Sequence[ledger_pb2.Entry], folder: Path
+) -> list[workspace_pb2.InputFile]:
+    """Returns the files of the run's submit, and saves the images of its tools in `folder`, for the replay's worker.
+
+    Leaves out what is not there any more: the model of the replay reads that it is not.
+    """
+    for entry in entries:
+        for image in entry.body.tool_outcome.outcome.images:
+            with suppress(NotFound, WrongState):
+                await download_file(tasks, task_id, image.kept.path, folder / Path(image.kept.path).name)
+    files = []
+    for file in entries[0].body.submitted.files:
+        with suppress(NotFound, WrongState):
+            parts = read_file(tasks, task_id, file.image.kept.path or file.path)
+            content = b"".join([part async for part in parts])
+            if kept_as(content).digest == file.digest:
+                files.append(workspace_pb2.InputFile(path=file.path, content=content))
+    return files
 
 
 def compare_runs(recorded: Sequence[ledger_pb2.Entry], replayed: Sequence[ledger_pb2.Entry]) -> list[Divergence]:

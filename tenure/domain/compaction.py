@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tenure.domain.conversation import Message, text_block
+from tenure.domain.conversation import Message, result_text, text_block
 from tenure.domain.entries import ClearedResults
 from tenure.domain.fold import ResumePoint
 from tenure.domain.models import LIMITS_REMEDY
@@ -247,15 +247,15 @@ def _transcript_lines(messages: Iterable[Message], block_bytes: int) -> Iterable
 
 
 def _transcript_line(speaker: str, block: dict[str, Any]) -> str:
-    """Returns a content block as text; "" for the model's thinking, which a summary must not contain."""
+    """Returns a content block as text; "" for images and the model's thinking, which a summary cannot contain."""
     match block.get("type"):
         case "text":
             return f"{speaker}: {block['text']}"
         case "tool_use":
             return f"Agent calls {block['name']}: {json.dumps(block['input'], ensure_ascii=False)}"
         case "tool_result":
-            return f"{'Error' if block['is_error'] else 'Result'}: {block['content']}"
-        case "thinking" | "redacted_thinking" | "reasoning":
+            return f"{'Error' if block['is_error'] else 'Result'}: {result_text(block)}"
+        case "thinking" | "redacted_thinking" | "reasoning" | "image":  # a text beside an image names its file
             return ""
         case kind:
             return f"{speaker} ({kind}): {json.dumps(block, ensure_ascii=False)}"

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.entries import ClearedResults, ContentBlock, Summary, ToolIntent
+from tenure.domain.images import SubmittedFile, files_text, image_block
 from tenure.domain.tools import Outcome
 
 Message = dict[str, Any]
 """A provider's message: {"role": "user" | "assistant", "content": [blocks]}."""
 
 _TOOL_USE_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
+
+IMAGE_BYTES: Final = 4 * 1600
+"""The size of a text that costs as much as most images."""
 
 SUMMARY_HEAD: Final = "The conversation so far had become too long. This summary stands for it:"
 
@@ -32,8 +36,11 @@ class ToolResult(NamedTuple):
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that the removal of this result saves."""
-        return len(self.block["content"].encode("utf-8", "surrogatepass")) - len(self.removed.encode())
+        """The bytes that the removal of this result saves. An image counts with what it costs as text."""
+        content = self.block["content"]
+        images = 0 if isinstance(content, str) else sum(part["type"] == "image" for part in content)
+        text = result_text(self.block)
+        return len(text.encode("utf-8", "surrogatepass")) + images * IMAGE_BYTES - len(self.removed.encode())
 
 
 @dataclass(slots=True)
@@ -42,10 +49,11 @@ class Conversation:
 
     `results`: the tool results that are not cleared. `answered_step`: the step of the newest answer. `changes` counts
     compactions. `expected_tokens`: the estimate, made at the newest clearing of results, for the first
-    `expected_messages` messages; 0: unknown.
+    `expected_messages` messages; 0: unknown. `files`: those of the submit, which belong to the goal.
     """
 
     goal: str = ""
+    files: tuple[SubmittedFile, ...] = ()
     messages: list[Message] = field(default_factory=list)
     results: list[ToolResult] = field(default_factory=list)
     answered_step: int = 0
@@ -55,10 +63,14 @@ class Conversation:
     _steps: list[int] = field(default_factory=list)
     _unread: list[str] = field(default_factory=list)
 
-    def add_user_message(self, results: Iterable[ToolResult], texts: Iterable[str]) -> None:
-        """Adds one user message with the results and texts since the newest answer, or none if there are none."""
+    def add_user_message(
+        self, results: Iterable[ToolResult], texts: Iterable[str], images: Iterable[ContentBlock] = ()
+    ) -> None:
+        """Adds one user message with the results, texts and images since the newest answer, or none if there are
+        none.
+        """
         results, texts = list(results), list(texts)
-        content = [*(result.block for result in results), *map(text_block, texts)]
+        content = [*(result.block for result in results), *map(text_block, texts), *images]
         if content:
             self._add(self.answered_step, {"role": "user", "content": content})
         self.results += results
@@ -90,7 +102,9 @@ class Conversation:
 
     def summarise(self, summary: Summary) -> list[str]:
         """Replaces all messages through the summary's step by the summary. Returns the texts that were not read yet."""
-        head = {"role": "user", "content": [text_block(self.goal), text_block(f"{SUMMARY_HEAD}\n\n{summary.text}")]}
+        summary_text = f"{SUMMARY_HEAD}\n\n{summary.text}"
+        texts = [*goal_texts(self.goal, self.files), summary_text]
+        head = {"role": "user", "content": [*map(text_block, texts), *images_of(self.files)]}
         kept = [
             (step, message)
             for step, message in zip(self._steps, self.messages, strict=True)
@@ -117,17 +131,34 @@ class Conversation:
         self._steps.append(step)
 
 
+def goal_texts(goal: str, files: Sequence[SubmittedFile]) -> list[str]:
+    """Returns the texts of the first message: the goal, and the names of the files that came with it."""
+    return [goal, files_text(files)] if files else [goal]
+
+
+def images_of(files: Iterable[SubmittedFile]) -> list[ContentBlock]:
+    """Returns references to the images among files."""
+    return [image_block(file.image) for file in files if file.image is not None]
+
+
+def result_text(block: ContentBlock) -> str:
+    """Returns the text of a tool result."""
+    content = block.get("content") or ""
+    return content if isinstance(content, str) else text_of(content)
+
+
 def text_block(text: str) -> ContentBlock:
     """Returns a text as a content block."""
     return {"type": "text", "text": text}
 
 
 def result_of(intent: ToolIntent, outcome: Outcome) -> ToolResult:
-    """Returns the tool result that the model reads of a call."""
+    """Returns the tool result that the model reads of a call. Providers refuse the images of a failed call."""
+    images = [] if outcome.is_error else [image_block(image) for image in outcome.images]
     block = {
         "type": "tool_result",
         "tool_use_id": intent.tool_use_id,
-        "content": outcome.content,
+        "content": [text_block(outcome.content), *images] if images else outcome.content,
         "is_error": outcome.is_error,
     }
     whole = f" All of it is in the workspace's file {outcome.output_path}." if outcome.output_path else ""

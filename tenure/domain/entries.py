@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
+from tenure.domain.images import SubmittedFile
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.quotas import QuotaWarning
@@ -49,6 +50,7 @@ class Submitted:
     request_id: str = ""
     spawned_by: SpawnedBy | None = None
     traceparent: str = ""
+    files: tuple[SubmittedFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

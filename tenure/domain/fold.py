@@ -6,11 +6,21 @@ that was never interrupted. External entries (a message) take effect at the next
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure.domain.conversation import Conversation, Message, ToolResult, result_of, text_block, text_of
+from tenure.domain.conversation import (
+    Conversation,
+    Message,
+    ToolResult,
+    goal_texts,
+    images_of,
+    result_of,
+    text_block,
+    text_of,
+)
 from tenure.domain.entries import (
     PROMPT_TOO_LONG,
     AssistantMessage,
@@ -34,8 +44,10 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
+from tenure.domain.images import images_in
 from tenure.domain.in_doubt import Resolution, ResolveCall
 from tenure.domain.outputs import TaskOutput, output_of
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import BUDGET_WAIT_REASONS, TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
@@ -45,6 +57,7 @@ from tenure.domain.waits import leaves_call_open
 TRUNCATED = "max_tokens"
 _UNFINISHED = frozenset({TRUNCATED, "pause_turn"})
 _TOO_LONG = "model_context_window_exceeded"
+_ABOUT_IMAGES = re.compile(r"image|multimodal|vision", re.IGNORECASE)
 _DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
 """Stop reasons after which the same conversation cannot continue. The next model attempt drops such an answer."""
 
@@ -62,6 +75,7 @@ class ResumePoint:
     `overflows`: how often the model provider found the conversation too long since the newest answer that fitted.
     `must_shorten`: the conversation was found too long, and no summary has followed yet.
     `refused_tokens`: the upper bound, in tokens, of the input that was found too long most recently.
+    `refused_images`: the digests of images with which the model provider refused the conversation; they are not shown.
     `resolutions`: a person's newest resolution of each open call, passed to the tool service at the call's execution.
     `outputs`: the outputs of all steps, by call; of a fork, also those that it copied.
     `reserved_epoch`: the epoch under which the newest model attempt was reserved.
@@ -103,10 +117,12 @@ class ResumePoint:
     must_shorten: bool = False
     refused_tokens: int = 0
     has_new_summary: bool = False
+    refused_images: set[str] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     counted: tuple[int, int] | None = None
     window_tokens: int = 0
     _texts: list[str] = field(default_factory=list)
+    _images: list[dict[str, Any]] = field(default_factory=list)
     _is_text_truncated: bool = False
 
     @property
@@ -131,8 +147,8 @@ class ResumePoint:
 
     @property
     def pending_content(self) -> list[dict[str, Any]]:
-        """The content since the newest answer, as the next model attempt will send it: tool results, then texts."""
-        return [*(result.block for result in self.pending_results), *map(text_block, self._texts)]
+        """The content since the newest answer, as the next model attempt will send it: results, texts, images."""
+        return [*(result.block for result in self.pending_results), *map(text_block, self._texts), *self._images]
 
     @property
     def pending_results(self) -> list[ToolResult]:
@@ -161,8 +177,9 @@ class ResumePoint:
         match body:
             case Submitted():
                 self.spec = body.spec
-                self.conversation.goal = body.spec.goal
-                self._texts.append(body.spec.goal)
+                self.conversation.goal, self.conversation.files = body.spec.goal, body.files
+                self._texts += goal_texts(body.spec.goal, body.files)
+                self._images = images_of(body.files)
             case Transition():
                 self._transition(body)
             case ToolsDefined():
@@ -235,6 +252,7 @@ class ResumePoint:
         self.summary_through_step, self.must_shorten = 0, False
         self.counted = None  # the system prompt and the tools may have changed
         self.window_tokens = 0  # and so may the model
+        self.refused_images.clear()
         self.cancel_reason = None
         self._drop_dead_end()
 
@@ -281,9 +299,10 @@ class ResumePoint:
 
     def _close_turn(self) -> None:
         """Turns the content since the newest answer into one user message."""
-        self.conversation.add_user_message(self.pending_results, self._texts)
+        self.conversation.add_user_message(self.pending_results, self._texts, self._images)
         self._forget_calls()
         self._texts.clear()
+        self._images.clear()
 
     def _forget_calls(self) -> None:
         for by_call in (self.intents, self.outcomes, self.allowed_calls, self.resolutions):
@@ -326,8 +345,23 @@ class ResumePoint:
         self.window_tokens = body.context_window_tokens or self.window_tokens
         if body.error_class == PROMPT_TOO_LONG and self.is_agent:
             self._overflow(attempt)
+        elif self.is_refusal_of_images(body):
+            self.refused_images.update(source["digest"] for source in images_in(self.messages))
         else:
             self.failures.append(body)
+
+    def is_refusal_of_images(self, failure: ModelFailure) -> bool:
+        """Whether the conversation may be taken without the images that it shows: a bad image must not end a task."""
+        match failure.error_class:
+            case FailureClass.REQUEST_TOO_LARGE:
+                is_about_images = True
+            case FailureClass.INVALID_REQUEST | FailureClass.NOT_FOUND:
+                is_about_images = _ABOUT_IMAGES.search(failure.message) is not None
+            case _:
+                return False
+        return is_about_images and any(
+            source["digest"] not in self.refused_images for source in images_in(self.messages)
+        )
 
     def _overflow(self, attempt: ModelAttempt | None) -> None:
         self.overflows += 1

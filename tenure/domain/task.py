@@ -165,6 +165,14 @@ class TaskPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of a submit: its relative path in the task's workspace, and its bytes."""
+
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """The source of a task. `exclusive`: at most one task of this source is live at a time.
 

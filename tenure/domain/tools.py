@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final, NamedTuple
 
+from tenure.domain.images import Image
 from tenure.domain.outputs import TaskOutput
 
 USUAL_OUTPUT_BYTES: Final = 64 * 1024
@@ -87,7 +88,10 @@ class ProgramUsage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a call. The model reads `content`; `output_path` is the workspace's file with the whole output."""
+    """The result of a call. The model reads `content`; `output_path` is the workspace's file with the whole output.
+
+    `images`: those that the tool returned, which the model sees if it can; `content` names their files.
+    """
 
     status: OutcomeStatus
     content: str
@@ -98,6 +102,7 @@ class Outcome:
     output_path: str = ""
     usage: ProgramUsage | None = None
     output: TaskOutput | None = None
+    images: tuple[Image, ...] = ()
 
     @property
     def is_error(self) -> bool:

@@ -22,6 +22,8 @@ KEPT: Final = "kept"
 ERROR_HEAD: Final = "The call failed: "
 """Begins the result of a failed call: a chat message has no member for a failure."""
 
+IMAGES_OF_CALL: Final = "Images in the result of the call {call}:"
+
 EMPTY_RESULT: Final = "(no output)"
 """Stands for an empty result, which some servers refuse."""
 
@@ -106,16 +108,29 @@ def _of_assistant(blocks: Sequence[ContentBlock], dialect: ChatDialect) -> Itera
 
 
 def _of_user(blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
-    """Yields a message for each result, then one with all else."""
-    for block in blocks:
-        if block["type"] == "tool_result":
-            yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _result(block)}
+    """Yields a message for each result, then one with all else: also with the images of results, which have no other
+    place in a chat.
+    """
+    results = [block for block in blocks if block["type"] == "tool_result"]
+    for block in results:
+        yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _result(block)}
     texts = [block["text"] for block in blocks if block["type"] == "text"]
-    images = [part for block in blocks if block["type"] == "image" for part in _image(block)]
-    if images:
-        yield {"role": "user", "content": [*({"type": "text", "text": text} for text in texts), *images]}
+    images = [part for block in results for part in _images_of_result(block)]
+    own = [part for block in blocks if block["type"] == "image" for part in _image(block)]
+    if images or own:
+        yield {"role": "user", "content": [*images, *({"type": "text", "text": text} for text in texts), *own]}
     elif texts:
         yield {"role": "user", "content": "\n\n".join(texts)}
+
+
+def _images_of_result(block: ContentBlock) -> Iterator[dict[str, Any]]:
+    """Yields the images of a result after a text that names its call."""
+    content = block.get("content")
+    parts = content if isinstance(content, list) else ()
+    images = [image for part in parts if part.get("type") == "image" for image in _image(part)]
+    if images:
+        yield {"type": "text", "text": IMAGES_OF_CALL.format(call=block["tool_use_id"])}
+        yield from images
 
 
 def _result(block: ContentBlock) -> str:

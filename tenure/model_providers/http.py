@@ -22,6 +22,9 @@ MAX_REFUSAL_BYTES: Final = 64 * 1024
 HTTP_ERRORS: Final = (httpx2.HTTPError, aiohttp.ClientError)
 """The errors of the client: the transport passes on those of aiohttp that httpx2 has no name for."""
 
+LARGE_BYTES: Final = 1024 * 1024
+PIECE_BYTES: Final = 256 * 1024
+
 _NO_CONNECTION: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
@@ -53,8 +56,28 @@ def open_http_client() -> httpx2.AsyncClient:
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
         timeout=timeout_of(None),
         headers={"accept-encoding": READABLE_ENCODINGS},
-        event_hooks={"response": [_bound_body]},
+        event_hooks={"request": [_send_in_pieces], "response": [_bound_body]},
     )
+
+
+async def _send_in_pieces(request: httpx2.Request) -> None:
+    """Sends a large body, such as one with images, in pieces: other calls go on meanwhile."""
+    content = request.content
+    if len(content) > LARGE_BYTES:
+        request.stream = _Pieces(content)
+        del request._content  # noqa: SLF001  what is read already is sent at once
+
+
+class _Pieces(httpx2.AsyncByteStream):
+    """A body in pieces."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = memoryview(content)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yields the pieces."""
+        for at in range(0, len(self._content), PIECE_BYTES):
+            yield bytes(self._content[at : at + PIECE_BYTES])
 
 
 # The libraries of the vendors read the body of a refusal whole, and unpack it: an endpoint could fill the memory.

@@ -56,12 +56,16 @@ class LiveTextEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedEvent(Event):
-    """The goal was accepted: the first entry. `parent_task_id`: the task that spawned this one; empty: none."""
+    """The goal was accepted: the first entry. `parent_task_id`: the task that spawned this one; empty: none.
+
+    `files`: the paths of the files that came with it.
+    """
 
     goal: str
     model: str
     request_id: str
     parent_task_id: str
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +158,10 @@ class ToolIntentEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcomeEvent(Event):
-    """A tool call ended. `content`: what the model reads. `output_path`: the whole output, a file of the workspace."""
+    """A tool call ended. `content`: what the model reads. `output_path`: the whole output, a file of the workspace.
+
+    `images`: the files of the images that the model sees, if it can.
+    """
 
     call_id: str
     status: OutcomeStatus
@@ -164,6 +171,7 @@ class ToolOutcomeEvent(Event):
     call_attempt: int
     output_path: str
     duration_seconds: float
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

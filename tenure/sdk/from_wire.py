@@ -162,6 +162,7 @@ _EVENTS: Final[dict[str, Callable[[ledger_pb2.Entry], events.Event]]] = {
         events.SubmittedEvent,
         "submitted",
         rename={"goal": "spec.goal", "model": "spec.agent.model", "parent_task_id": "spawned_by.task_id"},
+        given={"files": lambda body: tuple(file.path for file in body.files)},
         skip="epoch traceparent",
     ),
     "transition": _event(
@@ -192,7 +193,13 @@ _EVENTS: Final[dict[str, Callable[[ledger_pb2.Entry], events.Event]]] = {
         skip="epoch provider_request_id context_window_tokens",
     ),
     "tool_intent": _event(events.ToolIntentEvent, "tool_intent", skip="epoch tool_use_id"),
-    "tool_outcome": _event(events.ToolOutcomeEvent, "tool_outcome", "outcome", skip="epoch usage output"),
+    "tool_outcome": _event(
+        events.ToolOutcomeEvent,
+        "tool_outcome",
+        "outcome",
+        given={"images": lambda body: tuple(image.kept.path for image in body.outcome.images)},
+        skip="epoch usage output",
+    ),
     "user_message": _event(events.UserMessageEvent, "user_message"),
     "cancel_request": _event(events.CancelRequestEvent, "cancel_request"),
     "wait_resolution": _event(

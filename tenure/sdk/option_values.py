@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -14,10 +15,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
+from tenure.domain.images import MAX_FILES_BYTES
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.task import InputFile, Priority, Source, TaskPolicy
 from tenure.sdk.errors import invalid_argument, whole_texts
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, workspace_pb2
 from tenure.wire.common import EFFORTS, PRIORITIES, SOURCES, duration, timestamp
 from tenure.wire.task import policy_to_wire
 
@@ -115,6 +117,30 @@ def source(argument: str, given: Source) -> task_pb2.Source:
             source_run_id=given.source_run_id,
             exclusive=given.exclusive,
         )
+
+
+def files(argument: str, given: Iterable[InputFile | Path]) -> tuple[workspace_pb2.InputFile, ...]:
+    """Returns the files of a submit. A Path is read, and has its own name in the workspace.
+
+    A text is refused: in a request over HTTP it would name a file of the gateway.
+    """
+    return tuple(_file(argument, one) for one in names(argument, given))  # type: ignore[arg-type]
+
+
+def _file(argument: str, given: InputFile | Path) -> workspace_pb2.InputFile:
+    if isinstance(given, Path):
+        try:
+            with given.open("rb") as file:
+                given = InputFile(given.name, file.read(MAX_FILES_BYTES + 1))
+        except OSError as error:
+            raise invalid_argument(argument, f"{given}: {error.strerror or error}") from error
+    if not isinstance(given, InputFile):
+        raise invalid_argument(argument, f"must have an InputFile or a Path, not {given!r}", "write Path('photo.png')")
+    if len(given.content) > MAX_FILES_BYTES:
+        message = f"{given.path!r} does not fit: all files have at most {MAX_FILES_BYTES} bytes together"
+        raise invalid_argument(argument, message)
+    with whole_texts({argument: given.path}):
+        return workspace_pb2.InputFile(path=given.path, content=given.content)
 
 
 def policy(argument: str, given: TaskPolicy) -> task_pb2.TaskPolicy:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Final, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.task import InputFile, Priority, Source, TaskPolicy
 from tenure.sdk import option_values as values
 from tenure.sdk.option_values import Money, Seconds
 
@@ -31,7 +32,7 @@ def _as_it_is(_argument: str, value: Any) -> Any:
 class Option:
     """An option of a submit.
 
-    `text`: for people. `path`: of the field of TaskSpec that it sets; "": a field of the request itself. `to_wire`:
+    `text`: for people. `path`: of the field of TaskSpec that it sets; "": that of the request with its name. `to_wire`:
     returns the field's value for an argument and its value, or raises InvalidRequest. `flag`: of the command, where it
     differs from the name; None: the command has other options for it.
     """
@@ -159,6 +160,16 @@ class FunctionOptions(CommonOptions, total=False):
             "source",
             values.source,
             flag=None,
+        ),
+    ]
+    files: Annotated[
+        Iterable[InputFile | Path] | None,
+        Option(
+            "files for the task's workspace, at most 16 and 3 MB together; models that see images are shown those "
+            "among them",
+            "",
+            values.files,
+            flag="--file",
         ),
     ]
     request_id: Annotated[

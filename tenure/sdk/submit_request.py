@@ -67,7 +67,10 @@ def request_of(goal: str, options: Mapping[str, Any]) -> api.SubmitTaskRequest:
     """Returns a submit with these options. An option that is not given stays unset: the server has its default."""
     request = api.SubmitTaskRequest(spec=spec_of(options))
     set_field(request, "spec.goal", goal, "goal")
-    set_field(request, "request_id", options.get("request_id") or "", "request_id")
+    for name, value in options.items():
+        _, option = OPTIONS[name]
+        if not option.path and is_given(value):
+            set_field(request, name, option.to_wire(name, value), name)
     return request
 
 

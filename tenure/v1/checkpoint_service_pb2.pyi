@@ -15,6 +15,7 @@ from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import task_service_pb2 as task_service_pb2
 from tenure.v1 import token_pb2 as token_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
+from tenure.v1 import workspace_pb2 as workspace_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -255,15 +256,23 @@ class CreateTaskRequest(message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    PREPARED_TASK_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this submit, 1 to 128 characters; kept as long as the task."""
     traceparent: builtins.str
     """The span of the client that submits the task, a W3C traceparent: the task's trace links to it. At most 128
     characters; may be empty; an invalid value is ignored. No part of what a repeat must be equal in.
     """
+    prepared_task_id: builtins.str
+    """The task's id, from PrepareTask; empty: any. No part of what a repeat must be equal in."""
     @builtins.property
     def spec(self) -> task_pb2.TaskSpec:
         """The spec."""
+
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.SubmittedFile]:
+        """The files of the submit, which the tool service has under prepared_task_id."""
 
     def __init__(
         self,
@@ -271,10 +280,12 @@ class CreateTaskRequest(message.Message):
         request_id: builtins.str = ...,
         spec: task_pb2.TaskSpec | None = ...,
         traceparent: builtins.str = ...,
+        files: abc.Iterable[workspace_pb2.SubmittedFile] | None = ...,
+        prepared_task_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spec", b"spec", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "prepared_task_id", b"prepared_task_id", "request_id", b"request_id", "spec", b"spec", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,6 +310,56 @@ class CreateTaskResponse(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PrepareTaskRequest(message.Message):
+    """The task to prepare."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CREATE_TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def create_task(self) -> CreateTaskRequest:
+        """The later request, without prepared_task_id."""
+
+    def __init__(
+        self,
+        *,
+        create_task: CreateTaskRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["create_task", b"create_task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["create_task", b"create_task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PrepareTaskResponse(message.Message):
+    """The task can be created, or exists."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PREPARED_TASK_ID_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    prepared_task_id: builtins.str
+    """The id that the task will have."""
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task that an earlier request with the same request_id created."""
+
+    def __init__(
+        self,
+        *,
+        prepared_task_id: builtins.str = ...,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["prepared_task_id", b"prepared_task_id", "result", b"result", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["prepared_task_id", b"prepared_task_id", "result", b"result", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = typing.Literal["prepared_task_id", "task"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
 @typing.final
 class PrepareForkRequest(message.Message):

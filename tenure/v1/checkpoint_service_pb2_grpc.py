@@ -40,6 +40,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.FromString,
                 _registered_method=True)
+        self.PrepareTask = channel.unary_unary(
+                '/tenure.v1.CheckpointService/PrepareTask',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskResponse.FromString,
+                _registered_method=True)
         self.PrepareFork = channel.unary_unary(
                 '/tenure.v1.CheckpointService/PrepareFork',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.SerializeToString,
@@ -235,6 +240,11 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ForkTask(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareTask(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -436,6 +446,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ForkTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ForkTaskResponse.SerializeToString,
+            ),
+            'PrepareTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareTask,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareTaskResponse.SerializeToString,
             ),
             'PrepareFork': grpc.unary_unary_rpc_method_handler(
                     servicer.PrepareFork,

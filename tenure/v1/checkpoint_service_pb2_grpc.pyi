@@ -42,8 +42,10 @@ class CheckpointServiceStub:
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
     """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
-    UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
+    UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again. So does CreateTask.
     """
+    PrepareTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareTaskRequest, _checkpoint_service_pb2.PrepareTaskResponse]
+    """Returns the id that a task with files will have, as PrepareFork does for a fork."""
     PrepareFork: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareForkRequest, _checkpoint_service_pb2.PrepareForkResponse]
     """Returns the id that a fork will have, so that its files can be in place before it exists, and refuses what ForkTask
     would refuse. Repeatable: the same request gets the same id, or the fork if it exists. An id that no fork uses
@@ -188,6 +190,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CreateTaskRequest, _checkpoint_service_pb2.CreateTaskResponse]  # type: ignore[assignment]
     ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
+    PrepareTask: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareTaskRequest, _checkpoint_service_pb2.PrepareTaskResponse]  # type: ignore[assignment]
     PrepareFork: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.PrepareForkRequest, _checkpoint_service_pb2.PrepareForkResponse]  # type: ignore[assignment]
     FindRepeat: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.FindRepeatRequest, _checkpoint_service_pb2.FindRepeatResponse]  # type: ignore[assignment]
     Open: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]  # type: ignore[assignment]
@@ -242,6 +245,14 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ForkTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ForkTaskResponse, _abc.Awaitable[_task_service_pb2.ForkTaskResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def PrepareTask(
+        self,
+        request: _checkpoint_service_pb2.PrepareTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.PrepareTaskResponse, _abc.Awaitable[_checkpoint_service_pb2.PrepareTaskResponse]]:
         ...
 
     @_abc_1.abstractmethod

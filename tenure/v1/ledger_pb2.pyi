@@ -72,6 +72,7 @@ class TaskSubmitted(message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SPAWNED_BY_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of the submit."""
     traceparent: builtins.str
@@ -84,6 +85,10 @@ class TaskSubmitted(message.Message):
     def spawned_by(self) -> SpawnedBy:
         """For sub-agents."""
 
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.SubmittedFile]:
+        """The files of the submit."""
+
     def __init__(
         self,
         *,
@@ -91,10 +96,11 @@ class TaskSubmitted(message.Message):
         request_id: builtins.str = ...,
         spawned_by: SpawnedBy | None = ...,
         traceparent: builtins.str = ...,
+        files: abc.Iterable[workspace_pb2.SubmittedFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["spawned_by", b"spawned_by", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spawned_by", b"spawned_by", "spec", b"spec", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "request_id", b"request_id", "spawned_by", b"spawned_by", "spec", b"spec", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

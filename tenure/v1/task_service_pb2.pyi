@@ -204,6 +204,7 @@ class SubmitTaskRequest(message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this submit, 1 to 128 characters; kept as long as the task. Empty: the server creates one, and a
     repeat is a new task.
@@ -212,15 +213,22 @@ class SubmitTaskRequest(message.Message):
     def spec(self) -> task_pb2.TaskSpec:
         """The task. A field that is absent has the default of the installation."""
 
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.InputFile]:
+        """Files that are in the task's workspace before it runs; at most 16. A model that sees images is shown those among
+        them with the goal.
+        """
+
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         spec: task_pb2.TaskSpec | None = ...,
+        files: abc.Iterable[workspace_pb2.InputFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,6 +41,7 @@ class TaskServiceStub:
     with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not
     checked.
     NOT_FOUND / AGENT_REVISION_NOT_FOUND, FAILED_PRECONDITION / AGENT_REVISION_RETIRED: the revision in agent_pin.
+    FAILED_PRECONDITION / WORKSPACE_LIMIT: the files are more than a workspace may hold.
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]
     """Reads a task. NOT_FOUND."""

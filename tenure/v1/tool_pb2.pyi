@@ -10,6 +10,7 @@ from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
+from tenure.v1 import workspace_pb2 as workspace_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -421,6 +422,7 @@ class Outcome(message.Message):
     OUTPUT_PATH_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
+    IMAGES_FIELD_NUMBER: builtins.int
     status: OutcomeStatus.ValueType
     """The status."""
     content: builtins.str
@@ -447,6 +449,10 @@ class Outcome(message.Message):
     def output(self) -> TaskOutput:
         """For a call of record_output that SUCCEEDED: the output, which the ledger lists in Task.outputs."""
 
+    @builtins.property
+    def images(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.Image]:
+        """The images that the tool returned, for models that see images. `content` names their files."""
+
     def __init__(
         self,
         *,
@@ -459,10 +465,11 @@ class Outcome(message.Message):
         output_path: builtins.str = ...,
         usage: ProgramUsage | None = ...,
         output: TaskOutput | None = ...,
+        images: abc.Iterable[workspace_pb2.Image] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "output", b"output", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "output", b"output", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "images", b"images", "output", b"output", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

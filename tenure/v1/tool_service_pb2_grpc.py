@@ -105,6 +105,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.FromString,
                 _registered_method=True)
+        self.PutFiles = channel.unary_unary(
+                '/tenure.v1.ToolService/PutFiles',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.PutFilesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.PutFilesResponse.FromString,
+                _registered_method=True)
         self.DigestFiles = channel.unary_unary(
                 '/tenure.v1.ToolService/DigestFiles',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.SerializeToString,
@@ -195,6 +200,11 @@ class ToolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CopyFiles(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutFiles(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -291,6 +301,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.CopyFiles,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.SerializeToString,
+            ),
+            'PutFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutFiles,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.PutFilesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.PutFilesResponse.SerializeToString,
             ),
             'DigestFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.DigestFiles,

@@ -97,6 +97,10 @@ class ToolServiceStub:
     disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
     again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
+    PutFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.PutFilesRequest, _tool_service_pb2.PutFilesResponse]
+    """Puts the files of a submit into the workspace of a future task, all or nothing, and answers when they are on disk.
+    Repeatable: a repeat puts nothing again. FAILED_PRECONDITION / WORKSPACE_LIMIT; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+    """
     DigestFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]
     """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
     KeepContent: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]
@@ -130,6 +134,7 @@ class ToolServiceAsyncStub(ToolServiceStub):
     ListFiles: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]  # type: ignore[assignment]
     ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
     CopyFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CopyFilesRequest, _tool_service_pb2.CopyFilesResponse]  # type: ignore[assignment]
+    PutFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.PutFilesRequest, _tool_service_pb2.PutFilesResponse]  # type: ignore[assignment]
     DigestFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]  # type: ignore[assignment]
     KeepContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]  # type: ignore[assignment]
     ReadContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]  # type: ignore[assignment]
@@ -254,6 +259,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.CopyFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.CopyFilesResponse, _abc.Awaitable[_tool_service_pb2.CopyFilesResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def PutFiles(
+        self,
+        request: _tool_service_pb2.PutFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.PutFilesResponse, _abc.Awaitable[_tool_service_pb2.PutFilesResponse]]:
         ...
 
     @_abc_1.abstractmethod

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tenure/v1/workspace.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/rule.proto\"\xb3\x01\n\rWorkspaceFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.tenure.v1.FileKind\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12/\n\x0bmodified_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0blink_target\x18\x05 \x01(\t\x12\x17\n\x0funreadable_name\x18\x06 \x01(\x08\"r\n\x0eWorkspaceUsage\x12\x12\n\nused_bytes\x18\x01 \x01(\x03\x12\x12\n\nused_files\x18\x02 \x01(\x03\x12\x11\n\tmax_bytes\x18\x03 \x01(\x03\x12\x11\n\tmax_files\x18\x04 \x01(\x03\x12\x12\n\nincomplete\x18\x05 \x01(\x08\"p\n\nFileHeader\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12/\n\x0bmodified_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\x04 \x01(\t\"=\n\x0b\x43opiedFiles\x12\r\n\x05\x66iles\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x10\n\x08left_out\x18\x03 \x01(\x03\"Q\n\x0bKeptContent\x12\x15\n\x04path\x18\x01 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x08\x12\x17\n\x06\x64igest\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03*{\n\x08\x46ileKind\x12\x19\n\x15\x46ILE_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x46ILE_KIND_FILE\x10\x01\x12\x17\n\x13\x46ILE_KIND_DIRECTORY\x10\x02\x12\x12\n\x0e\x46ILE_KIND_LINK\x10\x03\x12\x13\n\x0f\x46ILE_KIND_OTHER\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tenure/v1/workspace.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/rule.proto\"\xb3\x01\n\rWorkspaceFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.tenure.v1.FileKind\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12/\n\x0bmodified_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0blink_target\x18\x05 \x01(\t\x12\x17\n\x0funreadable_name\x18\x06 \x01(\x08\"r\n\x0eWorkspaceUsage\x12\x12\n\nused_bytes\x18\x01 \x01(\x03\x12\x12\n\nused_files\x18\x02 \x01(\x03\x12\x11\n\tmax_bytes\x18\x03 \x01(\x03\x12\x11\n\tmax_files\x18\x04 \x01(\x03\x12\x12\n\nincomplete\x18\x05 \x01(\x08\"p\n\nFileHeader\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12/\n\x0bmodified_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\x04 \x01(\t\"=\n\x0b\x43opiedFiles\x12\r\n\x05\x66iles\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x10\n\x08left_out\x18\x03 \x01(\x03\"Q\n\x0bKeptContent\x12\x15\n\x04path\x18\x01 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x08\x12\x17\n\x06\x64igest\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"~\n\x05Image\x12$\n\x04kept\x18\x01 \x01(\x0b\x32\x16.tenure.v1.KeptContent\x12\x1a\n\nmedia_type\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18 \x12\x18\n\x05width\x18\x03 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\xc0>\x12\x19\n\x06height\x18\x04 \x01(\x05\x42\t\x9a\x82\x19\x05P\x01X\xc0>\"B\n\tInputFile\x12\x19\n\x04path\x18\x01 \x01(\tB\x0b\x9a\x82\x19\x07\x18\xff\x01 \x01H\x01\x12\x1a\n\x07\x63ontent\x18\x02 \x01(\x0c\x42\t\x9a\x82\x19\x05(\xc0\x8d\xb7\x01\"}\n\rSubmittedFile\x12\x17\n\x04path\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xff\x01 \x01\x12\x16\n\x06\x64igest\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x38\x0b\x12\x1a\n\nsize_bytes\x18\x03 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x1f\n\x05image\x18\x04 \x01(\x0b\x32\x10.tenure.v1.Image*{\n\x08\x46ileKind\x12\x19\n\x15\x46ILE_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x46ILE_KIND_FILE\x10\x01\x12\x17\n\x13\x46ILE_KIND_DIRECTORY\x10\x02\x12\x12\n\x0e\x46ILE_KIND_LINK\x10\x03\x12\x13\n\x0f\x46ILE_KIND_OTHER\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEPTCONTENT'].fields_by_name['path']._serialized_options = b'\232\202\031\003\030\200\010'
   _globals['_KEPTCONTENT'].fields_by_name['digest']._loaded_options = None
   _globals['_KEPTCONTENT'].fields_by_name['digest']._serialized_options = b'\232\202\031\003\030\310\001'
-  _globals['_FILEKIND']._serialized_start=653
-  _globals['_FILEKIND']._serialized_end=776
+  _globals['_IMAGE'].fields_by_name['media_type']._loaded_options = None
+  _globals['_IMAGE'].fields_by_name['media_type']._serialized_options = b'\232\202\031\002\030 '
+  _globals['_IMAGE'].fields_by_name['width']._loaded_options = None
+  _globals['_IMAGE'].fields_by_name['width']._serialized_options = b'\232\202\031\005P\001X\300>'
+  _globals['_IMAGE'].fields_by_name['height']._loaded_options = None
+  _globals['_IMAGE'].fields_by_name['height']._serialized_options = b'\232\202\031\005P\001X\300>'
+  _globals['_INPUTFILE'].fields_by_name['path']._loaded_options = None
+  _globals['_INPUTFILE'].fields_by_name['path']._serialized_options = b'\232\202\031\007\030\377\001 \001H\001'
+  _globals['_INPUTFILE'].fields_by_name['content']._loaded_options = None
+  _globals['_INPUTFILE'].fields_by_name['content']._serialized_options = b'\232\202\031\005(\300\215\267\001'
+  _globals['_SUBMITTEDFILE'].fields_by_name['path']._loaded_options = None
+  _globals['_SUBMITTEDFILE'].fields_by_name['path']._serialized_options = b'\232\202\031\005\030\377\001 \001'
+  _globals['_SUBMITTEDFILE'].fields_by_name['digest']._loaded_options = None
+  _globals['_SUBMITTEDFILE'].fields_by_name['digest']._serialized_options = b'\232\202\031\0028\013'
+  _globals['_SUBMITTEDFILE'].fields_by_name['size_bytes']._loaded_options = None
+  _globals['_SUBMITTEDFILE'].fields_by_name['size_bytes']._serialized_options = b'\232\202\031\002P\000'
+  _globals['_FILEKIND']._serialized_start=976
+  _globals['_FILEKIND']._serialized_end=1099
   _globals['_WORKSPACEFILE']._serialized_start=96
   _globals['_WORKSPACEFILE']._serialized_end=275
   _globals['_WORKSPACEUSAGE']._serialized_start=277
@@ -49,4 +65,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COPIEDFILES']._serialized_end=568
   _globals['_KEPTCONTENT']._serialized_start=570
   _globals['_KEPTCONTENT']._serialized_end=651
+  _globals['_IMAGE']._serialized_start=653
+  _globals['_IMAGE']._serialized_end=779
+  _globals['_INPUTFILE']._serialized_start=781
+  _globals['_INPUTFILE']._serialized_end=847
+  _globals['_SUBMITTEDFILE']._serialized_start=849
+  _globals['_SUBMITTEDFILE']._serialized_end=974
 # @@protoc_insertion_point(module_scope)

@@ -218,3 +218,95 @@ class KeptContent(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Image(message.Message):
+    """An image that models can be shown: PNG, JPEG, GIF or WebP, at most 3.75 MiB and 8,000 pixels a side."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: builtins.int
+    WIDTH_FIELD_NUMBER: builtins.int
+    HEIGHT_FIELD_NUMBER: builtins.int
+    media_type: builtins.str
+    """image/png, image/jpeg, image/gif or image/webp, as its bytes say."""
+    width: builtins.int
+    """Its width in pixels."""
+    height: builtins.int
+    """Its height in pixels."""
+    @builtins.property
+    def kept(self) -> KeptContent:
+        """Its bytes."""
+
+    def __init__(
+        self,
+        *,
+        kept: KeptContent | None = ...,
+        media_type: builtins.str = ...,
+        width: builtins.int = ...,
+        height: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["kept", b"kept"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["height", b"height", "kept", b"kept", "media_type", b"media_type", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class InputFile(message.Message):
+    """A file of a submit."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """Where it is in the task's workspace: a relative path of plain names, at most 255 characters."""
+    content: builtins.bytes
+    """Its bytes; at most 3,000,000 of all files of a submit together."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        content: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SubmittedFile(message.Message):
+    """A file of a submit, without its bytes."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    IMAGE_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """Where it was put. The agent's programs can change and delete it."""
+    digest: builtins.str
+    """The digest of its bytes: sha256:<hex>."""
+    size_bytes: builtins.int
+    """Its size."""
+    @builtins.property
+    def image(self) -> Image:
+        """An image that models can be shown: a copy under its digest. Absent for any other file."""
+
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        digest: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+        image: Image | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["image", b"image"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "image", b"image", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -30,12 +30,23 @@ from tenure.wire.tool import output_to_domain
 
 def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
     check_spec(request.spec, v)
+    fits = not request.prepared_task_id or bool(request.files)
+    v.require(fits, "prepared_task_id", "must be empty without files")
 
 
 def _prepare_fork(request: checkpoint.PrepareForkRequest, v: Violations) -> None:
     v.require(request.HasField("fork"), "fork", "must be set")
     check_fork(request.fork, v)
     v.require(not request.fork.prepared_task_id, "fork.prepared_task_id", "must be empty: PrepareFork returns it")
+
+
+def _prepare_task(request: checkpoint.PrepareTaskRequest, v: Violations) -> None:
+    _create(request.create_task, v)
+    v.require(
+        bool(request.create_task.files), "create_task.files", "must not be empty: only they need an id beforehand"
+    )
+    prepared = request.create_task.prepared_task_id
+    v.require(not prepared, "create_task.prepared_task_id", "must be empty: PrepareTask returns it")
 
 
 def _find_repeat(request: checkpoint.FindRepeatRequest, v: Violations) -> None:
@@ -140,6 +151,7 @@ def _report(request: checkpoint.ReportUsageRequest, v: Violations) -> None:
 CHECKS: Final[dict[type, Check]] = {
     checkpoint.CreateTaskRequest: _create,
     checkpoint.PrepareForkRequest: _prepare_fork,
+    checkpoint.PrepareTaskRequest: _prepare_task,
     checkpoint.FindRepeatRequest: _find_repeat,
     checkpoint.OpenRequest: check_guarded,
     checkpoint.CommitRequest: _commit,

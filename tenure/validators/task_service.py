@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
+from tenure.domain.images import problems_of_files
 from tenure.domain.states import Reason
 from tenure.domain.waits import (
     MAX_WAIT_SECONDS as WAITS_MAX_WAIT_SECONDS,
@@ -73,11 +74,18 @@ def check_copy_files(request: tools.CopyFilesRequest, v: Violations) -> None:
     v.require(request.task_id != request.from_task_id, "task_id", "must be another task")
 
 
+def check_files(request: tasks.SubmitTaskRequest | tools.PutFilesRequest, v: Violations) -> None:
+    files = ((file.path, len(file.content)) for file in request.files)
+    for index, problem in problems_of_files(files):
+        v.require(holds=False, field=f"files[{index}]", description=problem)
+
+
 # The requests of TaskService and the reads of AdminService.
 
 
 def _submit(request: tasks.SubmitTaskRequest, v: Violations) -> None:
     check_spec(request.spec, v)
+    check_files(request, v)
 
 
 def _wait(request: tasks.WaitTaskRequest, v: Violations) -> None:

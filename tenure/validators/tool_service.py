@@ -24,7 +24,7 @@ from tenure.validators.common import (
     check_token,
 )
 from tenure.validators.rules import Violations
-from tenure.validators.task_service import check_copy_files
+from tenure.validators.task_service import check_copy_files, check_files
 from tenure.wire.common import OUTCOME_STATUSES
 
 _OWN_STATUSES: Final = frozenset(map(OUTCOME_STATUSES.to_wire, OWN_STATUSES))
@@ -89,4 +89,5 @@ CHECKS: Final[dict[type, Check]] = {
     tools.FenceRequest: check_guarded,
     tools.ForgetRequest: check_guarded,
     tools.CopyFilesRequest: check_copy_files,
+    tools.PutFilesRequest: check_files,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tenure.domain.errors import Unavailable
+from tenure.domain.images import Image, SubmittedFile
 from tenure.domain.in_doubt import (
     Abandon,
     CallInDoubt,
@@ -23,6 +24,8 @@ from tenure.wire.common import CALL_STATES
 
 tool_to_wire, tool_to_domain = pair(ToolDefinition, tool_pb2.ToolDefinition)
 kept_to_wire, kept_to_domain = pair(KeptContent, workspace_pb2.KeptContent)
+pair(Image, workspace_pb2.Image)
+submitted_file_to_wire, submitted_file_to_domain = pair(SubmittedFile, workspace_pb2.SubmittedFile)
 usage_to_wire, usage_to_domain = pair(
     ProgramUsage, tool_pb2.ProgramUsage, rename={"wall_seconds": "wall_time", "cpu_seconds": "cpu_time"}
 )

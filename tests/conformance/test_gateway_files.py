@@ -13,21 +13,24 @@ from typing import Any
 import pytest
 
 from services.checkpoint.queries import SCHEMA
-from services.checkpoint.submit.forking import PreparedForks
+from services.checkpoint.submit.prepared_ids import PreparedIds
 from tenure.client import Client
 from tenure.client.files import download_file, read_file
 from tenure.domain.access import DEFAULT_INSTALLATION
-from tenure.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, Unavailable, WrongState
 from tenure.domain.fencing import Claims
+from tenure.domain.images import MAX_FILES_BYTES
+from tenure.domain.texts import kept_as
 from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import task_pb2, tool_service_pb2
+from tenure.v1 import task_pb2, tool_service_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.token import sign_task_claims
 from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve
 from tests.support.fix_gateway import NOBODYS, Serve
 from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.images import png
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 
@@ -211,8 +214,8 @@ async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     assert again.prepared_task_id == prepared
     pool_options = PoolOptions(min_size=1)
     async with open_pool(world.replica.dsn, service="test", schema=SCHEMA, options=pool_options) as pool:
-        assert await PreparedForks(pool).give_up_once() == 0
-        assert await PreparedForks(pool, kept_seconds=0.0).give_up_once() == 1
+        assert await PreparedIds(pool).give_up_once() == 0
+        assert await PreparedIds(pool, kept_seconds=0.0).give_up_once() == 1
     assert await _offered(world) == [(prepared, 0, "")]
     request.prepared_task_id = prepared
     with pytest.raises(Unavailable) as late:
@@ -274,3 +277,84 @@ async def _offered(world: Any) -> list[tuple[str, int, str]]:
         while not (offered := (await world.replica.stub.ListPrunings(request, timeout=CALL_SECONDS)).prunings):
             await asyncio.sleep(0.02)
     return [(one.task_id, one.epoch, one.claim_id) for one in offered]
+
+
+PICTURE = png(64, 48)
+
+
+async def submit_with(world: Any, request_id: str = "s-1", **files: bytes) -> Any:
+    inputs = [workspace_pb2.InputFile(path=path.replace("__", "/"), content=content) for path, content in files.items()]
+    request = api.SubmitTaskRequest(request_id=request_id, spec=task_pb2.TaskSpec(goal="Look."), files=inputs)
+    return (await world.stub.SubmitTask(request)).task
+
+
+async def test_files_of_a_submit_are_there_before_the_task(world: Any) -> None:
+    task = await submit_with(world, facts=b"42", photos__a=PICTURE)
+    root = world.workspace(task.task_id)
+    kept = kept_as(PICTURE)
+    found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert found == {"facts": b"42", "photos/a": PICTURE, kept.path: PICTURE}
+    entries = (await world.stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=task.task_id))).entries
+    facts, photo = entries[0].body.submitted.files
+    assert (facts.path, facts.size_bytes, facts.HasField("image")) == ("facts", 2, False)
+    assert (photo.path, photo.digest, photo.image.kept.path) == ("photos/a", kept.digest, kept.path)
+    assert (photo.image.width, photo.image.height) == (64, 48)
+
+
+async def test_a_repeated_submit_puts_no_file_again(world: Any) -> None:
+    first, second = await asyncio.gather(submit_with(world, a=b"1"), submit_with(world, a=b"1"))
+    assert first.task_id == second.task_id
+    written = world.workspace(first.task_id) / "a"
+    written.write_bytes(b"by the agent")
+    assert (await submit_with(world, a=b"1")).task_id == first.task_id
+    put = tool_service_pb2.PutFilesRequest(
+        task_id=first.task_id, files=[workspace_pb2.InputFile(path="a", content=b"1")]
+    )
+    await world.tools.stub.PutFiles(put, timeout=CALL_SECONDS)
+    assert written.read_bytes() == b"by the agent", "a late request changes nothing"
+    with pytest.raises(AlreadyExists) as reused:
+        await submit_with(world, a=b"2")
+    assert reused.value.reason == "REQUEST_ID_REUSED"
+    assert world.directories() == {world.task_id, first.task_id}
+
+
+async def test_a_fork_keeps_the_files_of_the_submit(world: Any) -> None:
+    task = await submit_with(world, photo=PICTURE)
+    fork = await world.stub.ForkTask(api.ForkTaskRequest(request_id="r-1", task_id=task.task_id))
+    entries = (await world.stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=fork.task.task_id))).entries
+    assert [file.path for file in entries[0].body.submitted.files] == ["photo"]
+    assert (world.workspace(fork.task.task_id) / kept_as(PICTURE).path).read_bytes() == PICTURE
+
+
+@pytest.mark.parametrize("path", ["../a", "/a", "a//b", "", ".", "a/./b", "a\nb", ".tenure-a", "x/" * 9 + "y"])
+async def test_a_file_outside_of_the_workspace_is_refused(world: Any, path: str) -> None:
+    files = [workspace_pb2.InputFile(path="fine", content=b"1"), workspace_pb2.InputFile(path=path, content=b"1")]
+    with pytest.raises(InvalidRequest) as refused:
+        await world.stub.SubmitTask(api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="Look."), files=files))
+    assert {violation.field.partition(".")[0] for violation in refused.value.violations} == {"files[1]"}
+    assert world.directories() == {world.task_id}
+
+
+async def test_a_file_that_does_not_fit_is_refused_by_name(world: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await submit_with(world, a=bytes(MAX_FILES_BYTES - 1), b=b"12")
+    [violation] = refused.value.violations
+    assert (violation.field, violation.description) == (
+        "files[1]",
+        "'b' does not fit: all files have at most 3000000 bytes together",
+    )
+    assert (await submit_with(world, a=bytes(MAX_FILES_BYTES - 2), b=b"12")).state == task_pb2.TASK_STATE_QUEUED
+
+
+async def test_a_submit_beyond_the_workspace_bound_is_refused(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
+) -> None:
+    world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000)
+    with pytest.raises(WrongState) as refused:
+        await submit_with(world, a=bytes(100_001))
+    assert refused.value.reason == "WORKSPACE_LIMIT"
+    await world.tools.kill()
+    with pytest.raises(Unavailable):
+        await submit_with(world, a=b"1")
+    assert len((await world.stub.ListTasks(api.ListTasksRequest())).tasks) == 1
+    assert world.directories() == {world.task_id}

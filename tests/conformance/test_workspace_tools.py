@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from services.tools.sandbox import Detection
+from tenure.domain.texts import kept_as
 from tenure.domain.tools import OutcomeStatus
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient
+from tests.support.images import png
 from tests.support.sweeps import first
 
 SECRET = "not for agents"
@@ -150,3 +152,24 @@ async def test_a_full_workspace_accepts_only_new_versions(
     again = await tools.outcome(owner, "1.2", "write_file", path="a/b/f", content="y")
     assert again.status is OutcomeStatus.SUCCEEDED
     assert (outside.workspace(owner) / "a/b/f").read_text() == "y"
+
+
+async def test_reading_an_image_shows_it_and_keeps_a_copy(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+    owner, picture = grants.claim(), png(64, 48)
+    workspace = outside.workspace(owner)
+    workspace.mkdir(parents=True)
+    (workspace / "plot.png").write_bytes(picture)
+    (workspace / "broken.png").write_bytes(picture[:-1])
+    read = await tools.outcome(owner, "1.0", "read_file", path="plot.png")
+    [image] = read.images
+    assert (image.kept, image.media_type, image.width, image.height) == (kept_as(picture), "image/png", 64, 48)
+    assert read.content == (
+        f"[image (image/png), {len(picture)} bytes, 64 x 48 pixels: kept in the workspace's file {image.kept.path}]"
+    )
+    (workspace / "plot.png").write_bytes(b"another")
+    assert (workspace / image.kept.path).read_bytes() == picture
+    again = await tools.outcome(owner, "1.1", "read_file", path=image.kept.path)
+    assert again.images == read.images
+    broken = await tools.outcome(owner, "1.2", "read_file", path="broken.png")
+    assert (broken.status, broken.images) == (OutcomeStatus.SUCCEEDED, ())
+    assert broken.content.startswith("�PNG")

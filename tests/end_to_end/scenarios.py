@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tests.support.images import png
+
 
 def append(tool: str, line: str, delay_ms: int = 0) -> dict[str, Any]:
     return {"name": tool, "arguments": {"file": "{{goal}}", "line": line, "delay_ms": delay_ms}}
@@ -70,6 +72,9 @@ SLOW_PROGRAM: Final = "import time\nopen('ran.txt', 'a').write('x')\ntime.sleep(
 
 TENURE: Final = {"name": "Tenure", "entityType": "system", "observations": ["It keeps its tasks."]}
 NOTING: Final = "open('notes.txt', 'a').write('note {number}\\n')\nprint(open('notes.txt').read(), end='')"
+
+PICTURE: Final = png(64, 48)
+DRAWING: Final = f"open('picture.png', 'wb').write({PICTURE!r})"
 
 FACTS: Final = "A fact of twenty-one. " * 90
 
@@ -224,6 +229,18 @@ SCENARIOS: Final[dict[str, Any]] = {
     "e2e-leave": [*map(asking_leave, ("first", "second", "third")), {"text": "That was it."}],
     "e2e-one-leave": [asking_leave("only"), {"text": "That was it."}],
     # Its goal is in a call's arguments, a tool's output, the name of a file, the model's text and the result.
+    # Draws an image, looks at it, and after a pause says what it sees.
+    "e2e-vision": [
+        {"text": "I draw.", "calls": [{"name": "execute_python", "arguments": {"code": DRAWING}}]},
+        {"text": "I look.", "calls": [{"name": "read_file", "arguments": {"path": "picture.png"}}]},
+        {"text": "Now I see {{images}}.", "latency_ms": 1500},
+    ],
+    "e2e-vision-told": [{"text": "I see {{images}}, and read: {{last_user_text}}"}],
+    # Says what it sees after a pause.
+    "e2e-vision-at-once": [
+        {"text": "I see {{images}}.", "calls": [{"name": "read_file", "arguments": {"path": "facts.txt"}}]},
+        {"text": "Now I see {{images}}, and the facts are {{result.0.0}}.", "latency_ms": 1500},
+    ],
     "e2e-echoing": [
         {
             "text": "{{goal}}",

@@ -36,6 +36,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "ask": {"inputSchema": OBJECT},
     "error": {"inputSchema": OBJECT},
     "redescribe": {"inputSchema": OBJECT},
+    "parts": {"inputSchema": OBJECT},
     "rename": {"inputSchema": {**OBJECT, "properties": {"to": {"type": "string"}}, "required": ["to"]}},
     "fetched_schema": {"inputSchema": {**OBJECT, "properties": {"x": {"$ref": "http://127.0.0.1:1/schema.json"}}}},
     "no name for models!": {"inputSchema": OBJECT},
@@ -171,7 +172,7 @@ def redescribe(arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
     return "changed"
 
 
-CALLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str | None]] = {
+CALLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "die": die,
     "wait": wait,
     "hang": hang,
@@ -185,6 +186,7 @@ CALLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str | None]] = {
     "ask": ask,
     "rename": rename,
     "redescribe": redescribe,
+    "parts": lambda arguments, _: arguments["parts"],
 }
 
 
@@ -202,7 +204,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         return {"tools": page, **more}
     if method == "tools/call":
         text = CALLS[params["name"]](params.get("arguments") or {}, params.get("_meta") or {})
-        return None if text is None else {"content": [{"type": "text", "text": text}]}
+        parts = text if isinstance(text, list) else [{"type": "text", "text": text}]
+        return None if text is None else {"content": parts}
     raise KeyError(method)
 
 

@@ -2,6 +2,7 @@
 
 source_defaults.py  the installation's defaults for the tasks of each source
 create.py           CreateTask: one task per request id, and at most one live task per exclusive source
+prepared_ids.py     ids of tasks whose files must be in place before they exist
 forking.py          ForkTask: a task whose ledger begins with a copy of another task's history
 fork_rules.py       where a history can be cut (no I/O)
 spawning.py         sub-agents, created in the transaction that commits their call's intent

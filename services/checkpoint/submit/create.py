@@ -14,6 +14,7 @@ from services.checkpoint.agents.pinning import pinned
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
 from services.checkpoint.reads import new_task, read_task
+from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
 from services.checkpoint.tenants.quotas import (
     Admission,
     admit,
@@ -26,17 +27,18 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import MoneyCap
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.postgres import TransactionConflict
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
 from tenure.wire.common import STATES
 from tenure.wire.task import policy_to_wire, source_to_domain, spec_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.task import Source, TaskSpec
     from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
+    from tenure.v1 import workspace_pb2
 
 
 # At most one live task per exclusive source, and one task per run of a source. Unique indexes decide; these functions
@@ -146,7 +148,7 @@ async def create_in(
     """Creates a task within the caller's transaction. Without `may_refuse`, a quota delays the task but never refuses
     it.
     """
-    digest, task_id = digest_of(request), str(uuid_utils.uuid7())
+    digest, task_id = digest_of(request), request.prepared_task_id or str(uuid_utils.uuid7())
     try:
         spec = defaults.of_submit(await pinned(connection, tenant, task_id, request.spec))
     except (NotFound, WrongState, InvalidRequest):  # a repeat gets its task, whatever became of the agent
@@ -163,22 +165,41 @@ async def create_in(
     if columns is None:
         existing = await find_repeat(connection, tenant, request.request_id, digest, spec.source)
         return CreateResult(await read_task(connection, tenant, existing), Announcement())
+    if request.prepared_task_id:
+        await take_prepared(connection, tenant, request.request_id, digest, task_id)
     start = admission.start
     reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     second = ledger_pb2.EntryBody(transition=queued)
-    submitted = ledger_pb2.TaskSubmitted(
-        spec=spec_to_wire(spec), request_id=request.request_id, traceparent=request.traceparent
-    )
+    submitted = submitted_of(spec, request.request_id, request.files, request.traceparent)
     await insert_first_entries(connection, tenant, task_id, submitted, second)
     is_warned = await warn_of_submit(connection, tenant, task_id, admission.uses.values())
     task = await read_task(connection, tenant, task_id) if is_warned else new_task(columns, submitted.spec)
     return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
 
+async def prepare_task(
+    pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: TaskDefaults
+) -> pb.PrepareTaskResponse:
+    """Returns the id that the task will have, or the task if it exists. Raises as create_task does."""
+    digest, source = digest_of(request), source_to_domain(request.spec.source)
+
+    async def work(connection: Connection) -> pb.PrepareTaskResponse:
+        earlier = await find_earlier(connection, tenant, request.request_id, digest, source)
+        if earlier is not None:
+            return checkpoint_service_pb2.PrepareTaskResponse(task=await read_task(connection, tenant, earlier))
+        task_id = await prepared_id(connection, tenant, request.request_id, digest)
+        spec = defaults.of_submit(await pinned(connection, tenant, task_id, request.spec))
+        await admit(connection, tenant, request.request_id, spec.source, not_before=spec.start_time)
+        return checkpoint_service_pb2.PrepareTaskResponse(prepared_task_id=task_id)
+
+    return await in_ledger_transaction(pool, work)
+
+
 def digest_of(request: pb.CreateTaskRequest) -> bytes:
     """Returns the digest by which a repeat of a submit is recognised."""
-    return hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
+    parts = [request.spec, *request.files]
+    return hashlib.sha256(b"".join(part.SerializeToString(deterministic=True) for part in parts)).digest()
 
 
 async def insert_task(
@@ -243,6 +264,15 @@ async def find_earlier(
     if row[1] != digest:
         raise AlreadyExists(advice, reason=reason, metadata={"task_id": task_id})
     return task_id
+
+
+def submitted_of(
+    spec: TaskSpec, request_id: str, files: Iterable[workspace_pb2.SubmittedFile], traceparent: str = ""
+) -> ledger_pb2.TaskSubmitted:
+    """Returns the body of the entry `submitted`."""
+    return ledger_pb2.TaskSubmitted(
+        spec=spec_to_wire(spec), request_id=request_id, traceparent=traceparent, files=files
+    )
 
 
 async def insert_first_entries(

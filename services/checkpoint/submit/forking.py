@@ -12,7 +12,6 @@ message
 from __future__ import annotations
 
 import hashlib
-import random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uuid_utils
@@ -22,7 +21,7 @@ from services.checkpoint.agents.rows import reader_of
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.entries import KINDS
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import FORKS, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import FORKS, fetch_all, in_ledger_transaction
 from services.checkpoint.reads import read_task
 from services.checkpoint.submit.create import (
     CreateResult,
@@ -31,6 +30,7 @@ from services.checkpoint.submit.create import (
     in_creation,
     insert_first_entries,
     insert_task,
+    submitted_of,
 )
 from services.checkpoint.submit.fork_rules import (
     MAX_BYTES,
@@ -41,79 +41,26 @@ from services.checkpoint.submit.fork_rules import (
     is_final_answer,
     pieces_to_copy,
 )
+from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
 from services.checkpoint.tenants.quotas import admit, warn_of_submit
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.close_out import no_reader
-from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
+from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.process import note_progress, rest
-from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import STATES
-from tenure.wire.task import source_to_domain, spec_to_domain, spec_to_wire
+from tenure.wire.task import source_to_domain, spec_to_domain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.quotas import StartDecision
     from tenure.domain.task import Source
     from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
-
-
-# Prepared forks: a fork's id is chosen before the fork exists, because its files must be in place before it may run.
-
-KEPT_SECONDS: Final = 600.0
-"""How long a prepared id is kept after its last request; a copy of files takes at most two minutes."""
-
-_AT_ONCE: Final = 100
-_INTERVAL_SECONDS: Final = 30.0
-_GIVE_UP_REASON: Final = "the fork that this id was prepared for was never created"
-
-
-async def prepared_id(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str:
-    """Returns the id that the fork will have. A repeat returns the same id."""
-    parameters = {
-        "tenant": tenant,
-        "request_id": request_id,
-        "request_hash": digest,
-        "task_id": str(uuid_utils.uuid7()),
-    }
-    row = await fetch_one(connection, FORKS.prepare_fork, parameters)
-    assert row is not None, "an upsert returns its row"
-    task_id: str = row[0]
-    return task_id
-
-
-async def take_prepared(connection: Connection, tenant: str, request_id: str, digest: bytes, task_id: str) -> None:
-    """Gives the prepared id to the fork, if this transaction commits. Raises Unavailable (FORK_NOT_PREPARED)."""
-    parameters = {"tenant": tenant, "request_id": request_id, "request_hash": digest, "task_id": task_id}
-    if await fetch_one(connection, FORKS.take_prepared, parameters) is None:
-        message = "the copy of the fork's files took too long, so the prepared id is gone: fork again"
-        raise Unavailable(message, reason="FORK_NOT_PREPARED", retry_after_seconds=1.0)
-
-
-class PreparedForks:
-    """Gives up prepared ids that no fork used in time. Any number of replicas may run it."""
-
-    def __init__(self, pool: Pool, kept_seconds: float = KEPT_SECONDS) -> None:
-        self._pool, self._kept_seconds = pool, kept_seconds
-
-    async def run(self) -> None:
-        """Runs as a duty until cancelled."""
-        while True:
-            while await self.give_up_once() == _AT_ONCE:
-                note_progress()
-            await rest(_INTERVAL_SECONDS * random.uniform(0.8, 1.2))
-
-    async def give_up_once(self) -> int:
-        """Gives up one batch of prepared ids and returns their number."""
-        parameters = {"kept_seconds": self._kept_seconds, "limit": _AT_ONCE, "actor": LEDGER, "reason": _GIVE_UP_REASON}
-
-        async def work(connection: Connection) -> int:
-            return len(await fetch_all(connection, FORKS.give_up_prepared, parameters))
-
-        return await in_ledger_transaction(self._pool, work)
 
 
 _NAMES: Final = {number: name for name, number in KINDS.items()}
@@ -131,6 +78,7 @@ class _Cut(NamedTuple):
     """
 
     spec: task_pb2.TaskSpec
+    files: Sequence[workspace_pb2.SubmittedFile]
     point: int
     pieces: list[ForkPiece]
     model_step: int
@@ -256,10 +204,10 @@ async def _cut(connection: Connection, tenant: str, request: tasks_pb.ForkTaskRe
     stop_reason = bodies[answer].assistant_message.stop_reason if ends_with_answer(pieces) else ""
     model_step = next((piece.step for piece in pieces if piece.sequence == attempt), 0)
     model_attempt = bodies[attempt].model_attempt.attempt_number if attempt else 0
-    spec = bodies[1].submitted.spec
+    spec, files = bodies[1].submitted.spec, bodies[1].submitted.files
     if overrides.agent_revision and not spec.HasField("control"):  # its tools are those of the other revision
         pieces = [piece for piece in pieces if piece.kind != "tools_defined"]
-    return _Cut(spec, point, pieces, model_step, model_attempt, stop_reason)
+    return _Cut(spec, files, point, pieces, model_step, model_attempt, stop_reason)
 
 
 async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[ForkPiece]:
@@ -330,7 +278,7 @@ async def _write_ledger(
     await connection.execute(FORKS.mark_fork, {**parameters, **row})
     forked_from = task_pb2.ForkedFrom(task_id=request.task_id, sequence=cut.point)
     forked = ledger_pb2.EntryBody(forked=ledger_pb2.Forked(forked_from=forked_from, copied_entries=copied))
-    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec_to_domain(spec)), request_id=request.request_id)
+    submitted = submitted_of(spec_to_domain(spec), request.request_id, cut.files)
     await insert_first_entries(connection, tenant, task_id, submitted, forked)
     sequences = [piece.sequence for piece in cut.pieces]
     done = await fetch_all(connection, FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})

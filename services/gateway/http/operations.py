@@ -44,6 +44,8 @@ def _spec(body: req.SubmitBody) -> task_pb2.TaskSpec:
     """Returns what a schedule submits. The schedule sets the source of its tasks, and when they start."""
     own = (name for name in ("start_at", "source", "request_id") if is_given(body.options[name]))
     violations = [(f"task.{name}", "is set by the schedule") for name in own]
+    if is_given(body.options["files"]):
+        violations.append(("task.files", "must be empty: a schedule keeps no files"))
     if violations:
         raise InvalidRequest(violations=violations)
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from services.gateway.http.shapes import given
@@ -17,7 +18,7 @@ from tenure.domain.audit import Decision
 from tenure.domain.model_parameters import Effort
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
-from tenure.domain.task import Priority, Source
+from tenure.domain.task import InputFile, Priority, Source
 from tenure.domain.webhooks import DeliveryState
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import OPTIONS, PARAMETERS, default_of
@@ -48,6 +49,7 @@ _JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
     Priority | str | None: (Priority | None, ""),
     Effort | str | None: (Effort | None, ""),
     Mapping[str, str] | None: (Mapping[str, str], ""),
+    Iterable[InputFile | Path] | None: (tuple[InputFile, ...] | None, ""),
 }
 """The types of options that have another form in JSON than in Python, each with what its text adds."""
 

@@ -1,12 +1,13 @@
 """Dataclasses from JSON and from query strings, and as JSON Schema: the other direction of tenure/sdk/json_shape.py.
 
 A field has one of the types of the public JSON: text, numbers, truth values, times, money, enums, lists, maps, other
-dataclasses, any JSON value, or None.
+dataclasses, bytes in base64, any JSON value, or None.
 """
 
 from __future__ import annotations
 
 import types
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, field, fields, is_dataclass
@@ -138,6 +139,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return _time(value, where)
     if hint is Decimal:
         return _money(value, where)
+    if hint is bytes:
+        return _bytes(value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(_of(int, value, where))
     return _of(hint, value, where)
@@ -223,6 +226,13 @@ def _money(value: Any, where: str) -> Decimal:
     raise _Misfit((where, "must be an amount of US dollars, for example 0.5"))
 
 
+def _bytes(value: Any, where: str) -> bytes:
+    with suppress(ValueError):  # said below
+        if isinstance(value, str):
+            return b64decode(value, validate=True)
+    raise _Misfit((where, "must be base64"))
+
+
 def _read_texts(hint: Any, texts: list[str], where: str) -> Any:
     """Returns a value from the texts of one parameter."""
     hint, _ = _without_none(hint)
@@ -262,6 +272,7 @@ _PLAIN: Final[dict[Any, dict[str, Any]]] = {
     float: {"type": "number"},
     Decimal: {"type": "number"},
     datetime: {"type": "string", "format": "date-time"},
+    bytes: {"type": "string", "contentEncoding": "base64"},
     Any: {},
 }
 

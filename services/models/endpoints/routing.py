@@ -363,4 +363,8 @@ def _caller(call: LimitedCall) -> LineCaller:
 
 
 def _size(call: LimitedCall) -> CallSize:
-    return CallSize(-(-call.input_bytes // BYTES_PER_TOKEN), call.max_output_tokens, is_repeated=not call.is_new)
+    return CallSize(
+        -(-(call.input_bytes - call.image_bytes) // BYTES_PER_TOKEN),
+        call.max_output_tokens,
+        is_repeated=not call.is_new,
+    )

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import islice
 from typing import Final
 
+from services.tools.output import OutputStore
 from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailure, define, past_return
 from services.tools.workspace.bounds import Bounds, reporting_full_disk
 from services.tools.workspace.directories import (
@@ -22,6 +23,7 @@ from services.tools.workspace.directories import (
     write_file,
 )
 from services.tools.workspace.removal import empty_some, remove_some_of
+from tenure.domain.images import BEGINNINGS, MAX_IMAGE_BYTES, NotAnImage
 from tenure.domain.tools import EffectClass
 
 _OUTPUT_LIMIT_BYTES: Final = 64 * 1024
@@ -50,7 +52,8 @@ def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
                 "read_file",
                 EffectClass.PURE,
                 f"Read a text file of the workspace, at most {_OUTPUT_LIMIT_BYTES // 1024} KiB at once. "
-                "Read a longer file in parts: `limit` bytes from `offset`.",
+                "Read a longer file in parts: `limit` bytes from `offset`. "
+                "Shows a PNG, JPEG, GIF or WebP image, if you can see images.",
                 {"path": _PATH, "offset": _OFFSET, "limit": _LIMIT},
                 required=("path",),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
@@ -93,8 +96,9 @@ def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
 class _Files:
     def __init__(self, workspaces: Workspaces, bounds: Bounds) -> None:
         self._workspaces, self._bounds = workspaces, bounds
+        self._outputs = OutputStore(workspaces, bounds)
 
-    def in_thread(self, work: Callable[[int, CallContext, Arguments], str]) -> RunTool:
+    def in_thread(self, work: Callable[[int, CallContext, Arguments], str | ToolAnswer]) -> RunTool:
         """Returns a tool function that runs `work` on the opened workspace, in a thread. The model reads an OSError."""
 
         def blocking(context: CallContext, arguments: Arguments) -> ToolAnswer:
@@ -103,14 +107,15 @@ class _Files:
                 reporting_full_disk(),
                 self._workspaces.opened(context.tenant, context.task_id) as workspace,
             ):
-                return ToolAnswer(work(workspace, context, arguments))
+                answer = work(workspace, context, arguments)
+                return ToolAnswer(answer) if isinstance(answer, str) else answer
 
         async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
             return await past_return(asyncio.to_thread(blocking, context, arguments))
 
         return run
 
-    def read(self, workspace: int, context: CallContext, arguments: Arguments) -> str:
+    def read(self, workspace: int, context: CallContext, arguments: Arguments) -> str | ToolAnswer:
         directories, name = _file_path(arguments["path"])
         # An integer in JSON Schema may be written as 1.0 or 1e3, which Python parses as a float.
         offset, limit = int(arguments.get("offset", 0)), int(arguments.get("limit", _OUTPUT_LIMIT_BYTES))
@@ -118,6 +123,9 @@ class _Files:
             descriptor = open_to_read(name, directory)
             with os.fdopen(descriptor, "rb") as file:
                 size = os.fstat(descriptor).st_size
+                if not offset and size <= MAX_IMAGE_BYTES and file.peek(8).startswith(BEGINNINGS):
+                    with suppress(NotAnImage):
+                        return self._image(file.read(), context)
                 file.seek(offset)
                 part = file.read(min(limit, context.output_limit_bytes - _NOTE_BYTES))
         if offset + len(part) >= size:
@@ -126,6 +134,12 @@ class _Files:
         end = offset + len(part)
         note = f"[bytes {offset} to {end} of {size}; continue with offset {end}]"
         return f"{part.decode('utf-8', errors='replace')}\n{note}"
+
+    def _image(self, content: bytes, context: CallContext) -> ToolAnswer:
+        """Returns an image with a copy of its own: the agent may write the file again. Raises NotAnImage."""
+        image = self._outputs.keep_image(content, context.tenant, context.task_id, context.call_id)
+        what = f"image ({image.media_type}), {len(content)} bytes, {image.width} x {image.height} pixels"
+        return ToolAnswer(f"[{what}: kept in the workspace's file {image.kept.path}]", images=(image,))
 
     def write(self, workspace: int, context: CallContext, arguments: Arguments) -> str:
         directories, name = _file_path(arguments["path"])

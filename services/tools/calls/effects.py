@@ -192,6 +192,7 @@ class ToolEffect:
             call_attempt=self._run.call_attempt,
             usage=self._run.usage,
             output=answer.output,
+            images=answer.images,
         )
 
 

@@ -1,4 +1,5 @@
-"""Copies a workspace for a fork. Under the fork's name the copy is either complete or absent.
+"""Makes the workspace of a future task: copies another one for a fork, or puts the files of a submit into it. Under the
+task's name it is either complete or absent.
 
 The copy is made under a name that no task has, is written to disk, and is then renamed. The sweep of workspaces removes
 the rest of a copy whose process died. The source is only read. Its programs may be writing meanwhile, so a file that is
@@ -13,7 +14,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,10 @@ from uuid import uuid4
 
 from services.tools.workspace.beneath import DIRECTORY, FILE, open_beneath, walk
 from services.tools.workspace.bounds import DISK_FULL, Bounds
-from services.tools.workspace.directories import TEMPORARY, Workspaces, closing_after
+from services.tools.workspace.directories import TEMPORARY, Workspaces, closing_after, entered, write_file
 from services.tools.workspace.removal import remove_some
 from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.images import submitted_file
 
 # Copies the content of one file: the files share blocks where the filesystem supports it, and holes remain holes.
 
@@ -132,6 +134,36 @@ def copy_workspace(
             finally:
                 _remove(root / tenant / name)
     return CopiedFiles()
+
+
+def put_files(
+    workspaces: Workspaces, root: Path, tenant: str, task_id: str, files: Mapping[str, bytes], bounds: Bounds
+) -> None:
+    """Puts files into a task's workspace, unless it is there. Images are also kept under their digests. Blocks.
+
+    Raises WrongState (WORKSPACE_LIMIT), Unavailable (STORAGE_FULL), and leaves no files then.
+    """
+    images = (submitted_file(path, content).image for path, content in files.items())
+    kept = {image.kept.path: content for image, content in zip(images, files.values(), strict=True) if image}
+    content_bytes = sum(map(len, files.values())) + sum(map(len, kept.values()))
+    if content_bytes > bounds.max_bytes:
+        raise WrongState(f"the files and copies of images have {content_bytes} bytes", reason="WORKSPACE_LIMIT")
+    with _reporting_errors(), workspaces.tenant_opened(tenant, make=True) as parent:
+        if _is_there(task_id, parent):
+            return
+        name = f"{UNFINISHED}{task_id}-{uuid4().hex}"
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+            with closing_after(open_beneath((name,), DIRECTORY, parent)) as target:
+                for path, content in {**files, **kept}.items():
+                    *above, last = path.split("/")
+                    with entered(target, tuple(above), make=True) as directory:
+                        write_file(last, content, directory, target, temporary=f"{TEMPORARY}put")
+                os.fchmod(target, 0o755)
+                _write_to_disk(target)
+            _put_in_place(name, task_id, parent)
+        finally:
+            _remove(root / tenant / name)
 
 
 def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event) -> CopiedFiles:

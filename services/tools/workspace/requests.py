@@ -6,21 +6,21 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.tools.sandbox.workspace import NOTHING, Usage, measure
 from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
-from services.tools.workspace.copying import CopiedFiles, CopyStopped, copy_workspace
+from services.tools.workspace.copying import CopiedFiles, CopyStopped, copy_workspace, put_files
 from services.tools.workspace.directories import Workspaces, split_path
 from services.tools.workspace.kept import ContentPart, keep_part, read_part
 from services.tools.workspace.reading import (
@@ -147,18 +147,10 @@ class FileRequests:
 
     async def copy(self, tenant: str, from_task_id: str, task_id: str) -> CopiedFiles | None:
         """Copies a workspace as `copy_workspace` does. Stops when the caller goes away. Also raises LimitReached."""
-        if self._copies >= MAX_COPIES:
-            raise LimitReached(
-                "too many workspaces are being copied", reason="TOO_MANY_COPIES", retry_after_seconds=2.0
-            )
-        self._copies += 1
         stopped = Event()
-
-        def work() -> CopiedFiles | None:
-            return copy_workspace(self._workspaces, self._root, tenant, from_task_id, task_id, self.bounds, stopped)
-
-        copying = asyncio.get_running_loop().run_in_executor(self._copying, work)
-        copying.add_done_callback(self._copied)
+        copying = self._begin_copying(
+            partial(copy_workspace, self._workspaces, self._root, tenant, from_task_id, task_id, self.bounds, stopped)
+        )
         try:
             copied = await asyncio.shield(copying)
         except asyncio.CancelledError:
@@ -167,7 +159,22 @@ class FileRequests:
         await failpoint("tools.after_copy")
         return copied
 
-    def _copied(self, copying: asyncio.Future[CopiedFiles | None]) -> None:
+    async def put(self, tenant: str, task_id: str, files: Mapping[str, bytes]) -> None:
+        """Puts files into a future task's workspace as `put_files` does. Also raises LimitReached."""
+        putting = partial(put_files, self._workspaces, self._root, tenant, task_id, files, self.bounds)
+        await asyncio.shield(self._begin_copying(putting))
+
+    def _begin_copying(self, work: Callable[[], _Result]) -> asyncio.Future[_Result]:
+        if self._copies >= MAX_COPIES:
+            raise LimitReached(
+                "too many workspaces are being copied", reason="TOO_MANY_COPIES", retry_after_seconds=2.0
+            )
+        self._copies += 1
+        copying = asyncio.get_running_loop().run_in_executor(self._copying, work)
+        copying.add_done_callback(self._copied)
+        return copying
+
+    def _copied(self, copying: asyncio.Future[Any]) -> None:
         self._copies -= 1
         if (
             not copying.cancelled()

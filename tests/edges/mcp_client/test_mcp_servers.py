@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from base64 import b64encode
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tenure.domain.texts import kept_as
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
 from tests.support.fix_mcp import Configure, McpServers, offered
@@ -19,6 +22,7 @@ from tests.support.fix_tools import (
     StartTools,
     listed_sources,
 )
+from tests.support.images import gif, png
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -83,7 +87,7 @@ async def test_every_kind_of_answer_over_either_transport(
                 owner, f"{step}.3", f"{server}__trigger-long-running-operation", duration=0.4, steps=2
             )
 
-            kept = re.search(r"kept in the workspace's file (outputs/[^\]]*\.png)", image.content)
+            kept = re.search(r"kept in the workspace's file (outputs/[^\]]*)\]", image.content)
             assert kept is not None
             assert (outside.workspace(owner) / kept[1]).read_bytes().startswith(b"\x89PNG")
             assert "temperature" in weather.content
@@ -133,3 +137,32 @@ async def test_a_program_has_its_configured_environment_and_tools(
     assert looked["cwd"] == str(tmp_path / "here")
     assert json.loads(wanted.content)["code"] < 0  # no model of ours for a server
     assert refused.status is OutcomeStatus.INVALID_ARGUMENTS
+
+
+def part(content: bytes, kind: str = "image/png") -> dict[str, Any]:
+    return {"type": "image", "data": b64encode(content).decode(), "mimeType": kind}
+
+
+async def test_images_of_a_tool_are_recorded_as_references(
+    tool_service: StartTools, grants: Grants, outside: Outside, mcp_servers: McpServers, tools_config: Configure
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted())
+    tools, owner = await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__parts")
+    picture, other, bomb = png(64, 48), gif(7, 5), png(100_000, 10_000)
+    parts = [part(picture), part(other, "image/png"), part(picture), part(picture[:-1]), part(bomb), part(b"no image")]
+
+    outcome = await tools.outcome(owner, "1.0", "odd__parts", parts=parts)
+
+    kept = [(image.kept, image.media_type, image.width, image.height) for image in outcome.images]
+    one, two = kept_as(picture), kept_as(other)
+    assert kept == [(one, "image/png", 64, 48), (two, "image/gif", 7, 5), (one, "image/png", 64, 48)]
+    lines = outcome.content.splitlines()
+    assert lines[0] == f"[image (image/png), {len(picture)} bytes: kept in the workspace's file {one.path}]"
+    assert lines[3].endswith("not shown: it is a PNG image that is damaged or ends too soon]")
+    assert lines[4].endswith("not shown: it has 100000 x 10000 pixels, and models take 8000 a side]")
+    assert lines[5].endswith("not shown: it is not a PNG, JPEG, GIF or WebP image]")
+    files = sorted(path.name for path in (outside.workspace(owner) / "outputs").iterdir())
+    assert len(files) == 5
+    assert (outside.workspace(owner) / one.path).read_bytes() == picture
+    assert await tools.outcome(owner, "1.0", "odd__parts", parts=parts) == outcome, "the record has the references"

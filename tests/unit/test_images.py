@@ -1,0 +1,276 @@
+"""Which bytes are an image that a model may be shown, what it costs, and which models see it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.domain.budget import TokenUsage
+from tenure.domain.conversation import IMAGE_BYTES, result_of
+from tenure.domain.entries import (
+    AssistantMessage,
+    Compaction,
+    Entry,
+    ModelAttempt,
+    ModelFailure,
+    Submitted,
+    Summary,
+    ToolIntent,
+)
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.fold import ResumePoint
+from tenure.domain.images import (
+    MAX_FILES_BYTES,
+    MAX_IMAGE_BYTES,
+    MAX_SHOWN,
+    MAX_SHOWN_BYTES,
+    MAX_SIDE,
+    Image,
+    NotAnImage,
+    image_block,
+    image_tokens,
+    images_in,
+    left_out,
+    problems_of_files,
+    read_header,
+    sees_images,
+    submitted_file,
+    with_parts,
+)
+from tenure.domain.task import InputFile, TaskSpec
+from tenure.domain.texts import kept_as
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.sdk import option_values as values
+from tests.support.images import gif, jpeg, png, webp_extended, webp_lossless, webp_lossy
+
+
+@pytest.mark.parametrize(
+    ("make", "media_type"),
+    [
+        (png, "image/png"),
+        (jpeg, "image/jpeg"),
+        (gif, "image/gif"),
+        (webp_lossy, "image/webp"),
+        (webp_lossless, "image/webp"),
+        (webp_extended, "image/webp"),
+    ],
+)
+class TestFormats:
+    @pytest.mark.parametrize("size", [(1, 1), (640, 480), (MAX_SIDE, 3)])
+    def test_the_header_states_type_and_size(
+        self, make: Callable[[int, int], bytes], media_type: str, size: tuple[int, int]
+    ) -> None:
+        assert read_header(make(*size)) == (media_type, *size)
+
+    def test_a_truncated_image_is_not_an_image(self, make: Callable[[int, int], bytes], media_type: str) -> None:
+        content = make(640, 480)
+        for length in range(len(content)):
+            with pytest.raises(NotAnImage):
+                read_header(content[:length])
+        assert read_header(content).media_type == media_type
+
+    def test_a_side_that_is_too_long_is_refused(self, make: Callable[[int, int], bytes], media_type: str) -> None:
+        del media_type
+        with pytest.raises(NotAnImage, match="8001 x 1 pixels, and models take 8000 a side"):
+            read_header(make(MAX_SIDE + 1, 1))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"<svg/>", b"\x89PNG", b"BM" + bytes(60), b"%PDF-1.7"])
+def test_other_bytes_are_not_an_image(content: bytes) -> None:
+    with pytest.raises(NotAnImage, match="not a PNG, JPEG, GIF or WebP"):
+        read_header(content)
+
+
+def test_hostile_headers_are_refused() -> None:
+    with pytest.raises(NotAnImage, match="pixels"):
+        read_header(png(100_000, 10_000))  # 10^9 pixels
+    with pytest.raises(NotAnImage, match="no pixels"):
+        read_header(png(0, 480))
+    with pytest.raises(NotAnImage, match="damaged"):
+        read_header(png(640, 480).replace(struct.pack(">I", 640), struct.pack(">I", 641)))  # the checksum differs
+    with pytest.raises(NotAnImage, match="damaged"):
+        read_header(png(4, 4)[:8] + struct.pack(">I4s", 0xFFFF_FFFF, b"IDAT") + bytes(40))  # a chunk longer than all
+    with pytest.raises(NotAnImage, match="damaged"):
+        read_header(b"\xff\xd8\xff\xe0\x00\x00" * 10)  # segments of no length
+    with pytest.raises(NotAnImage, match=f"models take {MAX_IMAGE_BYTES}"):
+        read_header(png(640, 480) + bytes(MAX_IMAGE_BYTES))
+
+
+def test_a_png_without_pixels_is_damaged() -> None:
+    whole = png(4, 4)
+    start = whole.index(b"IDAT") - 4
+    end = start + 12 + struct.unpack_from(">I", whole, start)[0]
+    with pytest.raises(NotAnImage):
+        read_header(whole[:start] + whole[end:])
+    assert zlib.decompress(whole[start + 8 : end - 4])
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "tokens"),
+    [
+        ("claude-sonnet-4-5", (1092, 1092), 1590),  # the provider's own examples: about 1,590 and 54
+        ("claude-sonnet-4-5", (200, 200), 64),
+        ("claude-opus-4-8", (8000, 8000), 4784),
+        ("claude-opus-4-8", (8000, 1), 286),
+        ("openai/gpt-4o", (1024, 1024), 2520),  # 1,024 patches, dearer than 85 + 4 · 170 = 765
+        ("openai/gpt-4o-mini", (1024, 1024), 25501),
+        ("openai/gpt-5", (64, 64), 255),
+    ],
+)
+def test_an_image_costs_its_pixels(model: str, size: tuple[int, int], tokens: int) -> None:
+    assert image_tokens(model, *size) == tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "sees"),
+    [
+        ("claude-opus-4-8", True),
+        ("claude-2.1", False),
+        ("openai/gpt-5-mini", True),
+        ("openai/o3-mini", False),
+        ("openai/gpt-3.5-turbo", False),
+        ("openai/llama3", False),
+        ("openai/qwen2.5-vl:7b", True),
+        ("openai/google/gemini-2.5-pro", True),
+        ("openai/anthropic/claude-sonnet-4-5", True),
+    ],
+)
+def test_a_model_sees_images_if_it_is_known_to(model: str, sees: bool) -> None:
+    assert sees_images(model) is sees
+
+
+def test_the_first_pattern_decides_about_a_model() -> None:
+    own = ("!openai/llama3-text", "openai/llama*", "!claude-*")
+    assert sees_images("openai/llama3", own)
+    assert not sees_images("openai/llama3-text", own)
+    assert not sees_images("claude-opus-4-8", own)
+    assert sees_images("openai/gpt-5", own)
+
+
+def image(name: str = "a", size_bytes: int = 100) -> Image:
+    kept = kept_as(name.encode())
+    return Image(type(kept)(kept.path, kept.digest, size_bytes), "image/png", 64, 48)
+
+
+def outcome_block(*images: Image, status: OutcomeStatus = OutcomeStatus.SUCCEEDED) -> Any:
+    intent = ToolIntent("1.0", "toolu_1", "screen", "{}")
+    return result_of(intent, Outcome(status, "[image: kept in a file]", images=images))
+
+
+def test_the_conversation_has_a_reference_and_no_bytes() -> None:
+    block = outcome_block(image()).block
+    source = {**image_block(image())["source"]}
+    assert block["content"] == [
+        {"type": "text", "text": "[image: kept in a file]"},
+        {"type": "image", "source": source},
+    ]
+    assert source["path"] == image().kept.path
+
+
+def test_the_result_of_a_failed_call_has_no_images() -> None:
+    block = outcome_block(image(), status=OutcomeStatus.FAILED).block
+    assert block["content"] == "[image: kept in a file]"
+
+
+def test_clearing_a_result_saves_its_images() -> None:
+    assert outcome_block(image(), image("b")).saved_bytes > 2 * IMAGE_BYTES - 100
+    assert outcome_block().saved_bytes < 0
+
+
+def test_the_oldest_of_too_many_images_are_left_out() -> None:
+    many = [image_block(image(str(n)))["source"] for n in range(MAX_SHOWN + 3)]
+    assert left_out(many) == 3
+    assert left_out(many[:MAX_SHOWN]) == 0
+    large = [image_block(image(str(n), MAX_IMAGE_BYTES))["source"] for n in range(6)]
+    assert left_out(large) == 6 - MAX_SHOWN_BYTES // MAX_IMAGE_BYTES
+
+
+def test_parts_replace_images_in_their_order() -> None:
+    own = {"role": "user", "content": [{"type": "text", "text": "See"}, image_block(image("own"))]}
+    text_only = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+    results = {"role": "user", "content": [outcome_block(image("b"), image("c")).block]}
+    messages = [own, text_only, results]
+    assert [source["digest"] for source in images_in(messages)] == [
+        kept_as(n.encode()).digest for n in ("own", "b", "c")
+    ]
+    parts = [{"type": "image", "source": 1}, None, {"type": "text", "text": "gone"}]
+    first, second, third = with_parts(messages, parts)
+    assert first["content"][1] == parts[0]
+    assert second is text_only
+    assert third["content"][0]["content"] == [{"type": "text", "text": "[image: kept in a file]"}, parts[2]]
+    assert own["content"][1] == image_block(image("own")), "the ledger's history was changed"
+
+
+def problems(*files: tuple[str, int]) -> list[tuple[int, str]]:
+    return [(index, why.partition(" ")[2]) for index, why in problems_of_files(files)]
+
+
+def test_files_of_a_submit_have_plain_paths() -> None:
+    assert problems(("a", 1), ("b/c.png", 2), ("b/d", 0), ("Grüße.txt", 1)) == []
+    plain = "must be a relative path of at most 8 plain names"
+    for path in ("", ".", "..", "/a", "a/", "a//b", "a/../b", "a\0", "a\n", ".tenure-x", "a/" * 8 + "b", "x" * 201):
+        assert problems((path, 1)) == [(0, plain)]
+    another = "is the path of another file, too, or within one"
+    assert problems(("a", 1), ("a", 1), ("a/b", 1)) == [(1, another), (2, another)]
+    assert problems(("a/b", 1), ("a", 1)) == [(1, another)]
+    assert [index for index, _ in problems(("a", MAX_FILES_BYTES), ("b", 0), ("c", 1))] == [2]
+
+
+FILES = (submitted_file("photo.png", png(64, 48)), submitted_file("facts.txt", b"true"))
+
+
+def test_the_first_message_has_goal_files_and_images() -> None:
+    point = ResumePoint()
+    point.apply(Entry(1, 0, Submitted(TaskSpec("Look."), files=FILES)))
+    named = f"photo.png ({FILES[0].size_bytes} bytes, image/png, 64 x 48 pixels)"
+    texts = [
+        "Look.",
+        f"Files in the workspace, which came with this message:\n- {named}\n- facts.txt (4 bytes)",
+    ]
+    [photo] = [file.image for file in FILES if file.image]
+    content = [*({"type": "text", "text": text} for text in texts), image_block(photo)]
+    assert point.pending_content == content
+    point.apply(Entry(2, 1, ModelAttempt(1, "m", 10, 10, 20)))
+    assert point.messages == [{"role": "user", "content": content}]
+    assert point.pending_content == []
+    point.apply(Entry(3, 1, AssistantMessage(1, ({"type": "text", "text": "I see."},), "end_turn", TokenUsage())))
+    point.apply(Entry(4, 1, Compaction(Summary(1, "It looked."))))
+    [head] = point.messages
+    assert [block.get("text") for block in head["content"]][:2] == texts
+    assert head["content"][-1] == image_block(photo), "a summary does not replace what came with the goal"
+
+
+def test_a_submit_reads_a_path_and_refuses_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"true")
+    [read, given] = values.files("files", [path, InputFile("b", b"1")])
+    assert (read.path, read.content, given.path, given.content) == ("a.txt", b"true", "b", b"1")
+    for wrong in (
+        str(path),
+        [str(path)],
+        [tmp_path / "none"],
+        [tmp_path],
+        [InputFile("a", bytes(MAX_FILES_BYTES + 1))],
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            values.files("files", wrong)  # type: ignore[arg-type]
+        assert refused.value.violations[0].field == "files"
+
+
+def test_a_refusal_of_images_hides_them_once() -> None:
+    point = ResumePoint()
+    point.apply(Entry(1, 0, Submitted(TaskSpec("Look."), files=FILES)))
+    refusal = ModelFailure(1, "INVALID_REQUEST", "messages.0: Could not process image", retryable=False)
+    other = ModelFailure(1, "INVALID_REQUEST", "max_tokens: too large", retryable=False)
+    point.apply(Entry(2, 1, ModelAttempt(1, "m", 10, 10, 20)))
+    assert not point.is_refusal_of_images(other)
+    point.apply(Entry(3, 1, refusal))
+    assert (point.failures, point.refused_images) == ([], {FILES[0].digest})
+    point.apply(Entry(4, 1, ModelAttempt(2, "m", 10, 10, 20)))
+    point.apply(Entry(5, 1, refusal))
+    assert point.failures == [refusal], "there is nothing left to hide"
