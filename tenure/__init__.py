@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         BudgetPolicy,
         InDoubtPolicy,
         LeaseLostPolicy,
+        NoProgressPolicy,
         Priority,
         Source,
         SourceKind,
@@ -108,7 +109,8 @@ _MODULES: Final = {
     "tenure.domain.retry": "RetryPolicy",
     "tenure.domain.states": "TaskState",
     "tenure.domain.task": (
-        "Priority Source SourceKind TaskPolicy BudgetPolicy InDoubtPolicy LeaseLostPolicy SubAgentLimits"
+        "Priority Source SourceKind TaskPolicy BudgetPolicy InDoubtPolicy LeaseLostPolicy NoProgressPolicy "
+        "SubAgentLimits"
     ),
     "tenure.domain.timeouts": "Timeouts PhaseTimeout TimeoutAction",
     "tenure.domain.tools": "EffectClass OutcomeStatus ToolDefinition",
@@ -145,6 +147,7 @@ __all__ = [
     "LiveTextEvent",
     "ModelAttemptEvent",
     "ModelFailureEvent",
+    "NoProgressPolicy",
     "NotFound",
     "OtherEvent",
     "OutOfRange",

@@ -260,6 +260,7 @@ _HEADLINES: Final[Mapping[int, str]] = {
     task_pb2.WAIT_KIND_TOOL_APPROVAL: "Approval of a tool call needed",
     task_pb2.WAIT_KIND_BUDGET: "More budget requested",
     task_pb2.WAIT_KIND_OPERATOR: "The task waits for you",
+    task_pb2.WAIT_KIND_NO_PROGRESS: "The agent repeats itself",
 }
 
 

@@ -187,6 +187,7 @@ _WAITS: Final = {
     "SUB_AGENTS": "Waiting for sub-agents",
     "BUDGET": "More budget requested",
     "OPERATOR": "An operator lets the task wait",
+    "NO_PROGRESS": "The agent repeats itself",
 }
 _DEADLINES: Final = {
     "WAIT_DEADLINE_POLICY_TIME_OUT": ", then the task times out",
@@ -238,7 +239,7 @@ def _answers(event: _Event, kind: str) -> tuple[str, ...]:
     if not (shows and _WAIT_ID.match(wait_id)) or kind in {"EVENT", "SUB_AGENTS"}:
         return shows
     options = event.texts("data", "task", "wait", "options")
-    if kind == "OPERATOR":
+    if kind in {"OPERATOR", "NO_PROGRESS"}:
         flags = ["--option continue"]
     elif kind == "TOOL_APPROVAL" or set(options) == {"approve", "deny"}:
         flags = ["--approve", "--deny"]

@@ -26,7 +26,7 @@ from tenure.domain.close_out import UNREAD_MESSAGES
 from tenure.domain.compaction import Window
 from tenure.domain.errors import SequenceConflict, WrongState
 from tenure.domain.fold import ResumePoint
-from tenure.domain.next_action import ExecuteTools
+from tenure.domain.next_action import ExecuteTools, with_notes, without_progress
 from tenure.domain.requeue import UNREAD_GRANT
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import BUDGET_WAIT_REASONS, ReleaseReason
@@ -218,6 +218,7 @@ class Loop:
             self._tools.uncommitted = []
         await self._executed(move.step)
         self._clock.stop()
+        self._pending = self._with_notes(self._pending)
         if transition := after_calls(self._point, self._spec.policy, unusual):
             return transition
         for ask in move.asks:
@@ -226,7 +227,11 @@ class Loop:
             if isinstance(wait_or_outcome, Wait):
                 return move_to_wait(wait_or_outcome)
             self._pending.append((move.step, entries.ToolOutcome(ask.call_id, wait_or_outcome)))
-        return None
+        return without_progress(self._point, _outcomes(self._pending))
+
+    def _with_notes(self, pending: Sequence[StepEntry]) -> list[StepEntry]:
+        noted = iter(with_notes(self._point, _outcomes(pending)))
+        return [(step, next(noted) if isinstance(body, entries.ToolOutcome) else body) for step, body in pending]
 
     async def _executed(self, step: int) -> None:
         """Failpoint: what ran in this step has a result that only this worker has."""
@@ -247,3 +252,7 @@ class Loop:
         transition = after_interruption(self._point, self._spec.policy, interrupted)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.WORKER_DRAINED if interrupted.kind is Interruption.DRAIN else ReleaseReason.CLOSED
+
+
+def _outcomes(pending: Sequence[StepEntry]) -> list[entries.ToolOutcome]:
+    return [body for _, body in pending if isinstance(body, entries.ToolOutcome)]

@@ -21,7 +21,8 @@ from tenure.domain.fold import ResumePoint
 from tenure.domain.in_doubt import Resolution
 from tenure.domain.next_action import ExecuteTools, next_action
 from tenure.domain.outputs import FileDigest
-from tenure.domain.replay import CallKey, RecordedRun, call_key, messages_due
+from tenure.domain.progress import CallKey, call_key
+from tenure.domain.replay import RecordedRun, messages_due
 from tenure.domain.tools import Outcome
 from tenure.runtime.rpc.client import TenureChannel
 from tenure.runtime.settings import ConfigurationError

@@ -30,6 +30,7 @@ FOR_PEOPLE = frozenset(
         task_pb2.WAIT_KIND_TOOL_APPROVAL,
         task_pb2.WAIT_KIND_BUDGET,
         task_pb2.WAIT_KIND_OPERATOR,
+        task_pb2.WAIT_KIND_NO_PROGRESS,
     }
 )
 

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES, TIMEOUT
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.domain.budget import NANO_USD
-from tenure.domain.task import Priority
+from tenure.domain.task import NoProgressPolicy, Priority
 from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import OPTIONS, Option, argument_of
@@ -154,6 +154,7 @@ _KINDS: Final[dict[Any, _Kind]] = {
     Money | None: _Kind({"type": DOLLARS}, " For example 0.50.", lambda nano: Decimal(nano) / NANO_USD),
     Seconds | None: _Kind({"type": TIMEOUT}, " For example 10m."),
     datetime | None: _Kind({"type": MOMENT}, " For example 2026-11-23T07:00."),
+    NoProgressPolicy | str | None: _Kind({"type": click.Choice([policy.lower() for policy in NoProgressPolicy])}),
     Priority | str | None: _Kind({"type": click.Choice([tier.name.lower() for tier in Priority])}),
     Mapping[str, str] | None: _Kind({"type": LABEL, "multiple": True}, " Written key=value; may be repeated.", dict),
 }

@@ -6,7 +6,6 @@ in another order. A person's message is read at the step at which the recorded r
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from tenure.domain.entries import (
 )
 from tenure.domain.fold import ResumePoint, text_of_approval
 from tenure.domain.next_action import CallModel, NextAction
+from tenure.domain.progress import CallKey, call_key
 from tenure.domain.states import TERMINAL
 from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus
 
@@ -35,18 +35,6 @@ NOT_RECORDED: Final = (
     "not executed."
 )
 _SHOWN_CHARACTERS: Final = 200
-
-CallKey = tuple[str, str]
-"""A tool and its arguments, as JSON with sorted keys."""
-
-
-def call_key(intent: ToolIntent) -> CallKey:
-    """Returns what two equal calls have in common."""
-    try:
-        arguments = json.dumps(json.loads(intent.arguments_json or "{}"), sort_keys=True, ensure_ascii=False)
-    except ValueError:
-        arguments = intent.arguments_json
-    return intent.tool, arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ _REASONS: Final = {
     WaitKind.SUB_AGENTS: Reason.SUB_AGENTS_AWAITED,
     WaitKind.BUDGET: Reason.BUDGET_REQUESTED,
     WaitKind.OPERATOR: Reason.OPERATOR_WAIT,
+    WaitKind.NO_PROGRESS: Reason.NO_PROGRESS,
 }
 
 

@@ -44,7 +44,7 @@ EDIT: Final = "edit"
 TOOL_DECISIONS: Final = (ALLOW, DENY, EDIT)
 APPROVE: Final = "approve"
 CONTINUE: Final = "continue"
-"""The only decision of an operator's wait."""
+"""The only decision of an operator's wait, and of a wait without progress."""
 DEFAULT_OPTIONS: Final = (APPROVE, DENY)
 
 
@@ -58,9 +58,10 @@ class WaitKind(StrEnum):
     SUB_AGENTS = "SUB_AGENTS"
     BUDGET = "BUDGET"
     OPERATOR = "OPERATOR"
+    NO_PROGRESS = "NO_PROGRESS"
 
 
-WITHOUT_CALL: Final = frozenset({WaitKind.BUDGET, WaitKind.OPERATOR})
+WITHOUT_CALL: Final = frozenset({WaitKind.BUDGET, WaitKind.OPERATOR, WaitKind.NO_PROGRESS})
 """The kinds of waits that belong to no call: `call_id` is empty."""
 
 

@@ -34,7 +34,7 @@ def approval(wait: TaskWait, arguments: Mapping[str, Any] | None) -> WaitReply:
         raise invalid_argument("arguments", f"must be None: a wait of kind {wait.kind} has no call to edit")
     if wait.kind is WaitKind.BUDGET:
         return WaitReply(APPROVE)
-    if wait.kind is WaitKind.OPERATOR:
+    if wait.kind in {WaitKind.OPERATOR, WaitKind.NO_PROGRESS}:
         return WaitReply(wait.options[0])
     return WaitReply(_option(wait, APPROVE))
 

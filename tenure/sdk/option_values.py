@@ -13,10 +13,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
-from tenure.domain.task import Priority, Source, TaskPolicy
+from tenure.domain.task import NoProgressPolicy, Priority, Source, TaskPolicy
 from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.v1 import task_pb2
-from tenure.wire.common import PRIORITIES, SOURCES, duration, timestamp
+from tenure.wire.common import NO_PROGRESS, PRIORITIES, SOURCES, duration, timestamp
 from tenure.wire.task import policy_to_wire
 
 T = TypeVar("T")
@@ -75,6 +75,14 @@ def priority(argument: str, given: Priority | str) -> task_pb2.Priority.ValueTyp
         return PRIORITIES.to_wire(Priority[str(getattr(given, "name", given)).upper()])
     except KeyError:
         message = f"must be one of {', '.join(member.name for member in Priority)}, not {given!r}"
+        raise invalid_argument(argument, message) from None
+
+
+def no_progress(argument: str, given: NoProgressPolicy | str) -> task_pb2.NoProgressPolicy.ValueType:
+    try:
+        return NO_PROGRESS.to_wire(NoProgressPolicy[str(getattr(given, "name", given)).upper()])
+    except KeyError:
+        message = f"must be one of {', '.join(NoProgressPolicy)}, not {given!r}"
         raise invalid_argument(argument, message) from None
 
 

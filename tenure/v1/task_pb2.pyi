@@ -243,6 +243,43 @@ BUDGET_POLICY_ASK: BudgetPolicy.ValueType  # 2
 After a refusal, and at the wait's deadline, it ends as with END. Sub-agents have the policy of their parent.
 """
 
+class _NoProgressPolicy:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NoProgressPolicyEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_NoProgressPolicy.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    NO_PROGRESS_POLICY_UNSPECIFIED: _NoProgressPolicy.ValueType  # 0
+    """Taken as END."""
+    NO_PROGRESS_POLICY_END: _NoProgressPolicy.ValueType  # 1
+    """The model reads it once, in the outcome of the call. If it goes on, the task ends as FAILED, reason NO_PROGRESS."""
+    NO_PROGRESS_POLICY_ASK: _NoProgressPolicy.ValueType  # 2
+    """The model reads it once. If it goes on, the task waits (WAITING_USER, reason NO_PROGRESS) for a person, see
+    WAIT_KIND_NO_PROGRESS.
+    """
+    NO_PROGRESS_POLICY_TELL: _NoProgressPolicy.ValueType  # 3
+    """The model reads it once, and the task goes on."""
+    NO_PROGRESS_POLICY_IGNORE: _NoProgressPolicy.ValueType  # 4
+    """Nothing happens."""
+
+class NoProgressPolicy(_NoProgressPolicy, metaclass=_NoProgressPolicyEnumTypeWrapper):
+    """What happens to a task whose agent repeats itself: whose steps make the same calls again, with the same outcomes. A call
+    that fails in the same way counts sooner than one that succeeds; see docs/agent_loop.md.
+    """
+
+NO_PROGRESS_POLICY_UNSPECIFIED: NoProgressPolicy.ValueType  # 0
+"""Taken as END."""
+NO_PROGRESS_POLICY_END: NoProgressPolicy.ValueType  # 1
+"""The model reads it once, in the outcome of the call. If it goes on, the task ends as FAILED, reason NO_PROGRESS."""
+NO_PROGRESS_POLICY_ASK: NoProgressPolicy.ValueType  # 2
+"""The model reads it once. If it goes on, the task waits (WAITING_USER, reason NO_PROGRESS) for a person, see
+WAIT_KIND_NO_PROGRESS.
+"""
+NO_PROGRESS_POLICY_TELL: NoProgressPolicy.ValueType  # 3
+"""The model reads it once, and the task goes on."""
+NO_PROGRESS_POLICY_IGNORE: NoProgressPolicy.ValueType  # 4
+"""Nothing happens."""
+
 class _Jitter:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -336,6 +373,10 @@ class _WaitKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WaitKind.Valu
     is "approve", with the granted amounts, or "deny". A grant that raises the budget of the root in another way
     answers the wait too, once the next model call fits. The context is the agent's last text.
     """
+    WAIT_KIND_NO_PROGRESS: _WaitKind.ValueType  # 8
+    """The agent repeats itself, and the task asks a person whether it may go on (TaskPolicy.on_no_progress). No call waits.
+    The decision "continue" ends the wait; the agent reads its comment.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """The kind of wait."""
@@ -358,6 +399,10 @@ WAIT_KIND_BUDGET: WaitKind.ValueType  # 7
 """The task reached a cap of its budget and asks a person for more (TaskPolicy.on_budget). No call waits. The answer
 is "approve", with the granted amounts, or "deny". A grant that raises the budget of the root in another way
 answers the wait too, once the next model call fits. The context is the agent's last text.
+"""
+WAIT_KIND_NO_PROGRESS: WaitKind.ValueType  # 8
+"""The agent repeats itself, and the task asks a person whether it may go on (TaskPolicy.on_no_progress). No call waits.
+The decision "continue" ends the wait; the agent reads its comment.
 """
 
 class _WaitDeadlinePolicy:
@@ -1015,6 +1060,7 @@ class TaskPolicy(message.Message):
     ON_BUDGET_FIELD_NUMBER: builtins.int
     LEASE_TTL_FIELD_NUMBER: builtins.int
     APPROVERS_FIELD_NUMBER: builtins.int
+    ON_NO_PROGRESS_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """After a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
@@ -1025,6 +1071,8 @@ class TaskPolicy(message.Message):
     """
     on_budget: BudgetPolicy.ValueType
     """At a cap of the budget, in tokens or in money."""
+    on_no_progress: NoProgressPolicy.ValueType
+    """When steps bring nothing new."""
     @builtins.property
     def retry(self) -> RetryPolicy:
         """After model calls that keep failing, and after phases that exceed their timeouts."""
@@ -1070,10 +1118,11 @@ class TaskPolicy(message.Message):
         on_budget: BudgetPolicy.ValueType = ...,
         lease_ttl: duration_pb2.Duration | None = ...,
         approvers: abc.Iterable[builtins.str] | None = ...,
+        on_no_progress: NoProgressPolicy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "on_no_progress", b"on_no_progress", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_result_corrections: _TypeAlias = typing.Literal["max_result_corrections"]  # noqa: Y015
     _WhichOneofArgType__max_result_corrections: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections"]  # noqa: Y015

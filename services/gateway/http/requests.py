@@ -16,7 +16,7 @@ from services.gateway.http.shapes import given
 from tenure.domain.audit import Decision
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
-from tenure.domain.task import Priority, Source
+from tenure.domain.task import NoProgressPolicy, Priority, Source
 from tenure.domain.webhooks import DeliveryState
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import OPTIONS, default_of
@@ -44,6 +44,7 @@ _JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
     Iterable[str] | None: (tuple[str, ...] | None, ""),
     Money | None: (Decimal | None, ""),
     Seconds | None: (float | None, ", in seconds"),
+    NoProgressPolicy | str | None: (NoProgressPolicy | None, ""),
     Priority | str | None: (Priority | None, ""),
     Mapping[str, str] | None: (Mapping[str, str], ""),
 }

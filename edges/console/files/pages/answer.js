@@ -7,13 +7,14 @@ import { grantOf } from "../grants.js";
 import { parse, stringify } from "../json.js";
 import { button, changing, dialog, errorText, facts, field, notice, timeMark } from "../ui.js";
 
-const ANSWERABLE = ["APPROVAL", "QUESTION", "TOOL_APPROVAL", "BUDGET", "OPERATOR"];
+const ANSWERABLE = ["APPROVAL", "QUESTION", "TOOL_APPROVAL", "BUDGET", "OPERATOR", "NO_PROGRESS"];
 const HEADINGS = {
   TOOL_APPROVAL: "May the agent make this call?",
   APPROVAL: "The agent asks for approval",
   QUESTION: "The agent asks a question",
   BUDGET: "The task asks for more budget",
   OPERATOR: "An operator lets the task wait",
+  NO_PROGRESS: "The agent repeats itself",
   EVENT: "Waits for an event",
   SUB_AGENTS: "Waits for its sub-agents",
 };
