@@ -227,9 +227,10 @@ def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
         extra_budget_tokens=request.extra_budget_tokens,
         call_digest=request.call_digest,
         extra_budget_nano_usd=request.extra_budget_nano_usd,
+        calls=request.calls,
     )
     if request.WhichOneof("answer") == "reply":
         answer.reply = request.reply
-    else:
+    elif not request.calls:
         answer.decision = request.decision
     return answer

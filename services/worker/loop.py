@@ -32,8 +32,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import BUDGET_WAIT_REASONS, ReleaseReason
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition
-from tenure.domain.waiting_calls import leave_at_cap, move_to_wait, wait_of
-from tenure.domain.waits import Wait
+from tenure.domain.waiting_calls import first_wait, leave_at_cap, move_to_wait
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.retrying import retrying
@@ -221,12 +220,11 @@ class Loop:
         self._pending = self._with_notes(self._pending)
         if transition := after_calls(self._point, self._spec.policy, unusual):
             return transition
-        for ask in move.asks:
-            approve_tools = (*self._spec.agent.approve_tools, *self._own_approvals)
-            wait_or_outcome = wait_of(ask, approve_tools, self._point.allowed_calls)
-            if isinstance(wait_or_outcome, Wait):
-                return move_to_wait(wait_or_outcome)
-            self._pending.append((move.step, entries.ToolOutcome(ask.call_id, wait_or_outcome)))
+        approve_tools = (*self._spec.agent.approve_tools, *self._own_approvals)
+        wait, unfit = first_wait(move.asks, approve_tools, self._point.allowed_calls)
+        self._pending += [(move.step, outcome) for outcome in unfit]
+        if wait is not None:
+            return move_to_wait(wait)
         return without_progress(self._point, _outcomes(self._pending))
 
     def _with_notes(self, pending: Sequence[StepEntry]) -> list[StepEntry]:

@@ -74,10 +74,7 @@ class RecordedTools(ToolsClient):
 
     def messages_due(self, point: ResumePoint) -> list[UserMessage]:
         """Returns the recorded messages that the agent is to read next, and that are not in the replay's ledger yet."""
-        action = next_action(point)
-        intents = [*action.intents, *action.asks] if isinstance(action, ExecuteTools) else []
-        approvals = [self._run.approval_message(intent, self._repeat(intent)) for intent in intents]
-        return messages_due(self._run, point, action, [message for message in approvals if message is not None])
+        return messages_due(self._run, point, next_action(point))
 
     def _repeat(self, intent: ToolIntent) -> int:
         """Returns how often the task made the same call before this one."""

@@ -47,7 +47,7 @@ class JoinModelCall:
 
 @dataclass(frozen=True, slots=True)
 class ExecuteTools:
-    """Execute `intents` in parallel, then begin the wait of the first call in `asks`."""
+    """Execute `intents` in parallel, then begin the first wait of the calls in `asks`."""
 
     step: int
     intents: tuple[ToolIntent, ...]

@@ -529,10 +529,79 @@ class BudgetRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class WaitingCall(message.Message):
+    """A call that needs approval, in a wait for several calls."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    CALL_DIGEST_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """The call."""
+    tool: builtins.str
+    """Its tool."""
+    arguments_json: builtins.str
+    """Its arguments."""
+    call_digest: builtins.str
+    """As Wait.call_digest; set by the ledger."""
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        tool: builtins.str = ...,
+        arguments_json: builtins.str = ...,
+        call_digest: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_digest", b"call_digest", "call_id", b"call_id", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CallDecision(message.Message):
+    """The decision on one call of a WAIT_KIND_TOOL_APPROVAL."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
+    CALL_DIGEST_FIELD_NUMBER: builtins.int
+    COMMENT_FIELD_NUMBER: builtins.int
+    EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """The call; each call at most once."""
+    decision: builtins.str
+    """"allow", "deny" or "edit"."""
+    call_digest: builtins.str
+    """The `call_digest` of the call that the caller decided on. Required, unless the answer has a `shown_digest`."""
+    comment: builtins.str
+    """A comment that is recorded and that the agent reads; at most 4,000 characters."""
+    edited_arguments_json: builtins.str
+    """Only with "edit": the arguments to execute the call with, a JSON object."""
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        decision: builtins.str = ...,
+        call_digest: builtins.str = ...,
+        comment: builtins.str = ...,
+        edited_arguments_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_digest", b"call_digest", "call_id", b"call_id", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Wait(message.Message):
     """A wait: one tool call of the agent that no tool executes. The ledger writes the call's outcome with the answer, in
-    one transaction. Only a call that was allowed or edited stays open; the next owner executes it. Several waiting calls
-    of one step wait one after another, in their order, each in its own wait. A wait of kind BUDGET has no call: its
+    one transaction. Only a call that was allowed or edited stays open; the next owner executes it. Several calls of one
+    step that need approval wait together, see `calls`; other waiting calls of one step wait one after another, in their
+    order, each in its own wait. A wait of kind BUDGET has no call: its
     answer writes no outcome.
     """
 
@@ -559,6 +628,7 @@ class Wait(message.Message):
     STEPS_TAKEN_FIELD_NUMBER: builtins.int
     BUDGET_REQUEST_FIELD_NUMBER: builtins.int
     APPROVERS_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait, unique in its task; set by the ledger."""
     kind: WaitKind.ValueType
@@ -621,6 +691,13 @@ class Wait(message.Message):
         the permission APPROVE, and each holder of an answer link of this wait.
         """
 
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[WaitingCall]:
+        """For a TOOL_APPROVAL of several calls: all of them, in their order. The first is also in `call_id`, `tool` and
+        `arguments_json`. An answer may decide some of them: those that are left wait again, in a new wait, while the allowed
+        ones run. Empty: there is one call.
+        """
+
     def __init__(
         self,
         *,
@@ -645,10 +722,11 @@ class Wait(message.Message):
         steps_taken: builtins.int = ...,
         budget_request: BudgetRequest | None = ...,
         approvers: abc.Iterable[builtins.str] | None = ...,
+        calls: abc.Iterable[WaitingCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "budget_request", b"budget_request", "deadline_time", b"deadline_time", "next_step", b"next_step", "next_step_time", b"next_step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["approvers", b"approvers", "arguments_json", b"arguments_json", "assignee", b"assignee", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "budget_request", b"budget_request", "call_digest", b"call_digest", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "next_step", b"next_step", "next_step_time", b"next_step_time", "options", b"options", "question", b"question", "reference", b"reference", "steps_taken", b"steps_taken", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["approvers", b"approvers", "arguments_json", b"arguments_json", "assignee", b"assignee", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "budget_request", b"budget_request", "call_digest", b"call_digest", "call_id", b"call_id", "calls", b"calls", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "next_step", b"next_step", "next_step_time", b"next_step_time", "options", b"options", "question", b"question", "reference", b"reference", "steps_taken", b"steps_taken", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

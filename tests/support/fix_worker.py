@@ -134,6 +134,10 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "On and on.", "calls": [_append("append_record", "again {{turn}}")], "repeat": 1000},
         {"text": "Never."},
     ],
+    "worker-two-calls": [
+        {"text": "Two.", "calls": [_append("append_record_unsafe", "same"), _append("append_record_unsafe", "same")]},
+        {"text": "{{result.0.0}} | {{result.0.1}}"},
+    ],
     "worker-stuck": _stuck("read_file", path="none.txt"),
     "worker-cut": [
         {"text": "The first part", "stop_reason": "max_tokens"},

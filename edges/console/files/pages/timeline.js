@@ -435,7 +435,7 @@ const detail = (message) => (message ? h("p.detail", message) : null);
 
 function waitDetail(wait) {
   const lines = [];
-  if (wait.tool) lines.push(longText(pretty(wait.arguments)));
+  for (const call of wait.calls.length > 0 ? wait.calls : wait.tool ? [wait] : []) lines.push(longText(pretty(call.arguments)));
   if (wait.question && wait.kind !== "QUESTION" && wait.kind !== "APPROVAL" && wait.kind !== "OPERATOR") lines.push(detail(wait.question));
   return lines;
 }
