@@ -290,7 +290,7 @@ def _choices(decisions: Iterable[str], preselected: str, field: str = "decision"
     if not names:
         return '<label>Answer<textarea name="reply" rows="6" required></textarea></label>'
     return "".join(
-        f'<label><input type="radio" name="{field}" value="{escape(name)}" required'
+        f'<label><input type="radio" name="{field}" value="{escape(name)}"{" required" if field == "decision" else ""}'
         f"{' checked' if name == preselected else ''}> {escape(label_of(name))}</label>"
         for name in names
     )

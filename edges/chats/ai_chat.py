@@ -38,7 +38,7 @@ from tenure.sdk.events import (
     TransitionEvent,
     WaitResolutionEvent,
 )
-from tenure.sdk.task_info import TaskWait, WaitingCall
+from tenure.sdk.task_info import CallToApprove, TaskWait
 from tenure.v1 import task_service_pb2 as api
 
 HEADERS: Final = {"x-vercel-ai-ui-message-stream": "v1"}
@@ -138,7 +138,7 @@ def approval_id(task_id: str, wait: TaskWait) -> str:
     return f"{task_id}/{wait.wait_id}/{wait.call_digest}"
 
 
-def approvals_of(task_id: str, wait: TaskWait) -> list[tuple[str, TaskWait | WaitingCall]]:
+def approvals_of(task_id: str, wait: TaskWait) -> list[tuple[str, TaskWait | CallToApprove]]:
     """Returns the id of the approval of each call of the wait, with the call."""
     if not wait.calls:
         return [(approval_id(task_id, wait), wait)]

@@ -22,9 +22,9 @@ from tenure.domain.waits import (
     MAX_QUESTION_CHARACTERS,
     MAX_REFERENCE_CHARACTERS,
     TOOL_DECISIONS,
+    UndecidedCall,
     Wait,
     WaitDeadlinePolicy,
-    WaitingCall,
     WaitKind,
     default_timeout_seconds,
 )
@@ -111,7 +111,7 @@ def _with_siblings(
         left_bytes -= len(ask.arguments_json.encode())
         if left_bytes < 0 or len(calls) == MAX_WAITING_CALLS:
             break
-        calls.append(WaitingCall(ask.call_id, ask.tool, ask.arguments_json))
+        calls.append(UndecidedCall(ask.call_id, ask.tool, ask.arguments_json))
     if len(calls) == 1:
         return wait
     tools = ", ".join(dict.fromkeys(call.tool for call in calls))

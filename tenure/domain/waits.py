@@ -83,7 +83,7 @@ class WaitAnswerKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingCall:
+class UndecidedCall:
     """A call that needs approval."""
 
     call_id: str
@@ -121,14 +121,14 @@ class Wait:
     elapsed_seconds: float = 0.0
     budget_request: BudgetRequest | None = None
     approvers: tuple[str, ...] = ()
-    calls: tuple[WaitingCall, ...] = ()
+    calls: tuple[UndecidedCall, ...] = ()
 
     @property
-    def all_calls(self) -> tuple[WaitingCall, ...]:
+    def all_calls(self) -> tuple[UndecidedCall, ...]:
         """The calls that wait; none for the kinds in `WITHOUT_CALL`."""
-        return self.calls or ((WaitingCall(self.call_id, self.tool, self.arguments_json),) if self.call_id else ())
+        return self.calls or ((UndecidedCall(self.call_id, self.tool, self.arguments_json),) if self.call_id else ())
 
-    def of_call(self, call: WaitingCall) -> Wait:
+    def of_call(self, call: UndecidedCall) -> Wait:
         """Returns the wait as that of one call."""
         return replace(self, call_id=call.call_id, tool=call.tool, arguments_json=call.arguments_json, calls=())
 

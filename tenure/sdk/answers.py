@@ -9,7 +9,7 @@ from typing import Any
 from tenure.domain.waits import ALLOW, APPROVE, DENY, EDIT, CallDecision, WaitKind
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.option_values import json_text
-from tenure.sdk.task_info import TaskWait, WaitingCall
+from tenure.sdk.task_info import CallToApprove, TaskWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def free_answer(wait: TaskWait, text: str) -> WaitReply:
     raise invalid_argument("answer", f"must be {options}: the wait is of kind {wait.kind}")
 
 
-def _decided(wait: TaskWait, calls: Iterable[str] | None) -> list[WaitingCall]:
+def _decided(wait: TaskWait, calls: Iterable[str] | None) -> list[CallToApprove]:
     """Returns the calls of a wait for several calls that an answer is for. Raises InvalidRequest for an unknown one."""
     known = {call.call_id: call for call in wait.calls}
     wanted = list(known if calls is None else calls)
@@ -76,7 +76,7 @@ def _decided(wait: TaskWait, calls: Iterable[str] | None) -> list[WaitingCall]:
     return [known[call] for call in wanted if call in known]
 
 
-def _decisions(calls: list[WaitingCall], decision: str, edited_arguments_json: str = "") -> WaitReply:
+def _decisions(calls: list[CallToApprove], decision: str, edited_arguments_json: str = "") -> WaitReply:
     return WaitReply(
         calls=tuple(
             CallDecision(call.call_id, decision, call.call_digest, edited_arguments_json=edited_arguments_json)

@@ -16,6 +16,7 @@ from tenure.sdk import events
 from tenure.sdk.errors import ServerFailed
 from tenure.sdk.task_info import (
     BudgetNeed,
+    CallToApprove,
     FunctionCall,
     TaskBudget,
     TaskFile,
@@ -23,7 +24,6 @@ from tenure.sdk.task_info import (
     TaskLimits,
     TaskPage,
     TaskWait,
-    WaitingCall,
 )
 from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -67,7 +67,7 @@ public(FunctionCall, task_pb2.ControlWork, rename={"name": "function"})
 public(TaskLimits, task_pb2.Limits, skip="no_money_cap")
 public(TaskBudget, task_pb2.BudgetStatus)
 public(BudgetNeed, task_pb2.BudgetRequest, skip="budget")
-public(WaitingCall, task_pb2.WaitingCall)
+public(CallToApprove, task_pb2.WaitingCall)
 public(
     TaskWait,
     task_pb2.Wait,

@@ -53,7 +53,7 @@ class BudgetNeed(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingCall(PublicValue):
+class CallToApprove(PublicValue):
     """A call that needs approval, of a wait for several calls."""
 
     call_id: str
@@ -83,7 +83,7 @@ class TaskWait(PublicValue):
     tool: str
     arguments: Any
     call_digest: str
-    calls: tuple[WaitingCall, ...]
+    calls: tuple[CallToApprove, ...]
     correlation_id: str
     assignee: str
     begun_at: datetime | None
