@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         InDoubtPolicy,
         InputFile,
         LeaseLostPolicy,
+        NoProgressPolicy,
         Priority,
         Source,
         SourceKind,
@@ -109,7 +110,8 @@ _MODULES: Final = {
     "tenure.domain.retry": "RetryPolicy",
     "tenure.domain.states": "TaskState",
     "tenure.domain.task": (
-        "Priority Source SourceKind TaskPolicy BudgetPolicy InDoubtPolicy InputFile LeaseLostPolicy SubAgentLimits"
+        "Priority Source SourceKind TaskPolicy BudgetPolicy InDoubtPolicy InputFile LeaseLostPolicy NoProgressPolicy "
+        "SubAgentLimits"
     ),
     "tenure.domain.timeouts": "Timeouts PhaseTimeout TimeoutAction",
     "tenure.domain.tools": "EffectClass OutcomeStatus ToolDefinition",
@@ -147,6 +149,7 @@ __all__ = [
     "LiveTextEvent",
     "ModelAttemptEvent",
     "ModelFailureEvent",
+    "NoProgressPolicy",
     "NotFound",
     "OtherEvent",
     "OutOfRange",

@@ -406,21 +406,23 @@ _CONVERSATION_CHECKS: Final = (
 
 
 def waits_are_answered_once(task: TaskHistory) -> Iterator[str]:
-    """I37: an answer belongs to the current wait, has no claim, and is the only one."""
+    """I37: an answer belongs to the current wait, has no claim, and is the only one for its call."""
     wait: Wait | None = None
-    answer: LedgerEntry | None = None
+    answers: dict[str, LedgerEntry] = {}
     for entry in own(task.entries):
         if isinstance(entry.body, Transition):
-            wait, answer = (entry.body.wait if entry.body.to_state in WAITING else None), None
+            wait, answers = (entry.body.wait if entry.body.to_state in WAITING else None), {}
         if not isinstance(entry.body, WaitResolution):
             continue
         if wait is None or wait.wait_id != entry.body.wait_id:
             yield f"{place(entry)} answers {entry.body.wait_id}, which is not the task's wait"
-        elif answer is not None:
+        elif (answer := answers.get(entry.body.call_id)) is not None:
             yield f"{place(entry)} answers {entry.body.wait_id} again, after {place(answer)}"
+        elif entry.body.call_id not in {wait.call_id, *(call.call_id for call in wait.calls)}:
+            yield f"{place(entry)} answers {entry.body.wait_id} for {entry.body.call_id}, which does not wait"
         if entry.epoch:
             yield f"{place(entry)} was written under a claim, but no claim holds a waiting task"
-        answer = entry
+        answers[entry.body.call_id] = entry
 
 
 def waits_are_escalated_in_order(task: TaskHistory) -> Iterator[str]:

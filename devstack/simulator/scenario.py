@@ -124,10 +124,11 @@ class StepsScenario:
 
 
 def step_arguments(tool: str, index: int) -> dict[str, Any]:
-    """Returns valid arguments of the tool, different for every step where that matters."""
+    """Returns valid arguments of the tool: no two near steps make an equal call, which Tenure would end."""
+    here = "/".join(["."] * (index % 5 + 1))
     known: dict[str, dict[str, Any]] = {
-        "list_files": {"path": "."},
-        "read_file": {"path": "steps.txt"},
+        "list_files": {"path": here},
+        "read_file": {"path": f"{here}/steps.txt"},
         "write_file": {"path": "steps.txt", "content": f"step {index}\n"},
         "web_search": {"query": f"step {index}", "num_results": 1},
         "execute_python": {"code": f"print({index})"},

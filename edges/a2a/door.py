@@ -31,7 +31,7 @@ from edges.a2a.shapes import (
     task_json,
     updates_of,
 )
-from edges.chats.ai_chat import answer_approval
+from edges.chats.ai_chat import Approval, answer_approvals
 from edges.chats.conversation import TERMINAL_STATES, ChatThread, ChatTurn, message_request_id
 from edges.chats.turn import frame, is_end_of_turn
 from services.gateway.http.body import parsed_json, raw_body
@@ -221,17 +221,11 @@ async def _turn_of_task(call: HttpCall, task: task_pb2.Task, message_id: str, te
     request_id = _request_id(context_of(task), message_id)
     if (begun := await thread.turn_of(task, request_id)) is not None:
         return begun
-    if isinstance(data, dict) and isinstance(data.get("approvalId"), str):
-        if not data["approvalId"].startswith(f"{task.task_id}/"):
+    if approvals := _approvals(data, text):
+        if not all(one.identity.startswith(f"{task.task_id}/") for one in approvals):
             raise InvalidRequest(violations=[("message.parts", "the approvalId is not of the task")])
-        wait_id = await answer_approval(
-            call,
-            data["approvalId"],
-            approved=data.get("approved") is True,
-            comment=str(data.get("comment") or text),
-            edited=data.get("editedArgs"),
-        )
-        return await thread.after_answer(task.task_id, wait_id)
+        if (answered := await answer_approvals(call, approvals)) is not None:
+            return await thread.after_answer(*answered)
     if task.state in TERMINAL_STATES:
         raise refusal(UNSUPPORTED, "the task has ended: send the message in its context, without a task")
     if not task.spec.source.exclusive:
@@ -268,6 +262,15 @@ def _contents(parts: Any) -> tuple[str, Any]:
         raise refusal("CONTENT_TYPE_NOT_SUPPORTED", "messages may have texts and data, and no files")
     texts = [part["text"] for part in usable if isinstance(part.get("text"), str)]
     return "\n".join(texts), next((part["data"] for part in usable if "data" in part), None)
+
+
+def _approvals(data: Any, text: str) -> list[Approval]:
+    """Returns the answers in the data of a message: an object with an approvalId, or a list of such objects."""
+    return [
+        Approval(one["approvalId"], one.get("approved") is True, str(one.get("comment") or text), one.get("editedArgs"))
+        for one in (data if isinstance(data, list) else [data])
+        if isinstance(one, dict) and isinstance(one.get("approvalId"), str)
+    ]
 
 
 def _said(text: str, data: Any) -> str:

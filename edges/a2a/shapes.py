@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
 
-from edges.chats.ai_chat import approval_id
+from edges.chats.ai_chat import approvals_of
 from services.gateway.http.problems import HttpRefusal, status_of
 from tenure.domain.errors import InvalidRequest, NotFound, TenureError
 from tenure.domain.states import TERMINAL, Reason, TaskState
@@ -129,12 +129,13 @@ def _status(task: task_pb2.Task, now: TaskInfo | TransitionEvent, sequence: int,
 def question_message(task: task_pb2.Task, wait: TaskWait) -> dict[str, Any]:
     """Returns a wait as a message: a text for people; for the approval of a call, what would be called, too.
 
-    Its id is the same in a stream, in the status and in the history.
+    Several calls have a part each. Its id is the same in a stream, in the status and in the history.
     """
     parts: list[dict[str, Any]] = [{"text": wait.question or f"{wait.tool} needs approval"}]
     if wait.kind is WaitKind.TOOL_APPROVAL:
-        pending_call = {"approvalId": approval_id(task.task_id, wait), "tool": wait.tool, "arguments": wait.arguments}
-        parts.append({"data": pending_call, "mediaType": "application/json"})
+        for identity, call in approvals_of(task.task_id, wait):
+            pending_call = {"approvalId": identity, "tool": call.tool, "arguments": call.arguments}
+            parts.append({"data": pending_call, "mediaType": "application/json"})
     return agent_message(task, wait.wait_id, parts)
 
 

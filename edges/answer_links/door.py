@@ -17,8 +17,9 @@ from services.gateway.http.body import raw_body
 from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.problems import HttpRefusal
 from tenure.domain.approvals import LINK_PATH
+from tenure.domain.waiting_calls import MAX_WAITING_CALLS
 
-MAX_FIELDS: Final = 10
+MAX_FIELDS: Final = 10 + MAX_WAITING_CALLS
 _FORM: Final = "application/x-www-form-urlencoded"
 
 

@@ -121,11 +121,14 @@ class AnswerPages:
                 request_id=new_id(),
             )
             decision, reply = form.get("decision", ""), form.get("reply", "").replace("\r\n", "\n")
-            if bool(decision) == bool(reply):
+            calls = {name.removeprefix(_DECISION_ON): form[name] for name in form if name.startswith(_DECISION_ON)}
+            if sum(map(bool, (decision, reply, calls))) != 1:
                 raise InvalidRequest(violations=[("answer", "choose one of the answers, or write one")])
+            for call_id, chosen in calls.items():
+                request.calls.add(call_id=call_id, decision=chosen)
             if decision:
                 request.decision = decision
-            else:
+            elif reply:
                 request.reply = reply
             answered = await with_retries(lambda: self._peers.approvals.AnswerByLink(request))
         except (TenureError, PeerFailed) as error:
@@ -245,9 +248,14 @@ def answer_form(view: pb.GetAnswerLinkResponse, preselected: str) -> str:
     ]
     shown = "".join(f"<dt>{escape(name)}</dt><dd>{_lines(text)}</dd>" for name, text in facts if text)
     arguments = f"<h2>Arguments</h2><pre>{shown_arguments(wait.arguments_json)}</pre>" if wait.arguments_json else ""
+    choices = _choices(view.decisions, preselected)
+    if wait.calls:
+        facts = [fact for fact in facts if fact[0] not in {"Tool", "Digest of the call"}]
+        shown = "".join(f"<dt>{escape(name)}</dt><dd>{_lines(text)}</dd>" for name, text in facts if text)
+        arguments, choices = "", "".join(_call_choices(call, view.decisions, preselected) for call in wait.calls)
     form = (
         f'<form method="post" autocomplete="off"><input type="hidden" name="shown" value="{escape(view.shown_digest)}">'
-        f"<fieldset><legend>Your answer</legend>{_choices(view.decisions, preselected)}"
+        f"<fieldset><legend>Your answer</legend>{choices}"
         '<label>Comment<textarea name="comment" rows="3" maxlength="4000"></textarea></label></fieldset>'
         '<button type="submit">Send the answer</button></form>'
         f'<p class="small">The link works once, until {moment(view.expire_time):%Y-%m-%d %H:%M} UTC. Your answer is '
@@ -256,12 +264,27 @@ def answer_form(view: pb.GetAnswerLinkResponse, preselected: str) -> str:
     return _document(title, f"<h1>{escape(title)}</h1><dl>{shown}</dl>{arguments}{form}")
 
 
-def _choices(decisions: Iterable[str], preselected: str) -> str:
+_DECISION_ON: Final = "decision_on_"
+
+
+def _call_choices(call: task_pb2.WaitingCall, decisions: Iterable[str], preselected: str) -> str:
+    return (
+        f"<h3>{escape(call.tool)} ({escape(call.call_id)})</h3><pre>{shown_arguments(call.arguments_json)}</pre>"
+        f'<p class="small">{escape(call.call_digest)}</p>{_choices(decisions, preselected, field_of(call.call_id))}'
+    )
+
+
+def field_of(call_id: str) -> str:
+    """Returns the name of the field with the decision on one of several calls."""
+    return f"{_DECISION_ON}{call_id}"
+
+
+def _choices(decisions: Iterable[str], preselected: str, field: str = "decision") -> str:
     names = list(decisions)
     if not names:
         return '<label>Answer<textarea name="reply" rows="6" required></textarea></label>'
     return "".join(
-        f'<label><input type="radio" name="decision" value="{escape(name)}" required'
+        f'<label><input type="radio" name="{field}" value="{escape(name)}"{" required" if field == "decision" else ""}'
         f"{' checked' if name == preselected else ''}> {escape(label_of(name))}</label>"
         for name in names
     )

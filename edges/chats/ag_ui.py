@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from edges.chats.ai_chat import answer_approval, answer_question, approval_id
+from edges.chats.ai_chat import Approval, answer_approvals, answer_question, approval_id, approvals_of
 from edges.chats.conversation import ChatThread, ChatTurn, message_request_id
 from edges.chats.text import ChatText, TextPart
 from edges.chats.turn import turn_parts
@@ -83,7 +83,8 @@ async def run(call: HttpCall, _query: NoQuery, body: RunBody) -> Response:
 async def _turn(call: HttpCall, conversation: ChatThread, body: RunBody) -> ChatTurn:
     if not body.threadId:  # the tasks of "" would be those of all conversations
         raise InvalidRequest(violations=[("threadId", "must be the id of the conversation")])
-    turn: ChatTurn | None = None
+    answered: tuple[str, str] | None = None
+    approvals: list[Approval] = []
     for entry in body.resume:
         if not isinstance(entry, dict) or not isinstance(entry.get("interruptId"), str):
             raise InvalidRequest(violations=[("resume", "needs an interruptId in each entry")])
@@ -91,18 +92,13 @@ async def _turn(call: HttpCall, conversation: ChatThread, body: RunBody) -> Chat
         answer = payload if isinstance(payload, dict) else {"approved": payload is True}
         is_approved = entry.get("status") == "resolved" and answer.get("approved") is True
         if isinstance(payload, str) and entry.get("status") == "resolved":
-            wait_id = await answer_question(call, identity, payload)
+            answered = identity.partition("/")[0], await answer_question(call, identity, payload)
         else:
-            wait_id = await answer_approval(
-                call,
-                identity,
-                approved=is_approved,
-                comment=str(answer.get("comment") or ""),
-                edited=answer.get("editedArgs"),
-            )
-        turn = await conversation.after_answer(identity.partition("/")[0], wait_id)
-    if turn is not None:
-        return turn
+            comment = str(answer.get("comment") or "")
+            approvals.append(Approval(identity, is_approved, comment, answer.get("editedArgs")))
+    answered = await answer_approvals(call, approvals) or answered
+    if answered is not None:
+        return await conversation.after_answer(*answered)
     last = body.messages[-1] if body.messages else None
     if not isinstance(last, dict) or last.get("role") != "user" or not last.get("id"):
         raise InvalidRequest(violations=[("messages", "needs a last message of the user, with an id")])
@@ -194,7 +190,7 @@ class AgUiWriter:
         if event.state is TaskState.WAITING_USER:
             yield from self._texts(self._text.close())
             yield from self._end_step()
-            interrupts = [] if event.wait is None else [self._interrupt(event.wait)]
+            interrupts = [] if event.wait is None else self._interrupts(event.wait)
             outcome = {"type": "interrupt", "interrupts": interrupts} if interrupts else {"type": "success"}
             yield {"type": "RUN_FINISHED", **self._run, "outcome": outcome}
         elif event.state is TaskState.SUCCEEDED:
@@ -210,13 +206,18 @@ class AgUiWriter:
             why = f": {event.message}" if event.message else ""
             yield {"type": "RUN_ERROR", "message": f"the task ended as {event.state}{why}", "code": event.reason}
 
-    def _interrupt(self, wait: TaskWait) -> dict[str, Any]:
-        interrupt: dict[str, Any] = {
-            "id": approval_id(self._task_id, wait),
-            "reason": wait.kind.value,
-            "message": wait.question or f"{wait.tool} needs approval",
-            "metadata": {"wait": wait.to_json()},
-        }
-        if wait.kind is WaitKind.TOOL_APPROVAL:
-            interrupt |= {"toolCallId": self._id(wait.call_id), "responseSchema": _APPROVAL_SCHEMA}
-        return interrupt
+    def _interrupts(self, wait: TaskWait) -> list[dict[str, Any]]:
+        """Returns an interrupt for each call that needs approval, or one for another wait."""
+        about: dict[str, Any] = {"reason": wait.kind.value, "metadata": {"wait": wait.to_json()}}
+        if wait.kind is not WaitKind.TOOL_APPROVAL:
+            return [{"id": approval_id(self._task_id, wait), "message": wait.question, **about}]
+        about["responseSchema"] = _APPROVAL_SCHEMA
+        return [
+            {
+                "id": identity,
+                "message": f"May {call.tool} be called?" if wait.calls else wait.question,
+                "toolCallId": self._id(call.call_id),
+                **about,
+            }
+            for identity, call in approvals_of(self._task_id, wait)
+        ]

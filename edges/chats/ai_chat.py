@@ -7,7 +7,7 @@ running turn again, from its beginning, as `useChat({resume: true})` expects.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -25,7 +25,7 @@ from services.gateway.http.streams import first_parts
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TaskState
 from tenure.domain.tools import OutcomeStatus
-from tenure.domain.waits import ALLOW, DENY, WaitKind
+from tenure.domain.waits import ALLOW, APPROVE, DENY, EDIT, WaitKind
 from tenure.sdk.events import (
     AssistantMessageEvent,
     AttemptLostEvent,
@@ -38,12 +38,14 @@ from tenure.sdk.events import (
     TransitionEvent,
     WaitResolutionEvent,
 )
-from tenure.sdk.task_info import TaskWait
+from tenure.sdk.task_info import CallToApprove, TaskWait
 from tenure.v1 import task_service_pb2 as api
 
 HEADERS: Final = {"x-vercel-ai-ui-message-stream": "v1"}
 DONE: Final = b"data: [DONE]\n\n"
 MAX_ID: Final = 128
+_PARTS_OF_CALL: Final = 3
+"""The slashes in the id of an approval that names one of several calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,26 +113,69 @@ def _texts(message: dict[str, Any]) -> Iterator[str]:
 # Approvals: the id of an approval names the wait and the call that the person saw.
 
 
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A person's answer. `edited`: the arguments of the call as the person approves them; a denial has none."""
+
+    identity: str
+    is_approved: bool
+    comment: str = ""
+    edited: Any = None
+
+    @property
+    def decision(self) -> str:
+        if not self.is_approved:
+            return DENY
+        return ALLOW if self.edited is None else EDIT
+
+    @property
+    def edited_json(self) -> str:
+        return json.dumps(self.edited, ensure_ascii=False) if self.decision == EDIT else ""
+
+
 def approval_id(task_id: str, wait: TaskWait) -> str:
-    """Returns the id under which the person's answer comes."""
+    """Returns the id under which the answer of a person comes, to a wait for at most one call."""
     return f"{task_id}/{wait.wait_id}/{wait.call_digest}"
 
 
-async def answer_approval(call: HttpCall, approval: str, *, approved: bool, comment: str, edited: Any = None) -> str:
-    """Answers the wait that the approval is for, once, also when it is repeated. Returns the wait's id.
+def approvals_of(task_id: str, wait: TaskWait) -> list[tuple[str, TaskWait | CallToApprove]]:
+    """Returns the id of the approval of each call of the wait, with the call."""
+    if not wait.calls:
+        return [(approval_id(task_id, wait), wait)]
+    return [(f"{task_id}/{wait.wait_id}/{call.call_digest}/{call.call_id}", call) for call in wait.calls]
 
-    `edited`: the arguments of the call as the person approves them; a denial has none.
+
+async def answer_approvals(call: HttpCall, approvals: Iterable[Approval]) -> tuple[str, str] | None:
+    """Answers the waits that the approvals are for, each once, also when it is repeated. Those of one wait go together,
+    because a wait takes one answer. Returns the task and the wait of the last answer.
     """
-    request = _answer_of(approval, comment)
-    request.decision = (ALLOW if request.call_digest else "approve") if approved else DENY
-    if approved and edited is not None:
-        request.decision, request.edited_arguments_json = "edit", json.dumps(edited, ensure_ascii=False)
-    await call.one(call.stubs.tasks.ResumeTask, request)
-    return request.wait_id
+    answered: dict[tuple[str, str], list[Approval]] = {}
+    for one in approvals:
+        task_id, wait_id, *_ = [*one.identity.split("/"), ""]
+        answered.setdefault((task_id, wait_id), []).append(one)
+    for together in answered.values():
+        await call.one(call.stubs.tasks.ResumeTask, _request_of(together))
+    return list(answered)[-1] if answered else None
+
+
+def _request_of(together: list[Approval]) -> api.ResumeTaskRequest:
+    request = _answer_of(together[0].identity, together[0].comment)
+    first = together[0]
+    if first.identity.count("/") < _PARTS_OF_CALL:
+        is_plain = first.is_approved and not request.call_digest and first.edited is None
+        request.decision = APPROVE if is_plain else first.decision
+        request.edited_arguments_json = first.edited_json
+        return request
+    request.call_digest = request.comment = ""
+    for one in together:
+        _, _, digest, call_id = one.identity.split("/", _PARTS_OF_CALL)
+        decision = request.calls.add(call_id=call_id, decision=one.decision, call_digest=digest, comment=one.comment)
+        decision.edited_arguments_json = one.edited_json
+    return request
 
 
 async def answer_question(call: HttpCall, approval: str, reply: str) -> str:
-    """Answers the wait that the approval is for with a text, as `answer_approval` does. No other wait takes it."""
+    """Answers the wait that the approval is for with a text, as `answer_approvals` does. No other wait takes it."""
     request = _answer_of(approval, "")
     request.reply = reply
     await call.one(call.stubs.tasks.ResumeTask, request)
@@ -147,20 +192,19 @@ def _answer_of(approval: str, comment: str) -> api.ResumeTaskRequest:
 
 async def _answered(call: HttpCall, conversation: ChatThread, message: dict[str, Any]) -> ChatTurn:
     """Answers the approvals of a message, and returns the turn that goes on."""
-    turn: ChatTurn | None = None
     parts = message.get("parts")
-    for part in parts if isinstance(parts, list) else []:
-        approval = part.get("approval") if isinstance(part, dict) else None
-        if not isinstance(approval, dict) or part.get("state") != "approval-responded":
-            continue
-        identity = str(approval.get("id", ""))
-        wait_id = await answer_approval(
-            call, identity, approved=approval.get("approved") is True, comment=str(approval.get("reason") or "")
+    approvals = [
+        Approval(
+            str(approval.get("id", "")), approval.get("approved") is True, comment=str(approval.get("reason") or "")
         )
-        turn = await conversation.after_answer(identity.partition("/")[0], wait_id)
-    if turn is None:
+        for part in (parts if isinstance(parts, list) else [])
+        if isinstance(part, dict) and part.get("state") == "approval-responded"
+        if isinstance(approval := part.get("approval"), dict)
+    ]
+    answered = await answer_approvals(call, approvals)
+    if answered is None:
         raise InvalidRequest(violations=[("messages", "the last message is the assistant's, and answers no approval")])
-    return turn
+    return await conversation.after_answer(*answered)
 
 
 class UiMessageWriter:
@@ -170,7 +214,7 @@ class UiMessageWriter:
         self._task_id, self._message_id = task_id, message_id
         self._text = ChatText()
         self._in_step = self._has_text = False
-        self._approvals = dict[str, str]()
+        self._approvals = dict[tuple[str, str], str]()
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Yields the beginning of the message."""
@@ -204,9 +248,8 @@ class UiMessageWriter:
                 yield self._outcome(event)
             case TransitionEvent():
                 yield from self._transition(event, is_end=is_end)
-            case WaitResolutionEvent(wait_kind=WaitKind.TOOL_APPROVAL) if event.wait_id in self._approvals:
-                is_approved = event.answer != DENY
-                approval = {"approvalId": self._approvals[event.wait_id], "approved": is_approved}
+            case WaitResolutionEvent() if identity := self._approvals.get((event.wait_id, event.call_id)):
+                approval = {"approvalId": identity, "approved": event.answer != DENY}
                 yield {"type": "tool-approval-response", **approval, "reason": event.comment}
 
     def _discard(self) -> Iterator[dict[str, Any]]:
@@ -242,12 +285,10 @@ class UiMessageWriter:
         if event.state is TaskState.WAITING_USER:
             yield from map(_text_chunk, self._text.close())
             if wait is not None and wait.kind is WaitKind.TOOL_APPROVAL:
-                identity = self._approvals[wait.wait_id] = approval_id(self._task_id, wait)
-                yield {
-                    "type": "tool-approval-request",
-                    "approvalId": identity,
-                    "toolCallId": self._call_id(wait.call_id),
-                }
+                for identity, waiting in approvals_of(self._task_id, wait):
+                    self._approvals[wait.wait_id, waiting.call_id] = identity
+                    request = {"approvalId": identity, "toolCallId": self._call_id(waiting.call_id)}
+                    yield {"type": "tool-approval-request", **request}
             elif wait is not None and wait.question:
                 yield from _whole_text(f"wait-{wait.wait_id}", wait.question)
             if is_end:

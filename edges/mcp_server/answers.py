@@ -41,10 +41,10 @@ async def answer(task: Task[Any], wait: TaskWait, text: str, comment: str, setti
 def form_of(info: TaskInfo, wait: TaskWait) -> dict[str, Any]:
     """Returns the request of the protocol that asks a person, as JSON."""
     lines = [wait.question, wait.context]
-    if wait.tool:
+    for call in wait.calls or ([wait] if wait.tool else []):
         lines += [
-            f"The task asks to call {wait.tool} with {wait.arguments}.",
-            f"Digest of the call: {wait.call_digest}",
+            f"The task asks to call {call.tool} with {call.arguments}.",
+            f"Digest of the call: {call.call_digest}",
         ]
     decisions = decisions_of(wait)
     answer_schema: dict[str, Any] = {"type": "string", "title": "Answer"}

@@ -217,7 +217,7 @@ def _wait(event: _Event, kind: str, headline: str) -> Notification:
             ("Assigned to", event.wait("assignee")),
             ("May answer", ", ".join(event.texts("data", "task", "wait", "approvers"))),
             ("Deadline", deadline and deadline + then),
-            ("Tool", event.wait("tool")),
+            ("Tool", ", ".join(_tools(event)) or event.wait("tool")),
             ("Reference", event.wait("reference")),
             ("Event", event.wait("correlation_id")),
             ("Options", ", ".join(event.texts("data", "task", "wait", "options"))),
@@ -225,6 +225,13 @@ def _wait(event: _Event, kind: str, headline: str) -> Notification:
         sections=(("Question", event.wait("question")), ("Context", event.wait("context"))),
         commands=_answers(event, kind),
     )
+
+
+def _tools(event: _Event) -> list[str]:
+    """Returns the tools of a wait for several calls, in the order of the calls."""
+    calls = event.get("data", "task", "wait", "calls")
+    tools = [call.get("tool") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [tool for tool in tools if isinstance(tool, str)][:MAX_LISTED]
 
 
 def _answers(event: _Event, kind: str) -> tuple[str, ...]:
@@ -236,6 +243,8 @@ def _answers(event: _Event, kind: str) -> tuple[str, ...]:
     options = event.texts("data", "task", "wait", "options")
     if options == [CONTINUE]:
         flags = [f"--option {CONTINUE}"]
+    elif kind == "TOOL_APPROVAL" and _tools(event):
+        flags = ["--approve --all", "--deny --all"]
     elif kind == "TOOL_APPROVAL" or set(options) == {"approve", "deny"}:
         flags = ["--approve", "--deny"]
     else:

@@ -170,7 +170,8 @@ def _awaited(wait: task_pb2.Wait) -> str:
         ids = wait.sub_agent_task_ids
         return f"its {len(ids)} sub-agent{'s' if len(ids) > 1 else ''}: {', '.join(ids)}"
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
-        return f"permission to call {wait.tool} ({wait.call_id})"
+        calls = wait.calls or [wait]
+        return f"permission to call {', '.join(f'{call.tool} ({call.call_id})' for call in calls)}"
     if wait.kind == task_pb2.WAIT_KIND_BUDGET:
         request = wait.budget_request
         return f"budget: {request.limit}, its next call needs {request.needed_tokens:,} tokens"

@@ -54,6 +54,7 @@ REASONS: Final = {
     Reason.MODEL_REJECTED: "the model provider refused the request",
     Reason.MODEL_ANSWER_UNUSABLE: "several answers of the model could not be used",
     Reason.MODEL_EMPTY_ANSWER: "the model's answers were empty",
+    Reason.NO_PROGRESS: "its agent repeated itself",
     Reason.FUNCTION_RETURNED: "its function returned",
     Reason.FUNCTION_FAILED: "its function failed",
     Reason.FUNCTION_DIVERGED: "its function does not match its recorded steps",
@@ -350,6 +351,8 @@ def _what_it_needs(facts: Facts) -> str:
         if facts.reason == Reason.TOOL_IN_DOUBT
         else "a person's grant: tenure resume --tokens N --usd X; or a refusal: tenure resume --deny"
         if facts.reason == Reason.BUDGET_REQUESTED
+        else "a person: tenure resume --option continue, tenure tasks send for another way, or tenure cancel"
+        if facts.reason == Reason.NO_PROGRESS
         else "a person: tenure resume, or tenure cancel",
         TaskState.WAITING_EXTERNAL: "the end of its last sub-agent (tenure tasks tree), or tenure cancel"
         if facts.reason == Reason.SUB_AGENTS_AWAITED
@@ -375,6 +378,11 @@ def _what_continues_it(facts: Facts) -> str:
             "A requeue would fail again until the ledger knows a price of its model: add it to the file of "
             "TENURE_CHECKPOINT_PRICES_FILE and restart the checkpoint service; then tenure admin requeue. Or submit it "
             "again with --no-max-cost"
+        )
+    if facts.reason == Reason.NO_PROGRESS:
+        return (
+            "Remove what makes its call fail, then tenure admin requeue; or tenure fork --message TEXT tells the agent "
+            "what to do instead. With tenure submit --on-no-progress ask a person is asked before the end"
         )
     if facts.reason == Reason.MODEL_REJECTED:
         return _what_continues_after_refusal(facts.error_class)

@@ -34,7 +34,7 @@ def copy_shared(request: Message, part: Message) -> None:
     for field, value in request.ListFields():
         if field.name not in part.DESCRIPTOR.fields_by_name:
             continue
-        if field.message_type is None:
-            setattr(part, field.name, value)
+        if field.is_repeated or field.message_type is not None:
+            getattr(part, field.name).MergeFrom(value)
         else:
-            getattr(part, field.name).CopyFrom(value)
+            setattr(part, field.name, value)

@@ -14,17 +14,13 @@ from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import TEMPORARY, Workspaces, entered, write_file
 from tenure.domain.images import Image, read_header
-from tenure.domain.texts import kept_as
+from tenure.domain.long_output import shortened_output
+from tenure.domain.texts import MAX_KEPT_BYTES, kept_as
 from tenure.domain.tools import encode
 
 _log: Final = logging.getLogger(__name__)
 DIRECTORY: Final = "outputs"
-MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-"""The most bytes of one output that the workspace keeps; the rest is lost."""
-
-_MARKER: Final = "\n[cut here: {missing} of {whole} bytes are left out. {where}]\n"
-_NOT_KEPT: Final = "They were not kept."
-_LONGEST_MARKER: Final = 300
+_HINT: Final = "read_file shows any part of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +51,8 @@ class OutputStore:
             self.keep(encoded, tenant, task_id, path)
         except (OSError, ToolFailure) as error:
             _log.warning("a long output could not be stored in the workspace: %s", error, extra={"output": name})
-            return BoundedOutput(shorten(encoded, limit_bytes, _NOT_KEPT), truncated=True)
-        where = f"All of it is in the workspace's file {path}; read_file shows any part of it."
-        if len(encoded) > MAX_KEPT_BYTES:
-            first = f"The first {MAX_KEPT_BYTES} bytes"
-            where = where.replace("All of it is", f"{first} are")
-        return BoundedOutput(shorten(encoded, limit_bytes, where), truncated=True, path=path)
+            return BoundedOutput(shortened_output(encoded, limit_bytes, ""), truncated=True)
+        return BoundedOutput(shortened_output(encoded, limit_bytes, path, _HINT), truncated=True, path=path)
 
     def keep_image(self, content: bytes, tenant: str, task_id: str, call: str) -> Image:
         """Stores an image that models can be shown, under its digest. `call`: unique to the run that returned it.
@@ -85,15 +77,3 @@ class OutputStore:
             entered(workspace, (directory,), make=True) as inside,
         ):
             write_file(name, kept, inside, workspace, temporary=f"{TEMPORARY}{temporary or name}")
-
-
-def shorten(encoded: bytes, limit_bytes: int, where: str) -> str:
-    """Returns the beginning of the output, a marker with the missing bytes and `where`, and the end.
-
-    Three quarters of the space go to the beginning, one quarter to the end.
-    """
-    kept = max(0, limit_bytes - _LONGEST_MARKER)
-    head = encoded[: kept - kept // 4].decode("utf-8", errors="ignore")
-    tail = encoded[len(encoded) - kept // 4 :].decode("utf-8", errors="ignore")
-    missing = len(encoded) - len(head.encode()) - len(tail.encode())
-    return head + _MARKER.format(missing=missing, whole=len(encoded), where=where) + tail

@@ -9,6 +9,7 @@ from services.tools.registry import ToolRegistry
 from services.tools.schemas import Arguments, parse_arguments, untrusted_schema
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fencing import Claims
+from tenure.domain.long_output import SHORTENED
 from tenure.domain.texts import digest_of_path
 from tenure.domain.tools import NAME_TAKEN, Outcome, OutcomeStatus, ToolDefinition, within_limit
 from tenure.v1 import tool_service_pb2
@@ -52,7 +53,7 @@ def read_own_outcome(message: tool_service_pb2.OwnOutcome, definition: ToolDefin
     outcome = Outcome(
         status,
         message.content,
-        truncated=is_kept,
+        truncated=is_kept or message.detail == SHORTENED,
         output_path=message.output_path if is_kept else "",
         detail=message.detail if _DETAIL.match(message.detail) else "",
         duration_seconds=seconds(message.duration),

@@ -26,14 +26,13 @@ from tenure.domain.close_out import UNREAD_MESSAGES
 from tenure.domain.compaction import Window
 from tenure.domain.errors import SequenceConflict, WrongState
 from tenure.domain.fold import ResumePoint
-from tenure.domain.next_action import ExecuteTools
+from tenure.domain.next_action import ExecuteTools, with_notes, without_progress
 from tenure.domain.requeue import UNREAD_GRANT
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import BUDGET_WAIT_REASONS, ReleaseReason
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import ToolDefinition
-from tenure.domain.waiting_calls import leave_at_cap, move_to_wait, wait_of
-from tenure.domain.waits import Wait
+from tenure.domain.waiting_calls import first_wait, leave_at_cap, move_to_wait
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.retrying import retrying
@@ -218,15 +217,19 @@ class Loop:
             self._tools.uncommitted = []
         await self._executed(move.step)
         self._clock.stop()
+        self._pending = self._with_notes(self._pending)
         if transition := after_calls(self._point, self._spec.policy, unusual):
             return transition
-        for ask in move.asks:
-            approve_tools = (*self._spec.agent.approve_tools, *self._own_approvals)
-            wait_or_outcome = wait_of(ask, approve_tools, self._point.allowed_calls)
-            if isinstance(wait_or_outcome, Wait):
-                return move_to_wait(wait_or_outcome)
-            self._pending.append((move.step, entries.ToolOutcome(ask.call_id, wait_or_outcome)))
-        return None
+        approve_tools = (*self._spec.agent.approve_tools, *self._own_approvals)
+        wait, unfit = first_wait(move.asks, approve_tools, self._point.allowed_calls)
+        self._pending += [(move.step, outcome) for outcome in unfit]
+        if wait is not None:
+            return move_to_wait(wait)
+        return without_progress(self._point, _outcomes(self._pending))
+
+    def _with_notes(self, pending: Sequence[StepEntry]) -> list[StepEntry]:
+        noted = iter(with_notes(self._point, _outcomes(pending)))
+        return [(step, next(noted) if isinstance(body, entries.ToolOutcome) else body) for step, body in pending]
 
     async def _executed(self, step: int) -> None:
         """Failpoint: what ran in this step has a result that only this worker has."""
@@ -247,3 +250,7 @@ class Loop:
         transition = after_interruption(self._point, self._spec.policy, interrupted)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.WORKER_DRAINED if interrupted.kind is Interruption.DRAIN else ReleaseReason.CLOSED
+
+
+def _outcomes(pending: Sequence[StepEntry]) -> list[entries.ToolOutcome]:
+    return [body for _, body in pending if isinstance(body, entries.ToolOutcome)]

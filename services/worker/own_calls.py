@@ -19,9 +19,10 @@ from typing import Any, Final
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import TrustGate
 from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, text_of
-from tenure.control.own_tools import EffectUnknown, OwnTool, ToolError
+from tenure.control.own_tools import EffectUnknown, ForModel, OwnTool, ToolError
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Fenced, Refused, TryLater
+from tenure.domain.long_output import SHORTENED, shortened_output
 from tenure.domain.texts import MAX_KEPT_BYTES, KeptContent
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tools import TOO_LARGE, Outcome, OutcomeStatus, ToolDefinition, within_limit
@@ -213,7 +214,23 @@ class _Run:
         if not _is_text(content):
             message = f"{name} returned {type(content).__name__}, and must return text. Any effects have happened."
             return Outcome(OutcomeStatus.FAILED, message, detail="NOT_TEXT")
-        return await self._kept(Outcome(OutcomeStatus.SUCCEEDED, _text(content)))
+        outcome = Outcome(OutcomeStatus.SUCCEEDED, _text(content))
+        return await (self._shortened(outcome) if isinstance(content, ForModel) else self._kept(outcome))
+
+    async def _shortened(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome as the model reads it. If all of it cannot be kept, the text says so."""
+        encoded, keep, limit_bytes = outcome.content.encode(), self.call.keep, self.call.tool.model_limit_bytes
+        if len(encoded) <= limit_bytes:
+            return outcome
+        path = ""
+        try:
+            path = "" if keep is None else (await _keep(keep, encoded[:MAX_KEPT_BYTES])).path
+        except Fenced:
+            raise asyncio.CancelledError from None  # the claim is lost, and this outcome must not be used
+        except (Refused, PeerFailed) as refusal:
+            _log.warning("a long result could not be kept: %s", refusal, extra={"tool": self.call.tool.name})
+        content = shortened_output(encoded, limit_bytes, path)
+        return replace(outcome, content=content, truncated=True, detail=SHORTENED, output_path=path)
 
     async def _kept(self, outcome: Outcome) -> Outcome:
         """Returns the outcome with a reference in place of content that is too large for it."""

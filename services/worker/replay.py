@@ -22,7 +22,8 @@ from tenure.domain.fold import ResumePoint
 from tenure.domain.in_doubt import Resolution
 from tenure.domain.next_action import ExecuteTools, next_action
 from tenure.domain.outputs import FileDigest
-from tenure.domain.replay import CallKey, RecordedRun, call_key, messages_due
+from tenure.domain.progress import CallKey, call_key
+from tenure.domain.replay import RecordedRun, messages_due
 from tenure.domain.texts import MAX_PART_BYTES
 from tenure.domain.tools import Outcome
 from tenure.runtime.rpc.client import TenureChannel
@@ -82,10 +83,7 @@ class RecordedTools(ToolsClient):
 
     def messages_due(self, point: ResumePoint) -> list[UserMessage]:
         """Returns the recorded messages that the agent is to read next, and that are not in the replay's ledger yet."""
-        action = next_action(point)
-        intents = [*action.intents, *action.asks] if isinstance(action, ExecuteTools) else []
-        approvals = [self._run.approval_message(intent, self._repeat(intent)) for intent in intents]
-        return messages_due(self._run, point, action, [message for message in approvals if message is not None])
+        return messages_due(self._run, point, next_action(point))
 
     def _repeat(self, intent: ToolIntent) -> int:
         """Returns how often the task made the same call before this one."""

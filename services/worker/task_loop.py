@@ -25,6 +25,7 @@ from tenure.domain.next_action import (
     CorrectAnswer,
     ExecuteTools,
     JoinModelCall,
+    Leave,
     ValidateResult,
     after_validation,
     next_action,
@@ -73,6 +74,8 @@ class TaskLoop(Loop):
                 return await self._validate_result(move)
             case CloseOut() as end:
                 return _transition(end)
+            case Leave(transition=transition):
+                return transition
 
     async def _call_model(self, move: CallModel) -> entries.Transition | None:
         if self._model.context_window.is_short(move, self._to_come()):

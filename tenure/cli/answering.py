@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import click
@@ -34,6 +35,7 @@ class Said(NamedTuple):
     decision: str = ""
     reply: str = ""
     edited_arguments_json: str = ""
+    calls: tuple[task_pb2.CallDecision, ...] = ()
 
 
 def step_text(step: task_pb2.EscalationStep) -> str:
@@ -66,8 +68,9 @@ def next_step_text(wait: task_pb2.Wait, now: float) -> str:
 def wait_text(wait: task_pb2.Wait) -> str:
     """Returns the wait on several lines. The arguments of a call are never cut: a person must see what they approve."""
     lines = [f"wait {wait.wait_id}"]
-    if wait.tool:
-        lines += [f"  call       {wait.tool}", f"  arguments  {_arguments(wait.arguments_json)}"]
+    for call in calls_of(wait):
+        which = f" ({call.call_id})" if wait.calls else ""
+        lines += [f"  call       {call.tool}{which}", f"  arguments  {_arguments(call.arguments_json)}"]
     lines += [
         f"  {name:<9}  {message}"
         for name, message in (
@@ -84,6 +87,31 @@ def wait_text(wait: task_pb2.Wait) -> str:
     return visible_text("\n".join(lines).replace("\r\n", "\n"))
 
 
+def calls_of(wait: task_pb2.Wait) -> Sequence[task_pb2.WaitingCall]:
+    """Returns the calls that need approval."""
+    if wait.calls or not wait.tool:
+        return wait.calls
+    one = task_pb2.WaitingCall(call_id=wait.call_id, tool=wait.tool, arguments_json=wait.arguments_json)
+    one.call_digest = wait.call_digest
+    return [one]
+
+
+def decisions_on(
+    wait: task_pb2.Wait, chosen: Collection[str], decision: str, edited_arguments_json: str = ""
+) -> list[task_pb2.CallDecision]:
+    """Returns the decision on each chosen call of a wait for several calls."""
+    return [
+        task_pb2.CallDecision(
+            call_id=call.call_id,
+            decision=decision,
+            call_digest=call.call_digest,
+            edited_arguments_json=edited_arguments_json,
+        )
+        for call in wait.calls
+        if call.call_id in chosen
+    ]
+
+
 def _arguments(arguments_json: str) -> str:
     """Returns the arguments as JSON, indented below their heading; text that is not JSON unchanged."""
     try:
@@ -98,6 +126,9 @@ def answer_commands(task_id: str, wait: task_pb2.Wait) -> list[str]:
     begin = f"tenure resume {short_id(task_id)} --wait {wait.wait_id}"
     if wait.kind == task_pb2.WAIT_KIND_BUDGET:
         return [f"{begin} {_suggested(wait.budget_request)}", f"{begin} --deny"]
+    if wait.calls:
+        one = f"--call {wait.calls[0].call_id}"
+        return [f"{begin} --approve --all", f"{begin} --deny {one}", f"{begin} --edit JSON {one}"]
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return [f"{begin} --approve", f"{begin} --deny", f"{begin} --edit JSON"]
     if set(wait.options) == {"approve", "deny"}:
@@ -145,6 +176,8 @@ def is_interactive() -> bool:
 
 def question_of(wait: task_pb2.Wait) -> str:
     """Returns the prompt of a wait."""
+    if wait.calls:
+        return "allow all these calls? [y/n, or the ids of some to allow] "
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return "allow this call? [y/n/edit] "
     if {"approve", "deny"} <= set(wait.options):
@@ -155,6 +188,8 @@ def question_of(wait: task_pb2.Wait) -> str:
 def said_in(wait: task_pb2.Wait, line: str) -> Said | None:
     """Returns the answer of a typed line, or None if the line is not a valid answer."""
     typed = line.strip()
+    if wait.calls:
+        return _said_of_calls(wait, typed)
     is_yes_or_no = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL or {"approve", "deny"} <= set(wait.options)
     if is_yes_or_no and typed.lower() in {"y", "yes", "n", "no"}:
         return Said(decision=decision_of(wait, "approve" if typed.lower().startswith("y") else "deny"))
@@ -163,6 +198,14 @@ def said_in(wait: task_pb2.Wait, line: str) -> Said | None:
     if wait.options:
         return Said(decision=typed) if typed in wait.options else None
     return Said(reply=typed) if typed else None
+
+
+def _said_of_calls(wait: task_pb2.Wait, typed: str) -> Said | None:
+    known = [call.call_id for call in wait.calls]
+    if typed.lower() in {"y", "yes", "n", "no"}:
+        return Said(calls=tuple(decisions_on(wait, known, ALLOW if typed.lower().startswith("y") else DENY)))
+    chosen = typed.replace(",", " ").split()
+    return Said(calls=tuple(decisions_on(wait, chosen, ALLOW))) if chosen and set(chosen) <= set(known) else None
 
 
 async def ask_person(client: Client, task_id: str, wait: task_pb2.Wait) -> None:
@@ -178,7 +221,7 @@ async def ask_person(client: Client, task_id: str, wait: task_pb2.Wait) -> None:
         if not line:
             echo("", err=True)
             return
-        edits = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and line.strip().lower() in {"e", EDIT}
+        edits = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and not wait.calls and line.strip().lower() in {"e", EDIT}
         answer = _edited(wait) if edits else said_in(wait, line)
     try:
         await send_answer(client, task_id, wait, answer)
@@ -195,6 +238,7 @@ async def send_answer(
         wait.wait_id,
         decision=answer.decision,
         reply=answer.reply,
+        calls=answer.calls,
         call_digest=wait.call_digest,
         comment=comment,
         edited_arguments_json=answer.edited_arguments_json,

@@ -115,7 +115,8 @@ def _outcome(body: ledger_pb2.ToolOutcome) -> str:
     detail = f" ({outcome.detail})" if outcome.detail else ""
     used = program_text(outcome.usage)
     lasted = f"{seconds_text(seconds(outcome.duration))}{f' ({used})' if used else ''}"
-    return f"{body.call_id} {outcome_name(outcome)}{detail}, {lasted}: {outcome.content}"
+    note = f" {outcome.note}" if outcome.note else ""
+    return f"{body.call_id} {outcome_name(outcome)}{detail}, {lasted}: {outcome.content}{note}"
 
 
 def _operator(body: ledger_pb2.OperatorRequest) -> str:

@@ -9,11 +9,12 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context, with_client
-from tenure.cli.formatting import ago, bytes_text, make_table, printable
+from tenure.cli.formatting import ago, make_table, printable
 from tenure.cli.output import echo, file_output
 from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
 from tenure.client.files import download_file, read_file
+from tenure.domain.texts import bytes_text
 from tenure.v1 import task_service_pb2, workspace_pb2
 
 _path = click.argument("path")

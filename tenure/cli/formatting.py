@@ -279,16 +279,6 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def bytes_text(size: int) -> str:
-    """Returns a size in bytes: `512 B`, `1.5 KiB`, `64 MiB`."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 9.95 else f"{value:.1f} {unit}"
-
-
 def first_line(text: str, width: int) -> str:
     """Returns the first line that is not empty, cut with an ellipsis, and the number of lines that follow it."""
     lines = [line for line in text.splitlines() if line.strip()]

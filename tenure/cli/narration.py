@@ -253,6 +253,8 @@ class Narrator:
         yield self._line(f"  {mark} ", call, "default", mark_style=style, tail=tail)
         if message := first_line(outcome.content, self._width - 6):
             yield self._line("    ", message, "dim")
+        if outcome.note:
+            yield self._line("    ", first_line(outcome.note, self._width - 6), "yellow")
 
     def _discarded(self) -> Text:
         return self._line("  ", "the unfinished text is discarded", "yellow")

@@ -12,7 +12,15 @@ import click
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.text import Text
 
-from tenure.cli.answering import decision_of, is_interactive, next_step_text, request_text, wait_text
+from tenure.cli.answering import (
+    calls_of,
+    decision_of,
+    decisions_on,
+    is_interactive,
+    next_step_text,
+    request_text,
+    wait_text,
+)
 from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import (
     ago,
@@ -69,6 +77,10 @@ async def waits(context: Context, client: Client, external: bool, limit: int) ->
 )
 @click.option("--reply", default=None, metavar="TEXT", help="Answer with this text.")
 @click.option("--edit", default=None, metavar="JSON", help="Allow the tool call, with these arguments instead.")
+@click.option(
+    "--call", "calls", multiple=True, metavar="ID", help="Of several calls that wait: only this one; may be repeated."
+)
+@click.option("--all", "all_calls", is_flag=True, help="Of several calls that wait: all of them.")
 @click.option("--comment", default="", help="A comment for the agent; recorded in the ledger.")
 @click.option(
     "--tokens",
@@ -113,11 +125,13 @@ async def resume(
         _check_waits(waiting, wait_id)
     wait = repeated or waiting.wait
     echo(wait_text(wait), err=True)
+    decisions = answer.decisions(wait)
     if not yes and is_interactive():
         click.confirm(f"{answer.text(wait)}: send this answer?", abort=True, err=True)
     resumed = await client.resume(
         waiting.task_id,
         wait.wait_id,
+        calls=decisions,
         call_digest=wait.call_digest,
         decision=answer.decision(wait),
         reply=answer.reply or "",
@@ -139,6 +153,8 @@ class TypedAnswer:
     reply: str | None
     edit: str | None
     comment: str
+    calls: tuple[str, ...]
+    all_calls: bool
     extra_tokens: int
     usd: int
     request_id: str
@@ -149,9 +165,22 @@ class TypedAnswer:
             return EDIT
         return self.option or (decision_of(wait, self.yes_or_no) if self.yes_or_no else "")
 
+    def decisions(self, wait: task_pb2.Wait) -> list[task_pb2.CallDecision]:
+        """Returns the decisions on calls of a wait for several calls. Raises UsageError unless it is said which."""
+        known = [call.call_id for call in wait.calls]
+        if unknown := [call for call in self.calls if call not in (known or [wait.call_id])]:
+            raise click.UsageError(f"{unknown[0]} is not a call of the wait: {', '.join(known) or wait.call_id}")
+        if not known:
+            return []
+        chosen = known if self.all_calls else self.calls
+        if not chosen or (self.edit is not None and len(chosen) > 1):
+            raise click.UsageError(f"{len(known)} calls wait: give --call ID, of {', '.join(known)}, or --all")
+        return decisions_on(wait, chosen, self.decision(wait), self.edit or "")
+
     def text(self, wait: task_pb2.Wait) -> str:
         """Returns the answer for the question that asks for confirmation."""
-        return harmless(f"{self.decision(wait)} {self.edit or ''}".strip() or f"reply {self.reply}")
+        which = f"{' '.join(one.call_id for one in self.decisions(wait))} " if wait.calls else ""
+        return harmless(f"{which}{self.decision(wait)} {self.edit or ''}".strip() or f"reply {self.reply}")
 
 
 async def _answered_wait(client: Client, task: task_pb2.Task, wait_id: str, request_id: str) -> task_pb2.Wait | None:
@@ -169,6 +198,8 @@ async def _answered_wait(client: Client, task: task_pb2.Task, wait_id: str, requ
             wait = body.transition.wait
         elif wait is not None and body.wait_resolution.wait_id == wait_id:
             wait.call_digest = call_digest(wait.tool, wait.arguments_json) if wait.tool else ""
+            for call in wait.calls:
+                call.call_digest = call_digest(call.tool, call.arguments_json)
             return wait if body.wait_resolution.request_id == request_id else None
     return None
 
@@ -219,7 +250,7 @@ def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:
         ("waits for", _awaited(wait)),
         ("signal", wait.correlation_id if wait.question else ""),
         ("budget", request_text(wait.budget_request) if wait.HasField("budget_request") else ""),
-        ("call", f"{wait.tool} {arguments_text(wait.arguments_json)}" if wait.tool else ""),
+        ("call", "\n".join(f"{call.tool} {arguments_text(call.arguments_json)}" for call in calls_of(wait))),
         ("context", wait.context),
         ("reference", wait.reference),
         ("options", ", ".join(wait.options)),
@@ -247,7 +278,7 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
         wait = task.wait
         question = _awaited(wait) or task.message
         if wait.tool:
-            question = f"{wait.tool} {arguments_text(wait.arguments_json)}"
+            question = "; ".join(f"{call.tool} {arguments_text(call.arguments_json)}" for call in calls_of(wait))
         is_not_for_people = bool(wait.correlation_id) or wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS
         options = ", ".join(wait.options) or ("" if is_not_for_people else "a reply")
         table.add_row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
@@ -323,6 +323,7 @@ class Client:
         *,
         decision: str = "",
         reply: str = "",
+        calls: Sequence[task_pb2.CallDecision] = (),
         call_digest: str = "",
         comment: str = "",
         edited_arguments_json: str = "",
@@ -330,7 +331,9 @@ class Client:
         extra_budget_nano_usd: int = 0,
         request_id: str = "",
     ) -> task_pb2.Task:
-        """Answers the wait `wait_id` with a decision or a reply. An approval needs the wait's `call_digest`.
+        """Answers the wait `wait_id` with a decision, a reply, or decisions on its `calls`.
+
+        A decision on a call needs its `call_digest`.
 
         The extra amounts raise the caps of the task's root. The approval of a wait for budget grants them, or without
         any amount the suggested ones; BudgetExhausted: they are too small for the next model call.
@@ -347,8 +350,11 @@ class Client:
             edited_arguments_json=edited_arguments_json,
             extra_budget_tokens=extra_budget_tokens,
             extra_budget_nano_usd=extra_budget_nano_usd,
+            calls=calls,
         )
-        if decision:
+        if calls:
+            request.call_digest = ""
+        elif decision:
             request.decision = decision
         else:
             request.reply = reply

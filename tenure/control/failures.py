@@ -61,7 +61,7 @@ class ToolFailed(Exception):  # noqa: N818  reads well in `except ToolFailed`
     retryable = False
 
     def __init__(self, tool: str, outcome: Outcome) -> None:
-        super().__init__(f"{tool}: {outcome.status}: {outcome.content}")
+        super().__init__(f"{tool}: {outcome.status}: {outcome.text}")
         self.tool, self.outcome = tool, outcome
 
 

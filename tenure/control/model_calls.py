@@ -10,16 +10,27 @@ from tenure.domain.budget import TokenUsage
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptPart:
+    """A part of a prompt. `name`: for people. `tool`: the tool whose result it is; "": it is another part."""
+
+    name: str
+    size_bytes: int
+    tool: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelCallRequest:
     """The model of a call and the tokens to reserve for it.
 
     `model`: as in `agent.model`, with the prefix `openai/` for OpenAI-compatible providers; the ledger prices the call
     by it. `input_tokens`: an upper bound of the prompt. `max_output_tokens`: the most that the call may produce.
+    `largest_part`: of the prompt, for the failure that says that it is too long.
     """
 
     model: str
     input_tokens: int
     max_output_tokens: int
+    largest_part: PromptPart | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from tenure.domain.tools import (
     MAX_OWN_OUTPUT_BYTES,
     MAX_OWN_SCHEMA,
     OWN_TOOL_NAME,
+    USUAL_OUTPUT_BYTES,
     EffectClass,
     ToolDefinition,
 )
@@ -39,6 +40,12 @@ class ToolError(Exception):
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+class ForModel(str):
+    """Content of an own tool that only a model reads. More than `model_limit_bytes` is shortened and kept as a file."""
+
+    __slots__ = ()
 
 
 class OwnToolContext(Protocol):
@@ -68,6 +75,18 @@ class OwnToolContext(Protocol):
         """Reports that the tool makes progress. The text is not recorded."""
 
 
+def checked_limits(limits: Mapping[str, int]) -> dict[str, int]:
+    """Returns limits of outputs in bytes, by the names of tools. Raises ValueError for one that no tool can have."""
+    for tool, limit in limits.items():
+        _check_limit(limit, f"the output limit of {tool}")
+    return dict(limits)
+
+
+def _check_limit(limit: int, which: str) -> None:
+    if not MIN_OUTPUT_BYTES <= limit <= MAX_OWN_OUTPUT_BYTES:
+        raise ValueError(f"{which} must be {MIN_OUTPUT_BYTES} to {MAX_OWN_OUTPUT_BYTES}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnTool:
     """A tool that the worker runs itself, as a coroutine of its own process.
@@ -76,7 +95,8 @@ class OwnTool:
     raises is a FAILED outcome. It is cancelled at the timeout, and when the task leaves the worker. `input_schema`: a
     JSON Schema of an object. `effect`: what happens to a call whose worker is lost. `needs_approval`: each call waits
     for a person. `shown_schema`: what people see as the schema, if `run` checks the arguments itself and `input_schema`
-    says little. Raises ValueError for a definition that the tool service would refuse.
+    says little. `model_limit_bytes`: the part of `ForModel` content that the model reads.
+    Raises ValueError for a definition that the tool service would refuse.
     """
 
     name: str
@@ -86,6 +106,7 @@ class OwnTool:
     run: Callable[[OwnToolContext, Mapping[str, Any]], Awaitable[str]]
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     output_limit_bytes: int = DEFAULT_OUTPUT_BYTES
+    model_limit_bytes: int = USUAL_OUTPUT_BYTES
     needs_approval: bool = False
     shown_schema: Mapping[str, Any] | None = None
 
@@ -100,9 +121,8 @@ class OwnTool:
             raise ValueError(f"the input_schema of {self.name} has more than {MAX_OWN_SCHEMA} characters of JSON")
         if not 0 < self.timeout_seconds <= MAX_PHASE_SECONDS:
             raise ValueError(f"the timeout_seconds of {self.name} must be above 0 and at most {MAX_PHASE_SECONDS:g}")
-        if not MIN_OUTPUT_BYTES <= self.output_limit_bytes <= MAX_OWN_OUTPUT_BYTES:
-            limits = f"{MIN_OUTPUT_BYTES} to {MAX_OWN_OUTPUT_BYTES}"
-            raise ValueError(f"the output_limit_bytes of {self.name} must be {limits}")
+        _check_limit(self.output_limit_bytes, f"the output_limit_bytes of {self.name}")
+        _check_limit(self.model_limit_bytes, f"the model_limit_bytes of {self.name}")
 
     @property
     def shown(self) -> ToolDefinition:

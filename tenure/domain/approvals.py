@@ -108,6 +108,8 @@ def shown_digest(task_id: str, wait: Wait) -> str:
         "tool": wait.tool,
         "arguments_json": wait.arguments_json,
     }
+    if wait.calls:
+        shown["calls"] = [[call.call_id, call.tool, call.arguments_json] for call in wait.calls]
     if wait.budget_request is not None:
         shown["limit"] = wait.budget_request.limit
         shown["suggested_tokens"] = wait.budget_request.suggested_tokens

@@ -17,6 +17,7 @@ from tenure.domain.conversation import Message, result_text, text_block
 from tenure.domain.entries import ClearedResults
 from tenure.domain.fold import ResumePoint
 from tenure.domain.models import LIMITS_REMEDY
+from tenure.domain.texts import largest_part_text
 
 DEFAULT_WINDOW_TOKENS: Final = 200_000
 WINDOW_TOKENS: Final = {
@@ -123,15 +124,26 @@ def _after_overflow(point: ResumePoint) -> RequestSummary | WindowExhausted:
     if point.overflows > MAX_OVERFLOWS:
         return WindowExhausted(
             "the conversation does not fit the model's context window, even after a compaction: "
-            f"fork the task at an earlier step, or with a model that has a larger window; {LIMITS_REMEDY}"
+            f"{_largest_part(point)}; fork the task at an earlier step, or with a model that has a larger window; "
+            f"{LIMITS_REMEDY}"
         )
     answered_step = point.conversation.answered_step
     if not _has_answer(point, answered_step - point.is_at_dead_end):
         return WindowExhausted(
             "the goal, the system prompt and the tools do not fit the model's context window: "
-            f"shorten them, or use a model that has a larger window; {LIMITS_REMEDY}"
+            f"{_largest_part(point)}; shorten them, or use a model that has a larger window; {LIMITS_REMEDY}"
         )
     return RequestSummary(answered_step)
+
+
+def _largest_part(point: ResumePoint) -> str:
+    system = point.spec.agent.system if point.spec is not None else ""
+    parts = {"the goal": point.conversation.goal, "the system prompt": system}
+    results = [*point.conversation.results, *point.pending_results]
+    parts |= {f"the result of {result.call}": result.block["content"] for result in results}
+    sizes = {name: len(text.encode("utf-8", "surrogatepass")) for name, text in parts.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    return largest_part_text(largest, sizes[largest])
 
 
 def _clear_results(point: ResumePoint, sent_tokens: int, window: Window) -> ClearedResults | None:

@@ -28,11 +28,12 @@ SUMMARY_HEAD: Final = "The conversation so far had become too long. This summary
 
 
 class ToolResult(NamedTuple):
-    """A tool result in the conversation, with the step of its call and the text that replaces a removed result."""
+    """A tool result in the conversation. `removed`: the text that replaces it; `call`: the tool and the call."""
 
     step: int
     block: ContentBlock
     removed: str
+    call: str
 
     @property
     def saved_bytes(self) -> int:
@@ -158,12 +159,12 @@ def result_of(intent: ToolIntent, outcome: Outcome) -> ToolResult:
     block = {
         "type": "tool_result",
         "tool_use_id": intent.tool_use_id,
-        "content": [text_block(outcome.content), *images] if images else outcome.content,
+        "content": [text_block(outcome.text), *images] if images else outcome.text,
         "is_error": outcome.is_error,
     }
     whole = f" All of it is in the workspace's file {outcome.output_path}." if outcome.output_path else ""
     removed = f"[The result of this call was removed to make room.{whole}]"
-    return ToolResult(int(intent.call_id.partition(".")[0]), block, removed)
+    return ToolResult(int(intent.call_id.partition(".")[0]), block, removed, f"{intent.tool}, call {intent.call_id}")
 
 
 def with_own_ids(content: Iterable[ContentBlock], messages: Iterable[Message], step: int) -> tuple[ContentBlock, ...]:

@@ -7,9 +7,10 @@ that was never interrupted. External entries (a message) take effect at the next
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from tenure.domain.conversation import (
     Conversation,
@@ -47,12 +48,13 @@ from tenure.domain.entries import (
 from tenure.domain.images import images_in
 from tenure.domain.in_doubt import Resolution, ResolveCall
 from tenure.domain.outputs import TaskOutput, output_of
+from tenure.domain.progress import Progress
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import BUDGET_WAIT_REASONS, TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.tools import Outcome, ToolDefinition
-from tenure.domain.waits import leaves_call_open
+from tenure.domain.waits import WaitKind, leaves_call_open
 
 TRUNCATED = "max_tokens"
 _UNFINISHED = frozenset({TRUNCATED, "pause_turn"})
@@ -60,6 +62,10 @@ _TOO_LONG = "model_context_window_exceeded"
 _ABOUT_IMAGES = re.compile(r"image|multimodal|vision", re.IGNORECASE)
 _DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
 """Stop reasons after which the same conversation cannot continue. The next model attempt drops such an answer."""
+
+
+_MOST_CALLS: Final = 256
+"""Of one answer. A function may make more calls after it."""
 
 
 @dataclass(slots=True)
@@ -76,11 +82,13 @@ class ResumePoint:
     `must_shorten`: the conversation was found too long, and no summary has followed yet.
     `refused_tokens`: the upper bound, in tokens, of the input that was found too long most recently.
     `refused_images`: the digests of images with which the model provider refused the conversation; they are not shown.
+    `approval_notes`: what the agent reads in the outcomes of open calls about their approvals.
     `resolutions`: a person's newest resolution of each open call, passed to the tool service at the call's execution.
     `outputs`: the outputs of all steps, by call; of a fork, also those that it copied.
     `reserved_epoch`: the epoch under which the newest model attempt was reserved.
     `said`: of a control function, all messages of users so far.
     `window_tokens`: the context window that the endpoint of the model has; 0: unknown.
+    `progress`: whether the agent's steps bring something new, without the newest step.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     """
 
@@ -96,6 +104,7 @@ class ResumePoint:
     outputs: dict[str, TaskOutput] = field(default_factory=dict)
     allowed_calls: set[str] = field(default_factory=set)
     edited_calls: set[str] = field(default_factory=set)
+    approval_notes: dict[str, str] = field(default_factory=dict)
     resolutions: dict[str, Resolution] = field(default_factory=dict)
     control_steps: dict[int, ControlStep] = field(default_factory=dict)
     extra_steps: int = 0
@@ -121,6 +130,8 @@ class ResumePoint:
     said: list[str] = field(default_factory=list)
     counted: tuple[int, int] | None = None
     window_tokens: int = 0
+    progress: Progress = Progress()
+    _newest_calls: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_CALLS))
     _texts: list[str] = field(default_factory=list)
     _images: list[dict[str, Any]] = field(default_factory=list)
     _is_text_truncated: bool = False
@@ -159,6 +170,12 @@ class ResumePoint:
             if call_id in self.outcomes
         ]
 
+    def progress_after(self, outcomes: Iterable[ToolOutcome] = ()) -> Progress:
+        """Returns the progress with the calls of the newest step; `outcomes`: those that are not in the ledger yet."""
+        settled = self.outcomes | {each.call_id: each.outcome for each in outcomes}
+        calls = [(self.intents[call_id], settled[call_id]) for call_id in self._newest_calls if call_id in settled]
+        return self.progress.after(calls, only_failures=not self.is_agent)
+
     @property
     def is_agent(self) -> bool:
         """Whether an agent works on the task. A control function has no conversation: its code says what it sends."""
@@ -193,17 +210,18 @@ class ResumePoint:
             case AttemptLost():
                 self.open_attempt = None
             case ToolIntent():
-                self._reach(step)
-                self.intents[body.call_id] = self.open_calls[body.call_id] = body
-                self.outcomes.pop(body.call_id, None)
+                self._call(step, body)
             case ToolOutcome():
                 self.open_calls.pop(body.call_id, None)
+                self._note_approval(body)
                 self.outcomes[body.call_id] = body.outcome
                 if (output := output_of(body.call_id, body.outcome)) is not None:
                     self.outputs[body.call_id] = output
                 self.resolutions.pop(body.call_id, None)
             case UserMessage() if self.is_agent:
                 self._texts.append(body.text)
+                if body.request_id:  # of a person: what it says is new
+                    self.progress = Progress()
             case UserMessage():
                 self.said.append(body.text)
             case CancelRequest():
@@ -249,6 +267,7 @@ class ResumePoint:
         self.failures.clear()
         self.retries = self.timeout_retries = self.truncations = self.corrections = self.overflows = 0
         self.empty_answers = 0
+        self.progress = Progress()
         self.summary_through_step, self.must_shorten = 0, False
         self.counted = None  # the system prompt and the tools may have changed
         self.window_tokens = 0  # and so may the model
@@ -267,6 +286,10 @@ class ResumePoint:
         """Applies an approval to the open call: its edited arguments and its comment. Other answers settled the call
         by an outcome.
         """
+        if body.wait_kind is WaitKind.NO_PROGRESS:
+            self.progress = Progress()
+            if body.comment:
+                self._texts.append(body.comment)
         if not leaves_call_open(body.wait_kind, body.answer_kind, body.answer):
             return
         self.allowed_calls.add(body.call_id)
@@ -276,7 +299,19 @@ class ResumePoint:
             edited = replace(intent, arguments_json=body.edited_arguments_json)
             self.intents[body.call_id] = self.open_calls[body.call_id] = edited
         if text := text_of_approval(body, intent):
-            self._texts.append(text)
+            self.approval_notes[body.call_id] = text
+
+    def _call(self, step: int, intent: ToolIntent) -> None:
+        self._reach(step)
+        self.intents[intent.call_id] = self.open_calls[intent.call_id] = intent
+        self.outcomes.pop(intent.call_id, None)
+        self._newest_calls.append(intent.call_id)
+
+    def _note_approval(self, body: ToolOutcome) -> None:
+        """Says after the results what an outcome does not say about the approval of its call: of older versions."""
+        note = self.approval_notes.pop(body.call_id, "")
+        if note not in body.outcome.note:
+            self._texts.append(note)
 
     def _reach(self, step: int) -> None:
         """Takes the step of an entry. The attempts are those of the newest step."""
@@ -304,7 +339,13 @@ class ResumePoint:
         self._texts.clear()
         self._images.clear()
 
+    def _end_step(self) -> None:
+        """Counts the calls since the newest answer as one step of the agent."""
+        self.progress = self.progress_after()
+        self._newest_calls.clear()
+
     def _forget_calls(self) -> None:
+        self._end_step()
         for by_call in (self.intents, self.outcomes, self.allowed_calls, self.resolutions):
             by_call.clear()
         self.answer = None
@@ -320,6 +361,8 @@ class ResumePoint:
         text = text_of(body.content)
         if self.is_agent:
             self._take_answer(step, body, text, attempt)
+        else:
+            self._end_step()
         if text:
             self.last_text = text
 

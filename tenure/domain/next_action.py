@@ -5,15 +5,17 @@ call the model ──▶ answer ──▶ run tools ──▶ call the model …
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tenure.domain.compaction import MAX_OVERFLOWS
-from tenure.domain.entries import ResultRejected, ToolIntent
+from tenure.domain.entries import ResultRejected, ToolIntent, ToolOutcome, Transition
 from tenure.domain.fold import ResumePoint
+from tenure.domain.progress import leave_without_progress, note_of
 from tenure.domain.result_schema import ResultValidation, rejection
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import NoProgressPolicy
 from tenure.domain.waiting_calls import asks
 
 MAX_TRUNCATIONS: Final = 3
@@ -45,7 +47,7 @@ class JoinModelCall:
 
 @dataclass(frozen=True, slots=True)
 class ExecuteTools:
-    """Execute `intents` in parallel, then begin the wait of the first call in `asks`."""
+    """Execute `intents` in parallel, then begin the first wait of the calls in `asks`."""
 
     step: int
     intents: tuple[ToolIntent, ...]
@@ -88,7 +90,14 @@ class CorrectAnswer:
     rejected: ResultRejected
 
 
-NextAction = CallModel | JoinModelCall | ExecuteTools | AskAgain | ValidateResult | CloseOut
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave this worker with this transition."""
+
+    transition: Transition
+
+
+NextAction = CallModel | JoinModelCall | ExecuteTools | AskAgain | ValidateResult | CloseOut | Leave
 
 
 def next_action(point: ResumePoint) -> NextAction:
@@ -107,6 +116,8 @@ def next_action(point: ResumePoint) -> NextAction:
         if point.attempts_in_step:  # the model call failed or was lost
             return CallModel(point.step, point.attempts_in_step + 1)
         return CallModel(point.step + 1, 1)
+    if (stuck := without_progress(point)) is not None:
+        return Leave(stuck)
     if point.intents and point.truncations < MAX_TRUNCATIONS:
         return CallModel(point.step + 1, 1)
     return _after_answer(point, point.answer.stop_reason)
@@ -125,6 +136,27 @@ def calls_to_make(point: ResumePoint, own_approvals: Sequence[str] = ()) -> Exec
         waiting = asks(intent, tools=tools, approve_tools=approve_tools, allowed=point.allowed_calls)
         (waits if waiting else runs).append(intent)
     return ExecuteTools(point.step, tuple(runs), tuple(waits))
+
+
+def without_progress(point: ResumePoint, outcomes: Iterable[ToolOutcome] = ()) -> Transition | None:
+    """Returns the transition of a task whose agent repeats itself; `outcomes`: those that are not in the ledger yet."""
+    policy = point.spec.policy.on_no_progress if point.spec is not None else NoProgressPolicy.END
+    return leave_without_progress(point.progress_after(outcomes), policy, point.last_text)
+
+
+def with_notes(point: ResumePoint, outcomes: Sequence[ToolOutcome]) -> list[ToolOutcome]:
+    """Returns new outcomes of the newest step with their notes: about approvals, and that the agent repeats itself."""
+    noted = [_noted(each, point.approval_notes.get(each.call_id, "")) for each in outcomes]
+    policy = point.spec.policy.on_no_progress if point.spec is not None else NoProgressPolicy.END
+    progress = point.progress_after(noted)
+    note = note_of(progress, policy)
+    repeated = [each for each in noted if progress.is_newest(point.intents[each.call_id], each.outcome)] if note else []
+    return [_noted(each, note) if each in repeated[:1] else each for each in noted]
+
+
+def _noted(each: ToolOutcome, note: str) -> ToolOutcome:
+    both = "\n".join(one for one in (each.outcome.note, note) if one)
+    return ToolOutcome(each.call_id, replace(each.outcome, note=both)) if note else each
 
 
 def _after_answer(point: ResumePoint, stop_reason: str) -> NextAction:

@@ -6,7 +6,6 @@ in another order. A person's message is read at the step at which the recorded r
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from tenure.domain.entries import (
 )
 from tenure.domain.fold import ResumePoint, text_of_approval
 from tenure.domain.next_action import CallModel, NextAction
+from tenure.domain.progress import CallKey, call_key
 from tenure.domain.states import TERMINAL
 from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus
 
@@ -35,26 +35,6 @@ NOT_RECORDED: Final = (
     "not executed."
 )
 _SHOWN_CHARACTERS: Final = 200
-
-CallKey = tuple[str, str]
-"""A tool and its arguments, as JSON with sorted keys."""
-
-
-def call_key(intent: ToolIntent) -> CallKey:
-    """Returns what two equal calls have in common."""
-    try:
-        arguments = json.dumps(json.loads(intent.arguments_json or "{}"), sort_keys=True, ensure_ascii=False)
-    except ValueError:
-        arguments = intent.arguments_json
-    return intent.tool, arguments
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecording:
-    """A call of the recorded run. `message`: what the person who approved it told the agent, or None."""
-
-    outcome: Outcome
-    message: UserMessage | None = None
 
 
 class RecordedRun:
@@ -66,10 +46,10 @@ class RecordedRun:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.tools = ToolsDefined(())
-        self._calls: dict[CallKey, list[CallRecording]] = defaultdict(list)
+        self._calls: dict[CallKey, list[Outcome]] = defaultdict(list)
         self._messages: dict[int, list[UserMessage]] = defaultdict(list)
         intents: dict[str, ToolIntent] = {}
-        approvals: dict[str, UserMessage] = {}
+        approvals: dict[str, str] = {}
         unread: list[UserMessage] = []
         for entry in entries:
             match entry.body:
@@ -77,13 +57,13 @@ class RecordedRun:
                     self.tools = entry.body
                 case ToolIntent(call_id=call_id):
                     intents[call_id] = entry.body
-                case WaitResolution(call_id=call_id) if message := _message_of(entry.body, intents):
-                    approvals[call_id] = message
+                case WaitResolution(call_id=call_id) if call_id in intents:
+                    approvals[call_id] = text_of_approval(entry.body, intents[call_id])
                 case ToolOutcome(outcome=Outcome(detail=detail)) if detail == UNUSABLE_CALL:
                     pass  # the replay's worker settles such a call itself
                 case ToolOutcome(call_id=call_id, outcome=outcome) if call_id in intents:
-                    recorded = CallRecording(outcome, approvals.pop(call_id, None))
-                    self._calls[call_key(intents[call_id])].append(recorded)
+                    note = outcome.note or approvals.pop(call_id, "")  # older records have it as a text of its own
+                    self._calls[call_key(intents[call_id])].append(replace(outcome, note=note))
                 case UserMessage() if entry.body.request_id:  # the worker's own have none
                     unread.append(entry.body)
                 case ModelAttempt(summary_through_step=0) if unread:
@@ -92,39 +72,28 @@ class RecordedRun:
 
     def outcome(self, intent: ToolIntent, repeat: int) -> Outcome:
         """Returns the recorded outcome of the call. `repeat`: how often the same call was made before, from 0."""
-        recorded = self._call(intent, repeat)
-        if recorded is None:
+        recorded = self._calls.get(call_key(intent))
+        if not recorded:
             return Outcome(OutcomeStatus.FAILED, NOT_RECORDED)
-        return replace(recorded.outcome, output=None, output_path="", call_attempt=0)  # no file is in its workspace
-
-    def approval_message(self, intent: ToolIntent, repeat: int) -> UserMessage | None:
-        """Returns what the person who approved the recorded call told the agent, if anything."""
-        recorded = self._call(intent, repeat)
-        return None if recorded is None else recorded.message
+        outcome = recorded[min(repeat, len(recorded) - 1)]
+        return replace(outcome, output=None, output_path="", call_attempt=0)  # no file is in its workspace
 
     def messages_at(self, step: int) -> Sequence[UserMessage]:
         """Returns the messages of people that the recorded run read first at this step."""
         return self._messages.get(step, ())
 
-    def _call(self, intent: ToolIntent, repeat: int) -> CallRecording | None:
-        recorded = self._calls.get(call_key(intent))
-        return recorded[min(repeat, len(recorded) - 1)] if recorded else None
 
-
-def messages_due(
-    run: RecordedRun, point: ResumePoint, action: NextAction, approvals: Sequence[UserMessage]
-) -> list[UserMessage]:
+def messages_due(run: RecordedRun, point: ResumePoint, action: NextAction) -> list[UserMessage]:
     """Returns the recorded messages that the ledger of a replay needs before its next action.
 
     They are those that the model reads in its next new step. A final answer is not final while there are any, as in the
-    recorded run. `approvals`: the messages of those who approved the open calls. None is due twice: a message in the
-    ledger is in the content of the next model call.
+    recorded run. None is due twice: a message in the ledger is in the content of the next model call.
     """
     match action:
         case CallModel(step=step) if step <= point.step:  # another attempt: it has the messages of the first one
             return []
         case _:
-            due = [*approvals, *run.messages_at(point.step + 1)]
+            due = run.messages_at(point.step + 1)
     unread = [block.get("text") for block in point.pending_content]
     missing = []
     for message in due:
@@ -133,12 +102,6 @@ def messages_due(
         else:
             missing.append(message)
     return missing
-
-
-def _message_of(body: WaitResolution, intents: dict[str, ToolIntent]) -> UserMessage | None:
-    intent = intents.get(body.call_id)
-    text = text_of_approval(body, intent) if intent is not None else ""
-    return UserMessage(text, body.request_id or body.wait_id) if text else None
 
 
 # The comparison of a replay with the recorded run.
@@ -229,14 +192,12 @@ def _missing(expected: _Course, got: _Course, *, is_explained: bool) -> Iterator
 
 
 def _course(entries: Iterable[Entry]) -> _Course:
-    course, intents, unread = _Course(), dict[str, ToolIntent](), list[str]()
+    course, unread = _Course(), list[str]()
     for entry in entries:
         course.last_step = max(course.last_step, entry.step)
         match entry.body:
             case UserMessage() if entry.body.request_id:
                 unread.append(entry.body.text)
-            case WaitResolution() if message := _message_of(entry.body, intents):
-                unread.append(message.text)
             case ModelAttempt(summary_through_step=0):
                 if not course.turns or course.turns[-1].step != entry.step:
                     course.turns.append(_Turn(entry.step, []))
@@ -245,7 +206,6 @@ def _course(entries: Iterable[Entry]) -> _Course:
             case AssistantMessage() if course.turns and course.turns[-1].step == entry.step:
                 course.turns[-1].is_answered = True
             case ToolIntent() if course.turns:
-                intents[entry.body.call_id] = entry.body
                 course.turns[-1].calls.append(call_key(entry.body))
             case Transition(to_state=state, reason=reason):
                 course.end = f"the end as {state} ({reason})" if state in TERMINAL else ""

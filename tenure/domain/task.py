@@ -83,6 +83,18 @@ class BudgetPolicy(StrEnum):
     ASK = "ASK"
 
 
+class NoProgressPolicy(StrEnum):
+    """The reaction to an agent whose steps repeat the same calls with the same outcomes.
+
+    END and ASK tell the model first; TELL does nothing more, and IGNORE nothing at all.
+    """
+
+    END = "END"
+    ASK = "ASK"
+    TELL = "TELL"
+    IGNORE = "IGNORE"
+
+
 class MoneyCap(StrEnum):
     """The origin of a task's cap in money, or the reason why the task has none."""
 
@@ -146,7 +158,8 @@ class SubAgentLimits:
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """A task's reactions to lost leases, calls in doubt, failures, invalid results, timeouts and caps of its budget.
+    """A task's reactions to lost leases, calls in doubt, failures, invalid results, timeouts, caps of its budget and
+    steps without progress.
 
     `lease_ttl_seconds`: how long a worker that sends no renewals keeps the task; 0: as long as its session.
     `approvers`: the groups ("group:" and a name) and members who alone may answer its waits; none: everyone.
@@ -162,6 +175,7 @@ class TaskPolicy:
     on_budget: BudgetPolicy = BudgetPolicy.END
     lease_ttl_seconds: float = 0.0
     approvers: tuple[str, ...] = ()
+    on_no_progress: NoProgressPolicy = NoProgressPolicy.END
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,21 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
+def bytes_text(size: int) -> str:
+    """Returns a size in bytes: `512 B`, `1.5 KiB`, `64 MiB`."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 9.95 else f"{value:.1f} {unit}"
+
+
+def largest_part_text(part: str, size: int) -> str:
+    """Returns what a failure says about a prompt that is too long."""
+    return f"its largest part is {part}, {bytes_text(size)}"
+
+
 # Kept content: a value that is too large for the ledger, as a file of the task's workspace.
 #
 # The name of the file is the digest of its content. The ledger has the reference. The agent's programs can change and

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from tenure.domain.images import Image
 from tenure.domain.outputs import TaskOutput
+from tenure.domain.texts import MAX_KEPT_BYTES
 
 USUAL_OUTPUT_BYTES: Final = 64 * 1024
 """The default output limit of a tool: the model reads at most this much of the output."""
@@ -88,7 +89,8 @@ class ProgramUsage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a call. The model reads `content`; `output_path` is the workspace's file with the whole output.
+    """The result of a call. The model reads `content` and then `note`, which the worker adds: that a person changed the
+    arguments, for example. `output_path` is the workspace's file with the whole output.
 
     `images`: those that the tool returned, which the model sees if it can; `content` names their files.
     """
@@ -103,6 +105,12 @@ class Outcome:
     usage: ProgramUsage | None = None
     output: TaskOutput | None = None
     images: tuple[Image, ...] = ()
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return f"{self.content}\n\n{self.note}".lstrip("\n") if self.note else self.content
 
     @property
     def is_error(self) -> bool:
@@ -215,8 +223,9 @@ def within_limit(outcome: Outcome, definition: ToolDefinition) -> Outcome:
     size = len(encode(outcome.content))
     if size <= definition.output_limit_bytes:
         return outcome
+    most = MAX_KEPT_BYTES if size > MAX_KEPT_BYTES else definition.output_limit_bytes  # less is kept as a file
     message = (
-        f"{definition.name} returned {size} bytes, and may return {definition.output_limit_bytes}: its result was not "
+        f"{definition.name} returned {size} bytes, and may return {most}: its result was not "
         "recorded. Any effects of the call have happened. Return less, or store the result elsewhere and return where."
     )
     return replace(outcome, status=OutcomeStatus.FAILED, content=message, detail=TOO_LARGE)

@@ -398,7 +398,7 @@ class TraceProjection:
             if used.peak_memory_bytes is not None:
                 call.attributes[semconv.SANDBOX_PEAK_MEMORY_BYTES] = used.peak_memory_bytes
         if self._with_content:
-            call.attributes[semconv.TOOL_CALL_RESULT] = outcome.content
+            call.attributes[semconv.TOOL_CALL_RESULT] = outcome.text
         self._end(call, at_ns, (outcome.detail or outcome.status.value) if outcome.is_error else "")
 
     def _control_step(self, entry: Entry, body: ControlStep, at_ns: int) -> None:

@@ -4,11 +4,12 @@ a cap of its budget waits without a call.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from tenure.domain.budget import Denied
-from tenure.domain.entries import ToolIntent, Transition
+from tenure.domain.entries import ToolIntent, ToolOutcome, Transition
 from tenure.domain.states import TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, read_spawn
 from tenure.domain.task import BudgetPolicy
@@ -22,6 +23,7 @@ from tenure.domain.waits import (
     MAX_REFERENCE_CHARACTERS,
     TOOL_DECISIONS,
     WAIT_RULES,
+    UndecidedCall,
     Wait,
     WaitDeadlinePolicy,
     WaitKind,
@@ -31,6 +33,7 @@ from tenure.domain.waits import (
 REQUEST_APPROVAL: Final = "request_approval"
 ASK_USER: Final = "ask_user"
 WAIT_EXTERNAL: Final = "wait_external"
+MAX_WAITING_CALLS: Final = 64
 
 WAITING_TOOLS: Final = {
     REQUEST_APPROVAL: WaitKind.APPROVAL,
@@ -67,6 +70,43 @@ def wait_of(intent: ToolIntent, approve_tools: Collection[str] = (), allowed: Co
         return _wait(kind, intent.call_id, Arguments(intent.arguments_json))
     except InvalidArguments as why:
         return unfit(f"The arguments do not fit {intent.tool}: {why}.")
+
+
+def first_wait(
+    asks: Sequence[ToolIntent], approve_tools: Collection[str], allowed: Collection[str]
+) -> tuple[Wait | None, list[ToolOutcome]]:
+    """Returns the wait of the first call that can begin one, and the outcomes of those before it.
+
+    Calls that need approval wait together, as far as their arguments fit into one wait.
+    """
+    outcomes: list[ToolOutcome] = []
+    for index, ask in enumerate(asks):
+        wait = wait_of(ask, approve_tools, allowed)
+        if isinstance(wait, Outcome):
+            outcomes.append(ToolOutcome(ask.call_id, wait))
+        elif wait.kind is not WaitKind.TOOL_APPROVAL:
+            return wait, outcomes
+        else:
+            return _with_siblings(wait, asks[index + 1 :], approve_tools, allowed), outcomes
+    return None, outcomes
+
+
+def _with_siblings(
+    wait: Wait, asks: Iterable[ToolIntent], approve_tools: Collection[str], allowed: Collection[str]
+) -> Wait:
+    calls, left_bytes = list(wait.all_calls), MAX_APPROVED_ARGUMENT_BYTES - len(wait.arguments_json.encode())
+    for ask in asks:
+        if not needs_approval(ask, approve_tools, allowed):
+            continue
+        left_bytes -= len(ask.arguments_json.encode())
+        if left_bytes < 0 or len(calls) == MAX_WAITING_CALLS:
+            break
+        calls.append(UndecidedCall(ask.call_id, ask.tool, ask.arguments_json))
+    if len(calls) == 1:
+        return wait
+    tools = ", ".join(dict.fromkeys(call.tool for call in calls))
+    question = f"May these {len(calls)} calls of {tools} be made?"
+    return replace(wait, calls=tuple(calls), question=question[:MAX_QUESTION_CHARACTERS])
 
 
 def move_to_wait(wait: Wait) -> Transition:

@@ -45,7 +45,7 @@ EDIT: Final = "edit"
 TOOL_DECISIONS: Final = (ALLOW, DENY, EDIT)
 APPROVE: Final = "approve"
 CONTINUE: Final = "continue"
-"""The only decision of an operator's wait."""
+"""The only decision of an operator's wait, and of a wait without progress."""
 DEFAULT_OPTIONS: Final = (APPROVE, DENY)
 
 
@@ -59,6 +59,7 @@ class WaitKind(StrEnum):
     SUB_AGENTS = "SUB_AGENTS"
     BUDGET = "BUDGET"
     OPERATOR = "OPERATOR"
+    NO_PROGRESS = "NO_PROGRESS"
 
 
 class WaitRule(NamedTuple):
@@ -81,6 +82,7 @@ WAIT_RULES: Final = {
     WaitKind.SUB_AGENTS: WaitRule(Reason.SUB_AGENTS_AWAITED, "Waiting for sub-agents", is_for_person=False),
     WaitKind.BUDGET: WaitRule(Reason.BUDGET_REQUESTED, "More budget requested", has_call=False),
     WaitKind.OPERATOR: WaitRule(Reason.OPERATOR_WAIT, "An operator lets the task wait", has_call=False),
+    WaitKind.NO_PROGRESS: WaitRule(Reason.NO_PROGRESS, "The agent repeats itself", has_call=False),
 }
 WITHOUT_CALL: Final = frozenset(kind for kind, rule in WAIT_RULES.items() if not rule.has_call)
 """The kinds of waits that belong to no call: `call_id` is empty."""
@@ -104,10 +106,24 @@ class WaitAnswerKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class UndecidedCall:
+    """A call that needs approval."""
+
+    call_id: str
+    tool: str
+    arguments_json: str
+
+    @property
+    def call_digest(self) -> str:
+        return call_digest(self.tool, self.arguments_json)
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """A wait. The ledger sets `wait_id`, `sub_agents` and `approvers`. `call_id` is empty for the kinds in
     `WITHOUT_CALL`. `approvers`: who may answer; empty: everyone. See tenure/domain/approvals.py.
 
+    `calls`: for the approval of several calls, all of them; the first has its fields in the wait, too.
     `timeout_seconds`: the requested timeout. `elapsed_seconds`: the part of it that had passed when the wait began.
     Neither is stored; the row has the deadline.
     """
@@ -128,6 +144,16 @@ class Wait:
     elapsed_seconds: float = 0.0
     budget_request: BudgetRequest | None = None
     approvers: tuple[str, ...] = ()
+    calls: tuple[UndecidedCall, ...] = ()
+
+    @property
+    def all_calls(self) -> tuple[UndecidedCall, ...]:
+        """The calls that wait; none for the kinds in `WITHOUT_CALL`."""
+        return self.calls or ((UndecidedCall(self.call_id, self.tool, self.arguments_json),) if self.call_id else ())
+
+    def of_call(self, call: UndecidedCall) -> Wait:
+        """Returns the wait as that of one call."""
+        return replace(self, call_id=call.call_id, tool=call.tool, arguments_json=call.arguments_json, calls=())
 
     @property
     def is_for_person(self) -> bool:
@@ -173,8 +199,22 @@ class BeginWait:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDecision:
+    """The decision on one call of a wait."""
+
+    call_id: str
+    decision: str
+    call_digest: str = ""
+    comment: str = ""
+    edited_arguments_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WaitAnswer:
-    """An answer to a wait. `addressee`, `client_address`: of an answer by link. `shown_digest`: of what was shown."""
+    """An answer to a wait. `calls`: decisions on some of its calls, in place of `text`.
+
+    `addressee`, `client_address`: of an answer by link. `shown_digest`: of what was shown.
+    """
 
     kind: WaitAnswerKind
     text: str = ""
@@ -186,6 +226,7 @@ class WaitAnswer:
     addressee: str = ""
     client_address: str = ""
     shown_digest: str = ""
+    calls: tuple[CallDecision, ...] = ()
 
 
 NO_ANSWER: Final = WaitAnswer(WaitAnswerKind.NO_ANSWER)
@@ -255,6 +296,35 @@ def problems_of_steps(steps: Sequence[EscalationStep]) -> Iterator[tuple[int, st
 def default_timeout_seconds(kind: WaitKind) -> float:
     """Returns the default timeout of a wait."""
     return DEFAULT_PERSON_SECONDS if is_for_person(kind) else DEFAULT_EVENT_SECONDS
+
+
+def decided_calls(wait: Wait, answer: WaitAnswer) -> list[tuple[Wait, WaitAnswer]]:
+    """Returns each call that the answer decides on, as a wait of its own, with the answer to it.
+
+    Without decisions on calls an answer is for the first call; a missing answer is for all. Raises InvalidRequest for a
+    call that does not wait.
+    """
+    waiting = {call.call_id: wait.of_call(call) for call in wait.all_calls}
+    if answer.kind is WaitAnswerKind.NO_ANSWER and len(waiting) > 1:
+        return [(one, answer) for one in waiting.values()]
+    if not answer.calls:
+        return [(replace(wait, calls=()), answer)]
+    pairs = []
+    for index, call in enumerate(answer.calls):
+        if wait.kind is not WaitKind.TOOL_APPROVAL or (own := waiting.pop(call.call_id, None)) is None:
+            raise _invalid(f"calls[{index}].call_id", f"must be a call of {wait.wait_id} that no other decision is on")
+        decision = replace(
+            answer,
+            text=call.decision,
+            comment=call.comment or answer.comment,
+            edited_arguments_json=call.edited_arguments_json,
+            call_digest=call.call_digest,
+            extra_budget_tokens=0 if index else answer.extra_budget_tokens,
+            extra_budget_nano_usd=0 if index else answer.extra_budget_nano_usd,
+            calls=(),
+        )
+        pairs.append((own, decision))
+    return pairs
 
 
 def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:

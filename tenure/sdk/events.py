@@ -158,7 +158,8 @@ class ToolIntentEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcomeEvent(Event):
-    """A tool call ended. `content`: what the model reads. `output_path`: the whole output, a file of the workspace.
+    """A tool call ended. The model reads `content`, and then `note`, which Tenure adds: that a person changed the
+    arguments, for example. `output_path`: the whole output, a file of the workspace.
 
     `images`: the files of the images that the model sees, if it can.
     """
@@ -166,6 +167,7 @@ class ToolOutcomeEvent(Event):
     call_id: str
     status: OutcomeStatus
     content: str
+    note: str
     truncated: bool
     detail: str
     call_attempt: int

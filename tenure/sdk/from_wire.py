@@ -16,6 +16,7 @@ from tenure.sdk import events
 from tenure.sdk.errors import ServerFailed
 from tenure.sdk.task_info import (
     BudgetNeed,
+    CallToApprove,
     FunctionCall,
     ModelParametersInfo,
     TaskBudget,
@@ -68,6 +69,7 @@ public(ModelParametersInfo, task_pb2.ModelParameters)
 public(TaskLimits, task_pb2.Limits, skip="no_money_cap")
 public(TaskBudget, task_pb2.BudgetStatus)
 public(BudgetNeed, task_pb2.BudgetRequest, skip="budget")
+public(CallToApprove, task_pb2.WaitingCall)
 public(
     TaskWait,
     task_pb2.Wait,

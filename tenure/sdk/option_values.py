@@ -17,10 +17,10 @@ from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.images import MAX_FILES_BYTES
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import InputFile, Priority, Source, TaskPolicy
+from tenure.domain.task import InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
 from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.v1 import task_pb2, workspace_pb2
-from tenure.wire.common import EFFORTS, PRIORITIES, SOURCES, duration, timestamp
+from tenure.wire.common import EFFORTS, NO_PROGRESS, PRIORITIES, SOURCES, duration, timestamp
 from tenure.wire.task import policy_to_wire
 
 T = TypeVar("T")
@@ -105,6 +105,14 @@ def _member(argument: str, kind: type[E], given: E | str) -> E:
         return kind[str(getattr(given, "name", given)).upper()]
     except KeyError:
         message = f"must be one of {', '.join(member.name for member in kind)}, not {given!r}"
+        raise invalid_argument(argument, message) from None
+
+
+def no_progress(argument: str, given: NoProgressPolicy | str) -> task_pb2.NoProgressPolicy.ValueType:
+    try:
+        return NO_PROGRESS.to_wire(NoProgressPolicy[str(getattr(given, "name", given)).upper()])
+    except KeyError:
+        message = f"must be one of {', '.join(NoProgressPolicy)}, not {given!r}"
         raise invalid_argument(argument, message) from None
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import InputFile, Priority, Source, TaskPolicy
+from tenure.domain.task import InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
 from tenure.sdk import option_values as values
 from tenure.sdk.option_values import Money, Seconds
 
@@ -67,6 +67,15 @@ class CommonOptions(TypedDict, total=False):
     policy: Annotated[
         TaskPolicy | None,
         Option("reactions to failures, calls in doubt, caps and timeouts", "policy", values.policy, flag=None),
+    ]
+    on_no_progress: Annotated[
+        NoProgressPolicy | str | None,
+        Option(
+            "when steps repeat the same calls with the same outcomes, although the model was told: END the task, ASK a"
+            " person, only TELL the model, or IGNORE it; END by default",
+            "policy.on_no_progress",
+            values.no_progress,
+        ),
     ]
 
 

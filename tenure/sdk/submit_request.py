@@ -77,8 +77,8 @@ def request_of(goal: str, options: Mapping[str, Any]) -> api.SubmitTaskRequest:
 def spec_of(options: Mapping[str, Any]) -> task_pb2.TaskSpec:
     """Returns the spec that the options describe. Raises InvalidRequest."""
     spec = task_pb2.TaskSpec()
-    for name, value in options.items():
-        _, option = OPTIONS[name]
+    for name in (name for name in OPTIONS if name in options):  # in their order: a policy before the parts of one
+        value, (_, option) = options[name], OPTIONS[name]
         if option.path and is_given(value):
             set_field(spec, option.path, option.to_wire(name, value), name)
     return spec

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
@@ -111,6 +111,7 @@ class SyncTask(Generic[T]):
         extra_cost: Money | None = None,
         extra_tokens: int = 0,
         comment: str = "",
+        calls: Iterable[str] | None = None,
         request_id: str = "",
     ) -> TaskInfo:
         """Approves what the wait asks for: a tool call, the agent's request for approval, more budget, to continue.
@@ -118,6 +119,7 @@ class SyncTask(Generic[T]):
         The answer is for exactly this wait and the call that it shows: if the task waits for something else meanwhile,
         it is refused (WrongState, WAIT_OVER or OTHER_CALL), and nothing happens.
 
+        `calls`: of a wait for several calls, the ids of those to approve; None: all. The others wait on.
         `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
         of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
         `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
@@ -132,16 +134,19 @@ class SyncTask(Generic[T]):
                 extra_cost=extra_cost,
                 extra_tokens=extra_tokens,
                 comment=comment,
+                calls=calls,
                 request_id=request_id,
             )
         )
 
-    def deny(self, wait: TaskWait, *, reason: str = "", request_id: str = "") -> TaskInfo:
+    def deny(
+        self, wait: TaskWait, *, reason: str = "", calls: Iterable[str] | None = None, request_id: str = ""
+    ) -> TaskInfo:
         """Denies what the wait asks for. The agent reads the denial with its `reason`, and continues.
 
         A task that asked for budget ends as COST_EXCEEDED. Otherwise as `approve`.
         """
-        return self._calls.run(lambda: self._task.deny(wait, reason=reason, request_id=request_id))
+        return self._calls.run(lambda: self._task.deny(wait, reason=reason, calls=calls, request_id=request_id))
 
     def answer(self, wait: TaskWait, answer: str, *, comment: str = "", request_id: str = "") -> TaskInfo:
         """Answers the wait with one of its `options`, or with a text (at most 64 KiB) if it takes one.

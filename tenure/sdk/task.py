@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,6 +19,7 @@ from tenure.sdk.option_values import Money, Seconds, nano_usd, seconds_of
 from tenure.sdk.result_type import ResultType
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskWait
 from tenure.v1 import task_pb2, task_service_pb2
+from tenure.wire.task import call_decision_to_wire
 
 T = TypeVar("T")
 
@@ -129,6 +130,7 @@ class Task(Generic[T]):
         extra_cost: Money | None = None,
         extra_tokens: int = 0,
         comment: str = "",
+        calls: Iterable[str] | None = None,
         request_id: str = "",
     ) -> TaskInfo:
         """Approves what the wait asks for: a tool call, the agent's request for approval, more budget, to continue.
@@ -136,6 +138,7 @@ class Task(Generic[T]):
         The answer is for exactly this wait and the call that it shows: if the task waits for something else meanwhile,
         it is refused (WrongState, WAIT_OVER or OTHER_CALL), and nothing happens.
 
+        `calls`: of a wait for several calls, the ids of those to approve; None: all. The others wait on.
         `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
         of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
         `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
@@ -143,15 +146,17 @@ class Task(Generic[T]):
         Raises InvalidRequest for a wait that asks no yes or no: use `answer`. Raises WrongState, NotFound,
         PermissionDenied, BudgetExhausted.
         """
-        reply = approval(wait, arguments)
+        reply = approval(wait, arguments, calls)
         return await self._answer(wait, reply, comment, request_id, extra_tokens, nano_usd("extra_cost", extra_cost))
 
-    async def deny(self, wait: TaskWait, *, reason: str = "", request_id: str = "") -> TaskInfo:
+    async def deny(
+        self, wait: TaskWait, *, reason: str = "", calls: Iterable[str] | None = None, request_id: str = ""
+    ) -> TaskInfo:
         """Denies what the wait asks for. The agent reads the denial with its `reason`, and continues.
 
         A task that asked for budget ends as COST_EXCEEDED. Otherwise as `approve`.
         """
-        return await self._answer(wait, denial(wait), reason, request_id)
+        return await self._answer(wait, denial(wait, calls), reason, request_id)
 
     async def answer(self, wait: TaskWait, answer: str, *, comment: str = "", request_id: str = "") -> TaskInfo:
         """Answers the wait with one of its `options`, or with a text (at most 64 KiB) if it takes one.
@@ -235,6 +240,7 @@ class Task(Generic[T]):
                 wait.wait_id,
                 decision=reply.decision,
                 reply=reply.reply,
+                calls=[call_decision_to_wire(call) for call in reply.calls],
                 call_digest=wait.call_digest,
                 comment=comment,
                 edited_arguments_json=reply.edited_arguments_json,

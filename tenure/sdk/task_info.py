@@ -54,13 +54,24 @@ class BudgetNeed(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
+class CallToApprove(PublicValue):
+    """A call that needs approval, of a wait for several calls."""
+
+    call_id: str
+    tool: str
+    arguments: Any
+    call_digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskWait(PublicValue):
     """A wait of a task. Answer it with `task.approve`, `task.deny` or `task.answer`, or an event with `client.signal`.
 
     `options`: the decisions to choose from; empty: any text. `tool` and `arguments`: of the call that needs approval
-    (`WaitKind.TOOL_APPROVAL`); `call_digest` binds the answer to that call. `correlation_id`: the name under which an
-    awaited event arrives. `sub_agent_task_ids`: the awaited sub-agents. `approvers`: the groups ("group:" and a name)
-    and members who alone may answer; empty: each client with the permission APPROVE.
+    (`WaitKind.TOOL_APPROVAL`); `call_digest` binds the answer to that call. `calls`: all of them, if several calls need
+    approval; the first is in the wait, too. `correlation_id`: the name under which an awaited event arrives.
+    `sub_agent_task_ids`: the awaited sub-agents. `approvers`: the groups ("group:" and a name) and members who alone
+    may answer; empty: each client with the permission APPROVE.
     """
 
     wait_id: str
@@ -73,6 +84,7 @@ class TaskWait(PublicValue):
     tool: str
     arguments: Any
     call_digest: str
+    calls: tuple[CallToApprove, ...]
     correlation_id: str
     assignee: str
     begun_at: datetime | None

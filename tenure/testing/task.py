@@ -128,10 +128,10 @@ class TaskHandle(Generic[T]):
         self._go()
         return self.handle.approve(wait or self._wait(), **options)
 
-    def deny(self, wait: TaskWait | None = None, *, reason: str = "") -> TaskInfo:
+    def deny(self, wait: TaskWait | None = None, *, reason: str = "", calls: Iterable[str] | None = None) -> TaskInfo:
         """Denies what the task waits for; None: the current wait. Otherwise as `SyncTask.deny`."""
         self._go()
-        return self.handle.deny(wait or self._wait(), reason=reason)
+        return self.handle.deny(wait or self._wait(), reason=reason, calls=calls)
 
     def answer(self, answer: str, wait: TaskWait | None = None) -> TaskInfo:
         """Answers what the task waits for; None: the current wait. Otherwise as `SyncTask.answer`."""

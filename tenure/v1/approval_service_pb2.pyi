@@ -271,6 +271,7 @@ class AnswerByLinkRequest(message.Message):
     SHOWN_DIGEST_FIELD_NUMBER: builtins.int
     CLIENT_ADDRESS_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     link_id: builtins.str
     """As in GetAnswerLinkRequest."""
     digest: builtins.bytes
@@ -287,6 +288,10 @@ class AnswerByLinkRequest(message.Message):
     """The network address of the person; at most 100 characters."""
     request_id: builtins.str
     """The gateway's id of this answer, 1 to 128 characters."""
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.CallDecision]:
+        """Instead of `answer`: decisions on calls of a WAIT_KIND_TOOL_APPROVAL."""
+
     def __init__(
         self,
         *,
@@ -298,10 +303,11 @@ class AnswerByLinkRequest(message.Message):
         shown_digest: builtins.str = ...,
         client_address: builtins.str = ...,
         request_id: builtins.str = ...,
+        calls: abc.Iterable[task_pb2.CallDecision] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "digest", b"digest", "link_id", b"link_id", "reply", b"reply", "request_id", b"request_id", "shown_digest", b"shown_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "calls", b"calls", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "digest", b"digest", "link_id", b"link_id", "reply", b"reply", "request_id", b"request_id", "shown_digest", b"shown_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

@@ -1909,6 +1909,7 @@ class WaitAnswer(message.Message):
     ADDRESSEE_FIELD_NUMBER: builtins.int
     CLIENT_ADDRESS_FIELD_NUMBER: builtins.int
     SHOWN_DIGEST_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait."""
     decision: builtins.str
@@ -1933,6 +1934,10 @@ class WaitAnswer(message.Message):
     """The digest of the wait that the person read, as GetAnswerLink returns it; empty: not compared. An answer with the
     digest of another wait, or of a wait that changed, is FAILED_PRECONDITION / WAIT_CHANGED.
     """
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.CallDecision]:
+        """Instead of `answer`: decisions on calls of a TOOL_APPROVAL."""
+
     def __init__(
         self,
         *,
@@ -1947,10 +1952,11 @@ class WaitAnswer(message.Message):
         addressee: builtins.str = ...,
         client_address: builtins.str = ...,
         shown_digest: builtins.str = ...,
+        calls: abc.Iterable[task_pb2.CallDecision] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "call_digest", b"call_digest", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "shown_digest", b"shown_digest", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "shown_digest", b"shown_digest", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

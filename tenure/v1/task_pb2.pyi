@@ -243,6 +243,43 @@ BUDGET_POLICY_ASK: BudgetPolicy.ValueType  # 2
 After a refusal, and at the wait's deadline, it ends as with END. Sub-agents have the policy of their parent.
 """
 
+class _NoProgressPolicy:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NoProgressPolicyEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_NoProgressPolicy.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    NO_PROGRESS_POLICY_UNSPECIFIED: _NoProgressPolicy.ValueType  # 0
+    """Taken as END."""
+    NO_PROGRESS_POLICY_END: _NoProgressPolicy.ValueType  # 1
+    """The model reads it once, in the outcome of the call. If it goes on, the task ends as FAILED, reason NO_PROGRESS."""
+    NO_PROGRESS_POLICY_ASK: _NoProgressPolicy.ValueType  # 2
+    """The model reads it once. If it goes on, the task waits (WAITING_USER, reason NO_PROGRESS) for a person, see
+    WAIT_KIND_NO_PROGRESS.
+    """
+    NO_PROGRESS_POLICY_TELL: _NoProgressPolicy.ValueType  # 3
+    """The model reads it once, and the task goes on."""
+    NO_PROGRESS_POLICY_IGNORE: _NoProgressPolicy.ValueType  # 4
+    """Nothing happens."""
+
+class NoProgressPolicy(_NoProgressPolicy, metaclass=_NoProgressPolicyEnumTypeWrapper):
+    """What happens to a task whose agent repeats itself: whose steps make the same calls again, with the same outcomes. A call
+    that fails in the same way counts sooner than one that succeeds; see docs/agent_loop.md.
+    """
+
+NO_PROGRESS_POLICY_UNSPECIFIED: NoProgressPolicy.ValueType  # 0
+"""Taken as END."""
+NO_PROGRESS_POLICY_END: NoProgressPolicy.ValueType  # 1
+"""The model reads it once, in the outcome of the call. If it goes on, the task ends as FAILED, reason NO_PROGRESS."""
+NO_PROGRESS_POLICY_ASK: NoProgressPolicy.ValueType  # 2
+"""The model reads it once. If it goes on, the task waits (WAITING_USER, reason NO_PROGRESS) for a person, see
+WAIT_KIND_NO_PROGRESS.
+"""
+NO_PROGRESS_POLICY_TELL: NoProgressPolicy.ValueType  # 3
+"""The model reads it once, and the task goes on."""
+NO_PROGRESS_POLICY_IGNORE: NoProgressPolicy.ValueType  # 4
+"""Nothing happens."""
+
 class _Jitter:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -336,6 +373,10 @@ class _WaitKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WaitKind.Valu
     is "approve", with the granted amounts, or "deny". A grant that raises the budget of the root in another way
     answers the wait too, once the next model call fits. The context is the agent's last text.
     """
+    WAIT_KIND_NO_PROGRESS: _WaitKind.ValueType  # 8
+    """The agent repeats itself, and the task asks a person whether it may go on (TaskPolicy.on_no_progress). No call waits.
+    The decision "continue" ends the wait; the agent reads its comment.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """The kind of wait."""
@@ -358,6 +399,10 @@ WAIT_KIND_BUDGET: WaitKind.ValueType  # 7
 """The task reached a cap of its budget and asks a person for more (TaskPolicy.on_budget). No call waits. The answer
 is "approve", with the granted amounts, or "deny". A grant that raises the budget of the root in another way
 answers the wait too, once the next model call fits. The context is the agent's last text.
+"""
+WAIT_KIND_NO_PROGRESS: WaitKind.ValueType  # 8
+"""The agent repeats itself, and the task asks a person whether it may go on (TaskPolicy.on_no_progress). No call waits.
+The decision "continue" ends the wait; the agent reads its comment.
 """
 
 class _WaitDeadlinePolicy:
@@ -527,10 +572,79 @@ class BudgetRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class WaitingCall(message.Message):
+    """A call that needs approval, in a wait for several calls."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    CALL_DIGEST_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """The call."""
+    tool: builtins.str
+    """Its tool."""
+    arguments_json: builtins.str
+    """Its arguments."""
+    call_digest: builtins.str
+    """As Wait.call_digest; set by the ledger."""
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        tool: builtins.str = ...,
+        arguments_json: builtins.str = ...,
+        call_digest: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_digest", b"call_digest", "call_id", b"call_id", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CallDecision(message.Message):
+    """The decision on one call of a WAIT_KIND_TOOL_APPROVAL."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
+    CALL_DIGEST_FIELD_NUMBER: builtins.int
+    COMMENT_FIELD_NUMBER: builtins.int
+    EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """The call; each call at most once."""
+    decision: builtins.str
+    """"allow", "deny" or "edit"."""
+    call_digest: builtins.str
+    """The `call_digest` of the call that the caller decided on. Required, unless the answer has a `shown_digest`."""
+    comment: builtins.str
+    """A comment that is recorded and that the agent reads; at most 4,000 characters."""
+    edited_arguments_json: builtins.str
+    """Only with "edit": the arguments to execute the call with, a JSON object."""
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        decision: builtins.str = ...,
+        call_digest: builtins.str = ...,
+        comment: builtins.str = ...,
+        edited_arguments_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_digest", b"call_digest", "call_id", b"call_id", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Wait(message.Message):
     """A wait: one tool call of the agent that no tool executes. The ledger writes the call's outcome with the answer, in
-    one transaction. Only a call that was allowed or edited stays open; the next owner executes it. Several waiting calls
-    of one step wait one after another, in their order, each in its own wait. A wait of kind BUDGET has no call: its
+    one transaction. Only a call that was allowed or edited stays open; the next owner executes it. Several calls of one
+    step that need approval wait together, see `calls`; other waiting calls of one step wait one after another, in their
+    order, each in its own wait. A wait of kind BUDGET has no call: its
     answer writes no outcome.
     """
 
@@ -557,6 +671,7 @@ class Wait(message.Message):
     STEPS_TAKEN_FIELD_NUMBER: builtins.int
     BUDGET_REQUEST_FIELD_NUMBER: builtins.int
     APPROVERS_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait, unique in its task; set by the ledger."""
     kind: WaitKind.ValueType
@@ -619,6 +734,13 @@ class Wait(message.Message):
         the permission APPROVE, and each holder of an answer link of this wait.
         """
 
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[WaitingCall]:
+        """For a TOOL_APPROVAL of several calls: all of them, in their order. The first is also in `call_id`, `tool` and
+        `arguments_json`. An answer may decide some of them: those that are left wait again, in a new wait, while the allowed
+        ones run. Empty: there is one call.
+        """
+
     def __init__(
         self,
         *,
@@ -643,10 +765,11 @@ class Wait(message.Message):
         steps_taken: builtins.int = ...,
         budget_request: BudgetRequest | None = ...,
         approvers: abc.Iterable[builtins.str] | None = ...,
+        calls: abc.Iterable[WaitingCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "budget_request", b"budget_request", "deadline_time", b"deadline_time", "next_step", b"next_step", "next_step_time", b"next_step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["approvers", b"approvers", "arguments_json", b"arguments_json", "assignee", b"assignee", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "budget_request", b"budget_request", "call_digest", b"call_digest", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "next_step", b"next_step", "next_step_time", b"next_step_time", "options", b"options", "question", b"question", "reference", b"reference", "steps_taken", b"steps_taken", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["approvers", b"approvers", "arguments_json", b"arguments_json", "assignee", b"assignee", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "budget_request", b"budget_request", "call_digest", b"call_digest", "call_id", b"call_id", "calls", b"calls", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "next_step", b"next_step", "next_step_time", b"next_step_time", "options", b"options", "question", b"question", "reference", b"reference", "steps_taken", b"steps_taken", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1129,6 +1252,7 @@ class TaskPolicy(message.Message):
     ON_BUDGET_FIELD_NUMBER: builtins.int
     LEASE_TTL_FIELD_NUMBER: builtins.int
     APPROVERS_FIELD_NUMBER: builtins.int
+    ON_NO_PROGRESS_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """After a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
@@ -1139,6 +1263,8 @@ class TaskPolicy(message.Message):
     """
     on_budget: BudgetPolicy.ValueType
     """At a cap of the budget, in tokens or in money."""
+    on_no_progress: NoProgressPolicy.ValueType
+    """When steps bring nothing new."""
     @builtins.property
     def retry(self) -> RetryPolicy:
         """After model calls that keep failing, and after phases that exceed their timeouts."""
@@ -1184,10 +1310,11 @@ class TaskPolicy(message.Message):
         on_budget: BudgetPolicy.ValueType = ...,
         lease_ttl: duration_pb2.Duration | None = ...,
         approvers: abc.Iterable[builtins.str] | None = ...,
+        on_no_progress: NoProgressPolicy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "on_no_progress", b"on_no_progress", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_result_corrections: _TypeAlias = typing.Literal["max_result_corrections"]  # noqa: Y015
     _WhichOneofArgType__max_result_corrections: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections"]  # noqa: Y015

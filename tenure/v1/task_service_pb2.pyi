@@ -856,6 +856,7 @@ class ResumeTaskRequest(message.Message):
     EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
     CALL_DIGEST_FIELD_NUMBER: builtins.int
     EXTRA_BUDGET_NANO_USD_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task that waits."""
     wait_id: builtins.str
@@ -883,6 +884,10 @@ class ResumeTaskRequest(message.Message):
     cap in money. The decision "approve" of a WAIT_KIND_BUDGET without any amount grants the suggested amounts; with
     amounts that are too small for the next model call it is RESOURCE_EXHAUSTED, and with "deny" no amount is allowed.
     """
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.CallDecision]:
+        """Instead of `answer`: decisions on calls of a WAIT_KIND_TOOL_APPROVAL. `answer` decides on its first call only."""
+
     def __init__(
         self,
         *,
@@ -898,10 +903,11 @@ class ResumeTaskRequest(message.Message):
         extra_budget_tokens: builtins.int = ...,
         call_digest: builtins.str = ...,
         extra_budget_nano_usd: builtins.int = ...,
+        calls: abc.Iterable[task_pb2.CallDecision] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "payload_json", b"payload_json", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "payload_json", b"payload_json", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "payload_json", b"payload_json", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply", "payload_json"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

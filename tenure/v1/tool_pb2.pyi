@@ -423,6 +423,7 @@ class Outcome(message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     IMAGES_FIELD_NUMBER: builtins.int
+    NOTE_FIELD_NUMBER: builtins.int
     status: OutcomeStatus.ValueType
     """The status."""
     content: builtins.str
@@ -437,6 +438,8 @@ class Outcome(message.Message):
     """The call attempt with this outcome; counts from 1."""
     output_path: builtins.str
     """The path of the whole output in the task's workspace; empty: only `content` exists."""
+    note: builtins.str
+    """What the model reads after `content`; the worker adds it. A person changed the arguments, for example."""
     @builtins.property
     def duration(self) -> duration_pb2.Duration:
         """From start to end."""
@@ -466,10 +469,11 @@ class Outcome(message.Message):
         usage: ProgramUsage | None = ...,
         output: TaskOutput | None = ...,
         images: abc.Iterable[workspace_pb2.Image] | None = ...,
+        note: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "output", b"output", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "images", b"images", "output", b"output", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "images", b"images", "note", b"note", "output", b"output", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

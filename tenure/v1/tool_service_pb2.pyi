@@ -560,7 +560,8 @@ class OwnOutcome(message.Message):
     """
     content: builtins.str
     """What the caller gets as the outcome. More than the definition's output_limit_bytes is FAILED, detail
-    OUTPUT_TOO_LARGE: it is never truncated, because it may be JSON.
+    OUTPUT_TOO_LARGE: the tool service never truncates it, because it may be JSON. The caller shortens a text for a model,
+    detail SHORTENED; then `output_path` has all of it.
     """
     detail: builtins.str
     """A code that refines FAILED: up to 64 of A-Z, 0-9 and _; may be empty."""

@@ -35,7 +35,8 @@ def _link(request: Any, v: Violations) -> None:
 
 def _answer(request: approvals.AnswerByLinkRequest, v: Violations) -> None:
     _link(request, v)
-    v.require(request.WhichOneof("answer") is not None, "answer", "must be a decision or a reply")
+    is_one = (request.WhichOneof("answer") is not None) != bool(request.calls)
+    v.require(is_one, "answer", "must be a decision, a reply, or decisions on calls")
 
 
 CHECKS: Final[dict[type[Any], Check]] = {

@@ -110,6 +110,7 @@ def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
     wait, field = transition.wait, "transition.wait"
     v.require(bool(wait.kind), f"{field}.kind", "must be set")
     v.require(wait.kind != task_pb2.WAIT_KIND_OPERATOR, f"{field}.kind", "only AdminService.BeginWait begins it")
+    v.require(not wait.calls or wait.calls[0].call_id == wait.call_id, f"{field}.calls", "must begin with call_id")
     if WAIT_KINDS.find(wait.kind) in WITHOUT_CALL:
         v.require(not wait.call_id, f"{field}.call_id", "must be empty: a wait of this kind has no call")
     else:
@@ -139,7 +140,12 @@ def _budget_request(wait: task_pb2.Wait, v: Violations, field: str) -> None:
 
 def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     """Checks a WaitAnswer, or a ResumeTaskRequest, which has the same fields."""
-    v.require(bool(answer.WhichOneof("answer")), f"{prefix}answer", "must be a decision or a reply")
+    is_one = bool(answer.WhichOneof("answer")) != bool(answer.calls)
+    v.require(is_one, f"{prefix}answer", "must be a decision, a reply, or decisions on calls")
+    for index, call in enumerate(answer.calls):
+        field = f"{prefix}calls[{index}]"
+        is_edit = bool(call.edited_arguments_json)
+        v.require(not is_edit or is_json(call.edited_arguments_json), f"{field}.edited_arguments_json", "must be JSON")
     is_edit = bool(answer.edited_arguments_json)
     v.require(not is_edit or is_json(answer.edited_arguments_json), f"{prefix}edited_arguments_json", "must be JSON")
 
@@ -163,7 +169,7 @@ def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
     _signal_fields(request, v)
     v.require(request.WhichOneof("answer") == "payload_json", "answer", "must be a payload_json")
     amounts = ("extra_budget_tokens", "extra_budget_nano_usd")
-    for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "call_digest", *amounts):
+    for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "call_digest", "calls", *amounts):
         v.require(not getattr(request, field), field, "must be empty with a correlation_id")
 
 

@@ -21,7 +21,15 @@ from tenure.domain.outputs import OutputState
 from tenure.domain.retry import Jitter
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import TaskState
-from tenure.domain.task import BudgetPolicy, InDoubtPolicy, LeaseLostPolicy, MoneyCap, Priority, SourceKind
+from tenure.domain.task import (
+    BudgetPolicy,
+    InDoubtPolicy,
+    LeaseLostPolicy,
+    MoneyCap,
+    NoProgressPolicy,
+    Priority,
+    SourceKind,
+)
 from tenure.domain.timeouts import TimeoutAction
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus, ToolSourceKind
 from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
@@ -114,6 +122,9 @@ IN_DOUBT = EnumMap(
 )
 ON_BUDGET = EnumMap(BudgetPolicy, dict(task_pb2.BudgetPolicy.items()), "BUDGET_POLICY", BudgetPolicy.END)
 EFFORTS = EnumMap(Effort, dict(task_pb2.Effort.items()), "EFFORT", None)
+NO_PROGRESS = EnumMap(
+    NoProgressPolicy, dict(task_pb2.NoProgressPolicy.items()), "NO_PROGRESS_POLICY", NoProgressPolicy.END
+)
 MONEY_CAPS = EnumMap(MoneyCap, dict(task_pb2.MoneyCap.items()), "MONEY_CAP", None)
 OUTPUT_STATES = EnumMap(OutputState, dict(tool_pb2.OutputState.items()), "OUTPUT_STATE", OutputState.STATED)
 EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)

@@ -25,7 +25,7 @@ from tenure.domain.task import (
     TaskSpec,
 )
 from tenure.domain.timeouts import PhaseTimeout, Timeouts
-from tenure.domain.waits import EscalationAction, Escalations, EscalationStep, Wait
+from tenure.domain.waits import CallDecision, EscalationAction, Escalations, EscalationStep, UndecidedCall, Wait
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.codec import pair, register
 from tenure.wire.common import PRIORITIES, duration, seconds
@@ -69,6 +69,8 @@ register(Prices, task_pb2.ModelPrices, prices_to_wire, prices_to_domain)
 
 # Waits and their answers. Only the ledger has the times of a wait; the domain rules do not need them.
 
+pair(UndecidedCall, task_pb2.WaitingCall)
+call_decision_to_wire, call_decision_to_domain = pair(CallDecision, task_pb2.CallDecision)
 wait_to_wire, wait_to_domain = pair(
     Wait,
     task_pb2.Wait,

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from tenure.domain.entries import ToolOutcome
 from tenure.domain.errors import AlreadyExists, InvalidRequest, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.waits import call_digest
@@ -359,3 +360,77 @@ async def test_an_error_about_a_wait_fits_into_the_trailers_of_grpc(replica: Che
     with pytest.raises(WrongState) as other:
         await say(replica, task, wait_id="w1", decision="allow")
     assert other.value.metadata["wait_id"] == task.wait.wait_id
+
+
+def two_calls() -> Any:
+    calls = [task_pb2.WaitingCall(call_id=call, tool="pay", arguments_json='{"a": 1}') for call in ("1.0", "1.1")]
+    wait = leave_of_a_person()
+    wait.calls.extend(calls)
+    return wait
+
+
+def decision(call_id: str, word: str, **more: Any) -> Any:
+    digest = call_digest("pay", '{"a": 1}')
+    return task_pb2.CallDecision(**{"call_id": call_id, "decision": word, "call_digest": digest, **more})
+
+
+async def settled(replica: Any, task: Any) -> dict[str, str]:
+    entries = entries_to_domain(await replica.entries(task.task_id))
+    return {one.body.call_id: one.body.outcome.status for one in entries if isinstance(one.body, ToolOutcome)}
+
+
+async def test_calls_of_one_wait_are_decided_each(replica: Checkpoint) -> None:
+    task = await waiting(replica, two_calls(), intents=("1.0", "1.1"))
+    assert [call.call_digest for call in task.wait.calls] == [call_digest("pay", '{"a": 1}')] * 2
+    edited = decision("1.1", "edit", edited_arguments_json='{"a": 2}', comment="less")
+    both = [decision("1.0", "deny"), edited]
+    assert (await say(replica, task, call_digest="", calls=both)).state == QUEUED
+    point = fold(entries_to_domain(await replica.entries(task.task_id)))
+    assert await settled(replica, task) == {"1.0": "NOT_ALLOWED"}
+    assert (point.open_intents[0].call_id, point.open_intents[0].arguments_json) == ("1.1", '{"a": 2}')
+    assert point.approval_notes == {
+        "1.1": 'A person changed the arguments of request_approval before it was run: {"a": 2}\nless'
+    }, "of equal calls, the note is that of the edited one"
+
+
+@pytest.mark.parametrize("calls", [{"decision": "allow"}, {"calls": [decision("1.0", "allow")]}])
+async def test_answer_for_one_call_leaves_the_others_open(replica: Checkpoint, calls: Any) -> None:
+    task = await waiting(replica, two_calls(), intents=("1.0", "1.1"))
+    said = {"call_digest": "", **calls} if "calls" in calls else calls
+    assert (await say(replica, task, **said)).state == QUEUED
+    point = fold(entries_to_domain(await replica.entries(task.task_id)))
+    assert (sorted(point.open_calls), point.allowed_calls) == (["1.0", "1.1"], {"1.0"})
+
+
+@pytest.mark.parametrize(
+    ("calls", "error"),
+    [
+        ([decision("1.0", "allow"), decision("1.0", "deny")], InvalidRequest),
+        ([decision("1.7", "allow")], InvalidRequest),
+        ([decision("1.0", "maybe")], InvalidRequest),
+        ([decision("1.0", "allow", call_digest="")], InvalidRequest),
+        ([decision("1.0", "allow"), decision("1.1", "allow", call_digest="0" * 64)], WrongState),
+    ],
+    ids=["twice", "unknown call", "no option", "no digest", "another call"],
+)
+async def test_answer_with_one_wrong_decision_is_refused(replica: Checkpoint, calls: Any, error: Any) -> None:
+    task = await waiting(replica, two_calls(), intents=("1.0", "1.1"))
+    with pytest.raises(error):
+        await say(replica, task, call_digest="", calls=calls)
+    assert (await replica.get(task.task_id)).state == WAITING_USER
+    assert await settled(replica, task) == {}
+
+
+async def test_wait_for_several_calls_ends_with_all_of_them(replica: Checkpoint) -> None:
+    """At its deadline, and when the task is cancelled."""
+    wait = two_calls()
+    wait.at_deadline = task_pb2.WAIT_DEADLINE_POLICY_GO_ON
+    late = await waiting(replica, wait, intents=("1.0", "1.1"), timeout_seconds=1.0)
+    await in_state(replica, late.task_id, QUEUED)
+    assert await settled(replica, late) == {"1.0": "NOT_ALLOWED", "1.1": "NOT_ALLOWED"}
+    task = await waiting(replica, two_calls(), intents=("1.0", "1.1"))
+    cancel = ledger_pb2.CancelRequest(reason="no")
+    request = pb.AppendForeignRequest(task_id=task.task_id, request_id=str(uuid4()), actor="bob", cancel_request=cancel)
+    await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+    await in_state(replica, task.task_id, CANCELLED)
+    assert await settled(replica, task) == {"1.0": "NOT_RUN", "1.1": "NOT_RUN"}

@@ -18,6 +18,7 @@ from tenure.domain.in_doubt import Happened
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, ControlWork, Limits, TaskPolicy, TaskSpec
+from tenure.domain.texts import kept_as
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
@@ -27,6 +28,7 @@ from tenure.wire.tool import decision_to_wire
 from tests.support.fix_simulator import REPOSITORY
 from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.python_agents import BIG
 from tests.support.sweeps import first
 
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
@@ -247,6 +249,31 @@ async def test_a_denied_budget_ends_the_task_before_the_call(agents: Agents) -> 
     assert state_name(task.state) == TaskState.COST_EXCEEDED, task.message
     assert agents.bench.model_calls(task_id) == []
     assert agents.made() == []
+
+
+@pytest.mark.parametrize(("agent", "limit_bytes"), [("pydantic-big", 64 * 1024), ("openai-big", 2048)])
+async def test_long_result_is_shortened_and_kept(agents: Agents, agent: str, limit_bytes: int) -> None:
+    """As that of the tool service's tools. All of it went to the model before, up to 16 MiB."""
+    task_id = await agents.submit(agent)
+    await agents.succeeded(task_id)
+    (body,) = await agents.bench.bodies(task_id, facts.ToolOutcome)
+    outcome = body.outcome
+    assert (outcome.status, outcome.truncated, outcome.detail) == ("SUCCEEDED", True, "SHORTENED")
+    assert limit_bytes - 400 < len(outcome.content) <= limit_bytes
+    assert (outcome.content[:8], outcome.content[-8:]) == (BIG[:8], BIG[-8:])
+    assert f"All of it is in the workspace's file {outcome.output_path}." in outcome.content
+    assert outcome.output_path == kept_as(BIG.encode()).path
+    tokens = [attempt.input_tokens for attempt in await agents.bench.bodies(task_id, facts.ModelAttempt)]
+    assert tokens[1] - tokens[0] < limit_bytes
+
+
+async def test_too_long_prompt_names_its_largest_part(agents: Agents) -> None:
+    """It was COST_EXCEEDED, with the advice to grant more."""
+    task_id = await agents.submit("inline-big", limits=Limits(max_tokens=100_000))
+    task = await agents.bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == (TaskState.FAILED, "CONTEXT_WINDOW_EXCEEDED"), task.message
+    assert "the conversation does not fit the model's context window" in task.message
+    assert "its largest part is the result of big, 3.0 MiB" in task.message
 
 
 async def test_text_is_live_and_a_cancelled_call_is_billed(agents: Agents) -> None:

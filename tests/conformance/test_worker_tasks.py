@@ -340,7 +340,7 @@ async def test_an_own_tool_waits_for_its_approval(letters: Letters) -> None:
     ("how", "effect", "begins"),
     [
         ("fail", "KEYED", "FAILED: write_keyed failed: ValueError: out of ink"),
-        ("large", "KEYED", "FAILED: write_keyed returned 17000000 bytes, and may return 262144"),
+        ("large", "KEYED", "FAILED: write_keyed returned 17000000 bytes, and may return 16777216"),
         ("unknown", "UNSAFE", "IN_DOUBT: It is not known whether this call happened: write_unsafe lost the answer"),
         ("unknown", "KEYED", "FAILED: write_keyed lost the answer to what it sent: the post office hung up."),
     ],

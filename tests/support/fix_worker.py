@@ -66,12 +66,23 @@ def _both(number: int) -> dict[str, Any]:
     return {"text": f"Step {number}.", "calls": calls}
 
 
-def _paced(number: int) -> dict[str, Any]:
+def _paced(number: int | str) -> dict[str, Any]:
     return {"text": f"Turn {number}.", "latency_ms": 300, "calls": [_append("append_record", f"{number}")]}
 
 
 def _python_call(tool: str, **arguments: Any) -> dict[str, Any]:
     return {"name": tool, "arguments": arguments}
+
+
+def _stuck(tool: str, **arguments: Any) -> list[dict[str, Any]]:
+    """The same call for ever. The fourth answer repeats what it read of the third."""
+    calls = [_python_call(tool, **arguments)]
+    return [
+        {"text": "Again.", "calls": calls, "repeat": 3},
+        {"text": "I read: {{result.2.0}}", "calls": calls},
+        {"text": "Again.", "calls": calls, "repeat": 200},
+        {"text": "Never."},
+    ]
 
 
 PRINTS: Final = "import time\nfor number in range(16):\n    print(number, flush=True)\n    time.sleep(0.5)\n"
@@ -121,9 +132,14 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "That was all."},
     ],
     "worker-endless": [
-        {"text": "On and on.", "calls": [_append("append_record", "again")], "repeat": 1000},
+        {"text": "On and on.", "calls": [_append("append_record", "again {{turn}}")], "repeat": 1000},
         {"text": "Never."},
     ],
+    "worker-two-calls": [
+        {"text": "Two.", "calls": [_append("append_record_unsafe", "same"), _append("append_record_unsafe", "same")]},
+        {"text": "{{result.0.0}} | {{result.0.1}}"},
+    ],
+    "worker-stuck": _stuck("read_file", path="none.txt"),
     "worker-cut": [
         {"text": "The first part", "stop_reason": "max_tokens"},
         {"text": "and the second."},
@@ -134,8 +150,8 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": '```json\n{"price": 3}\n```'},
     ],
     "worker-paced": [*map(_paced, range(6)), {"text": "Done at last."}],
-    "worker-steady": [{**_paced(0), "latency_ms": 200, "repeat": 30}, {"text": "Done at last."}],
-    "worker-bulky": [{**_paced(0), "text": "word " * 2000, "repeat": 10}, {"text": "Done at last."}],
+    "worker-steady": [{**_paced("{{turn}}"), "latency_ms": 200, "repeat": 30}, {"text": "Done at last."}],
+    "worker-bulky": [{**_paced("{{turn}}"), "text": "word " * 2000, "repeat": 10}, {"text": "Done at last."}],
     "worker-slow-model": [
         {"text": "One call.", "latency_ms": 1500, "calls": [_append("append_record_unsafe", "once")]},
         {"text": "It is written."},
@@ -160,6 +176,8 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         {"text": "I ask.", "calls": [_python_call("ask", question="Which colour?")]},
         {"text": "It is {{result.0.0}}."},
     ],
+    "python-big": [{"text": "I read.", "calls": [_python_call("big")]}, {"text": "I have read it."}],
+    "python-stuck": _stuck("look_up", order=7),
     "python-slow": [{"text": "word " * 400, "latency_ms": 30_000, "deltas": 300}],
     "python-writer": [{"text": "Once upon a time."}],
     "python-price": [{"text": "A price.", "calls": [_python_call("final_result", cents=5)]}, {"text": "Never."}],

@@ -72,6 +72,28 @@ async def send_with_approval(ctx: RunContext[Given]) -> str:
     return "sent"
 
 
+stuck = Agent("stuck", model="anthropic:sim-python-stuck")
+
+
+@stuck.tool_plain(effect=Effect.PURE)
+async def look_up(order: int) -> str:
+    raise LookupError(f"there is no order {order}")
+
+
+BIG = "".join(f"{number:07d}\n" for number in range(3 * 1024 * 1024 // 8))
+
+
+def big() -> str:
+    """Returns 3 MiB."""
+    return BIG
+
+
+pydantic_big = Agent("pydantic-big", model="anthropic:sim-python-big", output_limits={"other": 2048})
+pydantic_big.tool_plain(effect=Effect.PURE)(big)
+inline_big = Agent("inline-big", model="anthropic:sim-python-big")
+inline_big.tool_plain(effect=None)(big)
+
+
 class Price(BaseModel):
     cents: int
 
@@ -119,12 +141,21 @@ openai_talker = helper.clone(
     name="openai-talker",
     model=OpenAIChatCompletionsModel("sim-python-talk", AsyncOpenAI(api_key="sk-test", max_retries=0)),
 )
+openai_big = agents.Agent(
+    name="openai-big",
+    model=OpenAIChatCompletionsModel("sim-python-big", AsyncOpenAI(api_key="sk-test", max_retries=0)),
+    tools=[function_tool(big)],
+)
 agents.set_tracing_disabled(True)
 
 FUNCTIONS = [
     support,
     sender,
     careful,
+    stuck,
+    pydantic_big,
+    inline_big,
+    durable(openai_big, output_limits={"big": 2048}),
     pricing,
     asking,
     slow,

@@ -22,7 +22,7 @@ EDITED: Final = {"file": "books", "line": "3 blue boxes"}
 
 def recorded_run(tenure: Tenure) -> TaskHandle[Any]:
     """Runs a task: a question, a message meanwhile, a sub-agent, and a call whose arguments a person changes."""
-    tenure.model.script([ASK, SPAWN, APPEND, "Counted. {{last_user_text}}"], model="sim-parent")
+    tenure.model.script([ASK, SPAWN, APPEND, "Counted. {{result.2.0}}"], model="sim-parent")
     tenure.model.script(["3 boxes"], model="sim-child")
     tenure.worker()
     task = tenure.submit("parent Count", model="sim-by-goal", tools=TOOLS, approve_tools=["append_record"])
@@ -31,7 +31,7 @@ def recorded_run(tenure: Tenure) -> TaskHandle[Any]:
     task.approve()
     waits = (event.wait for event in task.events() if isinstance(event, TransitionEvent) and event.wait is not None)
     task.approve(next(wait for wait in waits if wait.tool == "append_record"), arguments=EDITED)
-    assert task.result().text.startswith("Counted. A person changed the arguments of append_record")
+    assert "A person changed the arguments of append_record" in task.result().text
     return task
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from tenure import TaskState
+from tenure.agents import Effect
 from tenure.domain.errors import InvalidRequest
-from tenure.testing import TaskHandle, Tenure, tool
+from tenure.sdk.events import TransitionEvent
+from tenure.testing import TaskHandle, Tenure, tool, turn
 from tests.support.approval_agents import AGENT, CELLS, OPENAI, PYDANTIC, WHERE, Cell
 from tests.testing.parallel_agents import MODULES
 
@@ -78,6 +80,41 @@ SMALL = [
 def test_a_call_of_each_kind_waits_for_a_person(served: Tenure, tmp_path: Path) -> None:
     for cell, answer in SMALL:
         check(served, tmp_path, cell, answer)
+
+
+def decide_two(tenure: Tenure, folder: Path, cell: Cell) -> None:
+    """Two calls at once: the first is denied, the second allowed. Recorded tools wait together."""
+    trace = folder / f"{cell.name}-two"
+    tenure.model.script([turn("Two.", tool("act", cents=5), tool("act", cents=6)), "Done."])
+    task = tenure.submit("Act", agent=cell.name, input=str(trace), approve_tools=cell.approve_tools)
+    wait = task.wait_until(TaskState.WAITING_USER).wait
+    assert wait is not None
+    if cell.waits_together:
+        assert [call.arguments for call in wait.calls] == [{"cents": 5}, {"cents": 6}], cell.name
+        task.deny(wait, reason="no", calls=[wait.calls[0].call_id])
+    else:
+        task.deny(wait, reason="no")
+    waits = (event.wait for event in task.events() if isinstance(event, TransitionEvent) and event.wait is not None)
+    later = next(each for each in waits if each.wait_id != wait.wait_id)
+    assert not later.calls, f"{cell.name}: the call that was denied does not wait again"
+    task.approve(later)
+    assert task.result().value == "Done.", cell.name
+    assert ran(trace) == ["6"], f"{cell.name}\n{task.story()}"
+
+
+def test_two_calls_at_once_are_decided_each(served: Tenure, tmp_path: Path) -> None:
+    for cell, _ in SMALL[:3]:
+        decide_two(served, tmp_path, cell)
+    for library in (PYDANTIC, OPENAI):
+        decide_two(served, tmp_path, Cell(library, "declared", Effect.KEYED))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("library", "where"), [group for group in GROUPS if group[1] != AGENT])
+def test_two_calls_of_each_kind_are_decided_each(served: Tenure, tmp_path: Path, library: str, where: str) -> None:
+    for cell in CELLS:
+        if (cell.library, cell.where) == (library, where):
+            decide_two(served, tmp_path, cell)
 
 
 def test_approvals_of_a_tool_that_no_agent_has_end_the_task(served: Tenure, tmp_path: Path) -> None:

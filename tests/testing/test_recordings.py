@@ -19,7 +19,7 @@ pytestmark = pytest.mark.server
 
 
 def outcomes(task: TaskHandle[Any]) -> list[str]:
-    return [entry.content for entry in task.entries() if isinstance(entry, ToolOutcomeEvent)]
+    return [f"{entry.content}\n\n{entry.note}" for entry in task.entries() if isinstance(entry, ToolOutcomeEvent)]
 
 
 @pytest.mark.faults
@@ -30,18 +30,17 @@ def test_a_replay_carries_sub_agents_and_messages(tenure: Tenure, tmp_path: Path
     assert run.goal == "parent Count"
     before = {each.id for each in tenure.tasks}
     assert len(before) == 2
-    tenure.model.script([ASK, SPAWN, APPEND, "Again. {{last_user_text}}"])
+    tenure.model.script([ASK, SPAWN, APPEND, "Again. {{result.2.0}}"])
     replay = tenure.replay(run)
     assert replay.divergences == []
-    assert replay.task.result().text.startswith("Again. A person changed the arguments of append_record")
+    assert "A person changed the arguments of append_record" in replay.task.result().text
     assert {each.id for each in tenure.tasks} - before == {replay.task.id}
     assert tenure.records("books") == ["3 blue boxes"]
     entries = replay.task.entries()
     assert not [entry for entry in entries if isinstance(entry, SubAgentsSpawnedEvent)]
     messages = [(entry.step, entry.text) for entry in entries if isinstance(entry, UserMessageEvent)]
-    assert [step for step, _ in messages] == [1, 3]
-    assert messages[0][1] == "Only the blue ones."
-    changed, _, arguments = messages[1][1].partition(": ")
+    assert messages == [(1, "Only the blue ones.")]
+    changed, _, arguments = outcomes(replay.task)[2].partition("\n\n")[2].partition(": ")
     assert changed == "A person changed the arguments of append_record before it was run"
     assert json.loads(arguments) == EDITED
     assert replay.task.model_calls[1].text == "I heard: Only the blue ones."
@@ -57,14 +56,11 @@ def test_a_replay_names_each_difference(tenure: Tenure, tmp_path: Path) -> None:
     replay = tenure.replay(run)
     assert "[not recorded]" in replay.task.result().text
     bags = 'got the call spawn_sub_agents {"goals": ["child count the bags"]}'
-    *first, unread = replay.divergences
-    assert [str(each) for each in first] == [
+    assert [str(each) for each in replay.divergences] == [
         'step 1: expected the call request_approval {"question": "May I begin?"}; got an answer without calls',
         f'step 2: expected the call spawn_sub_agents {{"goals": ["child count the boxes"]}}; {bags}',
         'step 3: expected the call append_record {"file": "books", "line": "3 boxes"}; got an answer without calls',
     ]
-    assert unread.step == 4
-    assert "A person changed the arguments" in unread.expected
     assert len(tenure.tasks) == 3
 
 

@@ -231,7 +231,7 @@ def executed(story: Story) -> None:
         fault("I37", "a call before its leave", before_approval, "was made before", allowed),
         fault("I13 I37", "a call without leave", without_approval, "without an approval", allowed),
         fault(
-            "I5 I15",
+            "I5 I15 I37",
             "a call settled that nobody waits for",
             body(facts.Transition, 2, wait=OTHER),
             "only an",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
+import click
 import pytest
 
 from tenure.cli.answering import Said, answer_commands, said_in, wait_text
+from tenure.cli.waits import TypedAnswer
 from tenure.v1 import task_pb2
 
 TASK_ID = "01a2025d-5126-7000-8000-000000000001"
@@ -78,3 +81,69 @@ def test_a_request_for_budget_shows_its_figures_and_commands() -> None:
     grants, refuses = answer_commands(TASK_ID, BUDGET)
     assert grants.endswith("--wait w8 --tokens 350 --usd 1234.4061")
     assert refuses.endswith("--deny")
+
+
+SEVERAL = task_pb2.Wait(
+    wait_id="w8",
+    kind=task_pb2.WAIT_KIND_TOOL_APPROVAL,
+    options=["allow", "deny", "edit"],
+    call_id="3.0",
+    tool="pay",
+    arguments_json='{"cents": 1}',
+    calls=[
+        task_pb2.WaitingCall(call_id="3.0", tool="pay", arguments_json='{"cents": 1}', call_digest="a" * 64),
+        task_pb2.WaitingCall(call_id="3.1", tool="mail", arguments_json='{"to": "ann"}', call_digest="b" * 64),
+    ],
+)
+
+
+def decided(calls: Iterable[task_pb2.CallDecision]) -> list[tuple[str, str, str]]:
+    return [(call.call_id, call.decision, call.call_digest[:1]) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("y", [("3.0", "allow", "a"), ("3.1", "allow", "b")]),
+        ("no", [("3.0", "deny", "a"), ("3.1", "deny", "b")]),
+        ("3.1", [("3.1", "allow", "b")]),
+        ("3.0, 3.1", [("3.0", "allow", "a"), ("3.1", "allow", "b")]),
+    ],
+)
+def test_line_decides_on_several_calls(line: str, expected: list[Any]) -> None:
+    said = said_in(SEVERAL, line)
+    assert said is not None
+    assert decided(said.calls) == expected
+    assert said_in(SEVERAL, "3.7") is None
+
+
+def test_options_say_which_calls_are_decided() -> None:
+    typed: dict[str, Any] = {
+        "option": None,
+        "reply": None,
+        "edit": None,
+        "comment": "",
+        "extra_tokens": 0,
+        "usd": 0,
+        "request_id": "",
+    }
+    every = TypedAnswer("deny", calls=(), all_calls=True, **typed)
+    assert decided(every.decisions(SEVERAL)) == [("3.0", "deny", "a"), ("3.1", "deny", "b")]
+    one = TypedAnswer("approve", calls=("3.1",), all_calls=False, **typed)
+    assert decided(one.decisions(SEVERAL)) == [("3.1", "allow", "b")]
+    edit = TypedAnswer(None, calls=("3.0",), all_calls=False, **{**typed, "edit": '{"cents": 2}'})
+    (decision,) = edit.decisions(SEVERAL)
+    assert (decision.decision, decision.edited_arguments_json) == ("edit", '{"cents": 2}')
+    for wrong in (
+        TypedAnswer("approve", calls=(), all_calls=False, **typed),
+        TypedAnswer("approve", calls=("3.7",), all_calls=False, **typed),
+        TypedAnswer(None, calls=(), all_calls=True, **{**typed, "edit": "{}"}),
+    ):
+        with pytest.raises(click.UsageError):
+            wrong.decisions(SEVERAL)
+
+
+def test_all_calls_of_a_wait_are_shown() -> None:
+    shown = wait_text(SEVERAL)
+    assert all(text in shown for text in ("pay (3.0)", '"cents": 1', "mail (3.1)", '"to": "ann"'))
+    assert answer_commands("0190", SEVERAL)[0].endswith("--approve --all")

@@ -116,7 +116,7 @@ def test_edited_arguments_must_be_json(value: Any) -> None:
 
 
 def a_wait(kind: WaitKind) -> TaskWait:
-    return TaskWait(**{**dict.fromkeys(TaskWait.__dataclass_fields__), "kind": kind})  # type: ignore[arg-type]
+    return TaskWait(**{**dict.fromkeys(TaskWait.__dataclass_fields__), "kind": kind, "calls": ()})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("margin_seconds", [5.0, 9.0, -1.0, float("nan")])

@@ -138,7 +138,12 @@ def by_refusal() -> dict[str, str]:
         )
         for name in classes
     }
-    ends = (("COST_EXCEEDED", "TOKEN_LIMIT"), ("COST_EXCEEDED", "STEP_LIMIT"), ("FAILED", "MODEL_UNPRICED"))
+    ends = (
+        ("COST_EXCEEDED", "TOKEN_LIMIT"),
+        ("COST_EXCEEDED", "STEP_LIMIT"),
+        ("FAILED", "MODEL_UNPRICED"),
+        ("FAILED", "NO_PROGRESS"),
+    )
     return rejected | {f"{state}, {reason}": explained(state, reason=reason) for state, reason in ends}
 
 

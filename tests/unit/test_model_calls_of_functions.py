@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.checkpoint.submit.fork_rules import ForkPiece, fork_points, pieces_to_copy
 from services.worker.claim_ledger import size_bytes
-from services.worker.control.model_calls import AttemptReport, answer_entries, check_request, failure_entry
+from services.worker.control.model_calls import (
+    AttemptReport,
+    after_denial,
+    answer_entries,
+    check_request,
+    failure_entry,
+    size_of_prompt,
+)
 from tenure.agents.output_report import OutputReport
 from tenure.control import ModelCallAnswer, ModelCallReport, ModelCallRequest, TokenUsage
-from tenure.control.failures import failure_of_call
+from tenure.control.failures import CallFailure, failure_of_call
+from tenure.control.model_calls import PromptPart
 from tenure.domain.control import Diverged, FunctionToolCall, missing_calls, next_attempt, recorded_step
 from tenure.domain.entries import (
     AssistantMessage,
@@ -29,7 +38,7 @@ from tenure.domain.entries import (
     Transition,
 )
 from tenure.domain.fold import ResumePoint, fold
-from tenure.domain.states import TaskState
+from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import ControlWork, TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.wire.checkpoint_service import MAX_BYTES
@@ -248,3 +257,28 @@ def test_an_answer_of_any_size_fits_into_one_commit(text: str) -> None:
     assert isinstance(message, AssistantMessage)
     assert text.startswith(message.content[0]["text"])
     assert isinstance(recorded, ControlStep)
+
+
+def test_size_of_a_prompt_names_the_call_of_the_largest_part() -> None:
+    point = ResumePoint()
+    for index, content in enumerate(("short", "x" * 1000)):
+        point.intents[f"2.{index}"] = ToolIntent(f"2.{index}", "", "big", "{}")
+        point.outcomes[f"2.{index}"] = Outcome(OutcomeStatus.SUCCEEDED, content)
+    part = PromptPart(name="the result of big", size_bytes=3_250_000, tool="big")
+    request = ModelCallRequest(model="claude-x", input_tokens=900_000, max_output_tokens=10, largest_part=part)
+    said = (
+        "the prompt has up to 900,000 tokens, the window of claude-x 200,000; its largest part is the result of big, "
+    )
+    assert size_of_prompt(point, request) == said + "call 2.1, 3.1 MiB"
+    assert size_of_prompt(point, replace(request, input_tokens=90_000)) == ""
+    denied = Transition(TaskState.COST_EXCEEDED, Reason.MONEY_LIMIT, "no")
+    assert after_denial(point, request, denied).reason == Reason.CONTEXT_WINDOW_EXCEEDED
+    assert after_denial(point, replace(request, input_tokens=300_000), denied) is denied
+
+
+def test_refusal_of_a_large_request_names_its_largest_part() -> None:
+    report = AttemptReport("task", 2, attempt(), 60.0, lambda *_: None, lambda: None, "its largest part is big")
+    refused = CallFailure(ControlFailure("INVALID_REQUEST", "too long", retryable=False), 400)
+    assert report.with_size(refused).failure.message == "too long (its largest part is big)"
+    busy = CallFailure(ControlFailure("OVERLOADED", "busy", retryable=True), 529)
+    assert report.with_size(busy) is busy

@@ -64,7 +64,7 @@ def end(step: int, state: TaskState = TaskState.SUCCEEDED, reason: str = "FINAL_
 
 def texts_due(record: list[Entry], replay: list[Entry]) -> list[str]:
     point = fold(replay)
-    return [due.text for due in messages_due(RecordedRun(record), point, next_action(point), [])]
+    return [due.text for due in messages_due(RecordedRun(record), point, next_action(point))]
 
 
 def test_repeats_of_a_call_get_the_outcomes_in_order() -> None:
@@ -125,10 +125,9 @@ def test_a_message_is_due_before_its_step_once(replay: list[tuple[int, Body]], d
 def test_approver_message_belongs_to_the_call() -> None:
     wait = WaitResolution("w", "1.0", WaitKind.TOOL_APPROVAL, WaitAnswerKind.DECISION, "allow", comment="once")
     run = RecordedRun(ledger(attempt(1), answer(1), call(1, a=1), (1, wait), outcome(1, "ok"), attempt(2)))
-    said = run.approval_message(ToolIntent("5.0", "u", "append", '{"a": 1}'), 0)
-    assert said == UserMessage("A person allowed append and says: once", "w")
+    assert run.outcome(ToolIntent("5.0", "u", "append", '{"a": 1}'), 0).note == "A person allowed append and says: once"
     assert run.messages_at(2) == ()
-    assert run.approval_message(ToolIntent("5.0", "u", "append", '{"a": 2}'), 0) is None
+    assert run.outcome(ToolIntent("5.0", "u", "append", '{"a": 2}'), 0).note == ""
 
 
 def test_the_same_course_has_no_differences() -> None:

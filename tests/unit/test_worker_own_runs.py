@@ -11,20 +11,23 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from services.tools.own_tools import read_own_outcome
 from services.worker import own_calls, tool_step
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption
 from services.worker.own_calls import CallOfOwnTool, OwnRuns
 from tenure.control import EffectClass, OwnTool, OwnToolContext
+from tenure.control.own_tools import ForModel
 from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent
-from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
+from tenure.domain.long_output import shortened_output
 from tenure.domain.task import TaskPolicy
 from tenure.domain.texts import KeptContent, kept_as
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, Outcome, OutcomeStatus
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
@@ -148,6 +151,32 @@ async def test_large_result_always_has_an_outcome(
     outcome = await asyncio.wait_for(answered, PATIENCE_SECONDS)
     assert OUTCOME_STATUSES.to_domain(outcome.status) is status
     assert bool(outcome.output_path) is (status is OutcomeStatus.SUCCEEDED)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_long_text_for_a_model_is_shortened(is_kept: bool) -> None:
+    """The effect has happened: a workspace without room does not make the call fail."""
+    whole = "".join(f"{number:07d}\n" for number in range(20_000))
+
+    async def keep(content: bytes) -> KeptContent:
+        if not is_kept:
+            raise WrongState("the workspace is full", reason="WORKSPACE_LIMIT")
+        return kept_as(content)
+
+    async def run(_context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+        return ForModel(whole)
+
+    tool = OwnTool(name="slow", description="", input_schema={"type": "object"}, effect=EffectClass.KEYED, run=run)
+    runs, call = OwnRuns(cast("Any", Open())), replace(Slow().call(1), tool=tool, keep=keep)
+    answered: asyncio.Future[pb.OwnOutcome] = asyncio.get_running_loop().create_future()
+    wanted = pb.RunHere(call_attempt=1, idempotency_key="t1/1.0", timeout=duration(60))
+    runs.order(call, wanted, answered.set_result)
+    outcome = await asyncio.wait_for(answered, PATIENCE_SECONDS)
+    path = kept_as(whole.encode()).path if is_kept else ""
+    assert (OUTCOME_STATUSES.to_domain(outcome.status), outcome.detail) == (OutcomeStatus.SUCCEEDED, "SHORTENED")
+    assert outcome.content == shortened_output(whole.encode(), USUAL_OUTPUT_BYTES, path)
+    assert (outcome.output_path, len(outcome.content) <= USUAL_OUTPUT_BYTES) == (path, True)
+    assert read_own_outcome(outcome, tool.definition).truncated
 
 
 class Unusual(BaseException):

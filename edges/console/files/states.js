@@ -38,7 +38,7 @@ export function why(task) {
 export function waitLine(wait) {
   switch (wait.kind) {
     case "TOOL_APPROVAL":
-      return `asks to call ${wait.tool}`;
+      return wait.calls.length > 0 ? `asks to make ${wait.calls.length} calls` : `asks to call ${wait.tool}`;
     case "BUDGET":
       return "asks for more budget";
     case "SUB_AGENTS":

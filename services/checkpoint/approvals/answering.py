@@ -121,11 +121,15 @@ async def _answer(pool: Pool, request: pb.AnswerByLinkRequest, holder: _Holder, 
         )
         if request.WhichOneof("answer") == "reply":
             answer.reply = request.reply
+        elif request.calls:
+            answer.calls.extend(request.calls)
         else:
             answer.decision = request.decision
         if not await _is_repeat(connection, link, request.request_id):
             view = await _view(connection, link, expires_at)
-            if answer.decision and answer.decision not in (decisions := decisions_by_link(view.wait)):
+            decisions = decisions_by_link(view.wait)
+            wanted = {answer.decision, *(call.decision for call in answer.calls)} - {""}
+            if not wanted.issubset(decisions):
                 rule = f"must be one of the decisions of the link: {', '.join(decisions) or 'none'}"
                 raise InvalidRequest(violations=[("decision", rule)])
     await append_records(pool, [replace(_record(link, request, Decision.ALLOWED), recorder=recorder)])

@@ -38,7 +38,7 @@ from tenure.domain.errors import TOO_MUCH_APPENDED, InvalidRequest, NotFound, Se
 from tenure.domain.requeue import refuse_limit_that_was_raised, refuse_limit_with_unread_grant
 from tenure.domain.result_schema import refuse_success
 from tenure.domain.states import MOVES, TERMINAL, TaskState
-from tenure.domain.waits import WITHOUT_CALL, WaitKind
+from tenure.domain.waits import WaitKind
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import STATES, duration
 from tenure.wire.task import budget_request_to_domain, budget_request_to_wire, budget_to_wire, prices_to_wire
@@ -135,7 +135,8 @@ def _misfit_of_move(row: TaskRow, move: PreparedTransition, calls: tuple[str, ..
         return InvalidRequest(violations=[("transition.to_state", "RUNNING cannot change to this state")])
     if move.wait is not None and move.wait.kind is WaitKind.BUDGET and calls:
         return InvalidRequest(violations=[("transition.wait", "a task with open calls cannot wait for budget")])
-    if move.wait is not None and move.wait.kind not in WITHOUT_CALL and move.wait.call_id not in calls:
+    waiting = () if move.wait is None else move.wait.all_calls
+    if any(call.call_id not in calls for call in waiting):
         return InvalidRequest(violations=[("transition.wait.call_id", "no open call has this id")])
     if any(call.call_id not in calls for call in move.in_doubt):
         return InvalidRequest(violations=[("transition.calls_in_doubt", "names a call that is not open")])

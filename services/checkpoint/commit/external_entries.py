@@ -144,8 +144,9 @@ async def _append(connection: Connection, draft: Draft, request: pb.AppendForeig
     if request.WhichOneof("fact") == "wait_answer":
         members = await members_for(connection, draft.row.tenant, waits.approvers_of(draft))
         allowed = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
-        if allowed is not None and allowed.tool == SPAWN_SUB_AGENTS:
-            await spawn(connection, draft, allowed, is_approved=True)
+        for call in allowed:
+            if call.tool == SPAWN_SUB_AGENTS:
+                await spawn(connection, draft, call, is_approved=True)
         return
     wanted: OperatorRequest | None = None
     if request.WhichOneof("fact") == "cancel_request":

@@ -27,6 +27,7 @@ from tenure.domain.waits import (
     WaitAnswer,
     WaitAnswerKind,
     WaitKind,
+    decided_calls,
     ends_at_cap,
     grant_of,
     leaves_call_open,
@@ -37,6 +38,7 @@ from tenure.domain.waits import (
 )
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import WAIT_ANSWERS, WAIT_KINDS
+from tenure.wire.task import call_decision_to_domain
 from tenure.wire.tool import outcome_to_wire
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
         answer.addressee,
         answer.client_address,
         answer.shown_digest,
+        tuple(map(call_decision_to_domain, answer.calls)),
     )
 
 
@@ -87,8 +90,8 @@ def answer_wait(
     actor: str,
     request_id: str,
     members: Mapping[str, Iterable[str]] = MappingProxyType({}),
-) -> ToolIntent | None:
-    """Applies a person's answer. Returns the call that it approved, if any. `members`: of the groups that may answer.
+) -> list[ToolIntent]:
+    """Applies a person's answer. Returns the calls that it approved. `members`: of the groups that may answer.
 
     A refusal of budget leaves a pending ending, which the caller carries out. Raises WrongState when the answer is for
     another wait (WAIT_OVER), another call (OTHER_CALL) or another view of the wait (WAIT_CHANGED), PermissionDenied
@@ -102,15 +105,24 @@ def answer_wait(
     assert wait is not None, "refuse_other_wait refuses an answer without a wait"
     refusal: TenureError | None = refuse_answerer(wait, members, message.addressee or actor)
     refusal = refusal or refuse_other_view(wait, draft.row.task_id, message.shown_digest)
-    refusal = refusal or refuse_answer(wait, message)
+    if refusal is not None:
+        raise refusal
+    decided = decided_calls(wait, message)
+    refusals = (
+        refuse_other_wait(own, wait.wait_id, one, draft.row.state.value) or refuse_answer(own, one)
+        for own, one in decided
+    )
+    refusal = next(filter(None, refusals), None)
     message = grant_of(wait, message)
     refusal = refusal or refuse_grant(wait, message, draft.budget.budget, draft.row.own_budget)
     if refusal is not None:
         raise refusal
     end_wait_with_answer(draft, wait, RecordedAnswer(message, actor, request_id))
-    if not leaves_call_open(wait.kind, message.kind, message.text):
-        return None
-    return ToolIntent(wait.call_id, "", wait.tool, message.edited_arguments_json or wait.arguments_json)
+    return [
+        ToolIntent(own.call_id, "", own.tool, one.edited_arguments_json or own.arguments_json)
+        for own, one in decided
+        if leaves_call_open(own.kind, one.kind, one.text)
+    ]
 
 
 def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:
@@ -138,7 +150,13 @@ def end_wait_with_answer(draft: Draft, wait: Wait, answer: RecordedAnswer) -> No
 
 
 def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
-    """Appends the answer, and the outcome of the call, if the wait has one, unless the answer approved it."""
+    """Appends the answer, and the outcomes of the calls that it decides on, unless it approved them."""
+    shown = shown_digest(draft.row.task_id, wait) if answer.content.kind in _OF_PEOPLE else ""
+    for own, message in decided_calls(wait, answer.content):
+        _record_one(draft, own, answer._replace(content=message), shown)
+
+
+def _record_one(draft: Draft, wait: Wait, answer: RecordedAnswer, shown: str) -> None:
     message = answer.content
     resolution = ledger_pb2.WaitResolution(
         wait_id=wait.wait_id,
@@ -153,7 +171,7 @@ def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
         extra_budget_nano_usd=message.extra_budget_nano_usd,
         addressee=message.addressee,
         client_address=message.client_address,
-        shown_digest=shown_digest(draft.row.task_id, wait) if message.kind in _OF_PEOPLE else "",
+        shown_digest=shown,
     )
     _append(draft, ledger_pb2.EntryBody(wait_resolution=resolution), answer.actor)
     if message.extra_budget_tokens or message.extra_budget_nano_usd:
@@ -168,10 +186,11 @@ def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
 
 
 def abandon(draft: Draft) -> None:
-    """Closes the waiting call of a task that must end. The call was never executed, so this needs no claim."""
+    """Closes the waiting calls of a task that must end. They were never executed, so this needs no claim."""
     wait = current_wait(draft.row)
-    if wait is not None and wait.call_id in draft.row.open_calls:
-        close_call(draft, wait.call_id, STOPPED if wait.kind is WaitKind.SUB_AGENTS else NOT_RUN, LEDGER)
+    for call in () if wait is None else wait.all_calls:
+        if wait is not None and call.call_id in draft.row.open_calls:
+            close_call(draft, call.call_id, STOPPED if wait.kind is WaitKind.SUB_AGENTS else NOT_RUN, LEDGER)
 
 
 def close_call(draft: Draft, call_id: str, outcome: Outcome, actor: str) -> None:

@@ -18,7 +18,7 @@ from tenure.domain.audit import Decision
 from tenure.domain.model_parameters import Effort
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
-from tenure.domain.task import InputFile, Priority, Source
+from tenure.domain.task import InputFile, NoProgressPolicy, Priority, Source
 from tenure.domain.webhooks import DeliveryState
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import OPTIONS, PARAMETERS, default_of
@@ -46,6 +46,7 @@ _JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
     Iterable[str] | None: (tuple[str, ...] | None, ""),
     Money | None: (Decimal | None, ""),
     Seconds | None: (float | None, ", in seconds"),
+    NoProgressPolicy | str | None: (NoProgressPolicy | None, ""),
     Priority | str | None: (Priority | None, ""),
     Effort | str | None: (Effort | None, ""),
     Mapping[str, str] | None: (Mapping[str, str], ""),
@@ -194,6 +195,17 @@ class ForkBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallDecisionBody:
+    """The decision on one call of a wait for several calls."""
+
+    call_id: str = given("the call: `wait.calls[].call_id`")
+    decision: str = given("allow, deny or edit")
+    call_digest: str = given("`wait.calls[].call_digest`: binds the decision to that call", "")
+    edited_arguments: Mapping[str, Any] | None = given("with edit: the arguments instead", None)
+    comment: str = given("recorded, and read by the agent; at most 4,000 characters", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerBody:
     """The answer of a wait: a decision, or a reply."""
 
@@ -203,6 +215,7 @@ class AnswerBody:
     call_digest: str = given("`wait.call_digest`: needed for a tool call, binds the answer to that call", "")
     edited_arguments: Mapping[str, Any] | None = given("with edit: the arguments instead", None)
     comment: str = given("recorded, and read by the agent; at most 4,000 characters", "")
+    calls: tuple[CallDecisionBody, ...] = given("instead of a decision: those on calls of a wait for several calls", ())
     extra_tokens: int = given("raises the cap in tokens of the tree", 0)
     extra_cost: Decimal | None = given("raises the cap in US dollars of the tree", None)
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -133,24 +133,38 @@ async def fork(call: HttpCall, _query: req.NoQuery, body: req.ForkBody) -> TaskI
 
 async def resume(call: HttpCall, _query: req.NoQuery, body: req.AnswerBody) -> TaskInfo:
     """Answers the wait of the task."""
-    edited = "" if body.edited_arguments is None else json.dumps(dict(body.edited_arguments), ensure_ascii=False)
+    calls = [
+        task_pb2.CallDecision(
+            call_id=call.call_id,
+            decision=call.decision,
+            call_digest=call.call_digest,
+            comment=call.comment,
+            edited_arguments_json=_edited(call.edited_arguments),
+        )
+        for call in body.calls
+    ]
     request = api.ResumeTaskRequest(
         task_id=call.path("task_id"),
         wait_id=body.wait_id,
         call_digest=body.call_digest,
         request_id=body.request_id or call.request_id,
         comment=body.comment,
-        edited_arguments_json=edited,
+        edited_arguments_json=_edited(body.edited_arguments),
         extra_budget_tokens=body.extra_tokens,
         extra_budget_nano_usd=nano_usd("extra_cost", body.extra_cost),
+        calls=calls,
     )
     if body.decision and body.reply:
         raise InvalidRequest(violations=[("reply", "cannot be given with decision")])
     if body.decision:
         request.decision = body.decision
-    else:
+    elif body.reply or not calls:
         request.reply = body.reply
     return await _task(call, call.stubs.tasks.ResumeTask, request)
+
+
+def _edited(arguments: Mapping[str, Any] | None) -> str:
+    return "" if arguments is None else json.dumps(dict(arguments), ensure_ascii=False)
 
 
 async def signal(call: HttpCall, _query: req.NoQuery, body: req.SignalBody) -> answers.Signalled:

@@ -386,7 +386,7 @@ class FunctionWork:
             result = well_formed_value(answer.result)
             result_json = encode(result, f"the result of the model call {begin.name}", MAX_KEPT_BYTES)
         except Exception as error:
-            failed = failure_of_call(error)
+            failed = report.with_size(failure_of_call(error))
             following: AttemptReport | None = await self._ask(FailModelCall(begin, report, failed))
             if following is not None:
                 return following

@@ -32,7 +32,14 @@ from services.worker.control.function_run import (
     Returned,
 )
 from services.worker.control.json_values import is_large
-from services.worker.control.model_calls import AttemptReport, answer_entries, failure_entry, reserve_request
+from services.worker.control.model_calls import (
+    AttemptReport,
+    after_denial,
+    answer_entries,
+    failure_entry,
+    reserve_request,
+    size_of_prompt,
+)
 from services.worker.kept_content import KeptContents
 from services.worker.loop import Loop
 from services.worker.model_metrics import OTHER, count_model_call
@@ -54,6 +61,7 @@ from tenure.domain.control import (
     step_limit,
 )
 from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.long_output import SHORTENED
 from tenure.domain.next_action import calls_to_make
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.task import ControlWork
@@ -243,7 +251,7 @@ class ControlLoop(Loop):
         reserve = reserve_request(self._point, begin.step, begin.request)
         ended = await self._reserve(lambda: self._ledger.reserve(self._pending, reserve))
         if ended is not None:
-            return ended
+            return after_denial(self._point, begin.request, ended)
         attempt, held_task = self._point.open_attempt, self._held_task
         assert attempt is not None, "the reservation was granted"
         timeout_seconds = (
@@ -256,6 +264,7 @@ class ControlLoop(Loop):
             timeout_seconds,
             held_task.live.append,
             held_task.progress.on_model_call_progress,
+            size_of_prompt(self._point, begin.request),
         )
         await self._watch.begin(report, timeout_seconds)
         return report
@@ -327,7 +336,7 @@ class ControlLoop(Loop):
     async def _whole_outcome(self, outcome: Outcome) -> Outcome:
         """Returns the outcome of an own tool with all that the tool returned. Raises ResultLost."""
         digest = digest_of_path(outcome.output_path)
-        if not digest:
+        if not digest or outcome.detail == SHORTENED:
             return outcome
         reading = self._contents.read(outcome.output_path, digest)
         content = await self._held_task.interrupts.guard(reading)

@@ -13,15 +13,20 @@ from services.worker.model_attempt import MIN_OUTPUT_TOKENS, billed
 from services.worker.model_metrics import count_model_call
 from tenure.control import ModelCallAnswer, ModelCallRequest, RunModelCall
 from tenure.control.failures import CallFailure
+from tenure.control.model_calls import PromptPart
 from tenure.domain import entries
 from tenure.domain.budget import MAX_TOKENS, ReserveRequest, TokenUsage
+from tenure.domain.compaction import window_of
 from tenure.domain.control import MAX_RETRY_SECONDS, next_attempt
 from tenure.domain.conversation import text_block
 from tenure.domain.fold import ResumePoint
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.texts import largest_part_text
 from tenure.domain.tool_arguments import escaped
 from tenure.wire.checkpoint_service import is_one_portion
 
 BYTES_PER_TOKEN: Final = 4
+_CAPS: Final = frozenset({Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT, Reason.BUDGET_REQUESTED})
 MAX_ID_CHARACTERS: Final = 190
 MAX_MODEL_CHARACTERS: Final = 200
 MAX_BLOCK: Final = 2**31 - 1
@@ -33,6 +38,7 @@ class AttemptReport:
     """The report of one attempt, given to the function's `run`. What comes after the attempt's end is dropped.
 
     `usage`: the newest report, and an estimate for the text since then. `was_answered`: the provider began to answer.
+    `about_size`: what a refusal of the request says about the size of its prompt.
     """
 
     def __init__(
@@ -43,8 +49,9 @@ class AttemptReport:
         timeout_seconds: float,
         show_text: Callable[[int, str], None],
         on_progress: Callable[[], None],
+        about_size: str = "",
     ) -> None:
-        self.step, self.reserved = step, attempt
+        self.step, self.reserved, self._about_size = step, attempt, about_size
         self.request_id = ""
         self.was_answered = False
         self.seconds = 0.0
@@ -88,6 +95,13 @@ class AttemptReport:
         self.was_answered = self.was_answered or usage.total > 0
         self.request_id = escaped(request_id, MAX_ID_CHARACTERS) or self.request_id
         self._on_progress()
+
+    def with_size(self, failed: CallFailure) -> CallFailure:
+        """Returns the failure; that of a large request that the provider refused names the largest part."""
+        failure = failed.failure
+        if failure.retryable or not self._about_size:
+            return failed
+        return replace(failed, failure=replace(failure, message=f"{failure.message} ({self._about_size})"))
 
     async def make(self, run: RunModelCall) -> ModelCallAnswer:
         """Makes the attempt. Raises what `run` raises, TimeoutError, and TypeError or ValueError for a bad answer."""
@@ -157,6 +171,32 @@ def reserve_request(point: ResumePoint, step: int, request: ModelCallRequest) ->
         max_output_tokens=request.max_output_tokens,
         min_output_tokens=min(MIN_OUTPUT_TOKENS, request.max_output_tokens),
     )
+
+
+def size_of_prompt(point: ResumePoint, request: ModelCallRequest) -> str:
+    """Returns what a failure says about a prompt that fills half of the model's window; "" for a smaller one."""
+    window = window_of(request.model, max_output_tokens=request.max_output_tokens)
+    if request.input_tokens < window.tokens // 2:
+        return ""
+    size = f"the prompt has up to {request.input_tokens:,} tokens, the window of {request.model} {window.tokens:,}"
+    part = request.largest_part
+    return f"{size}; {largest_part_text(_named(point, part), part.size_bytes)}" if part is not None else size
+
+
+def _named(point: ResumePoint, part: PromptPart) -> str:
+    """Returns the name of the part, with the call whose result it is: the longest of its tool."""
+    calls = [call_id for call_id, intent in point.intents.items() if intent.tool == part.tool]
+    sizes = {call_id: len(point.outcomes[call_id].content) for call_id in calls if call_id in point.outcomes}
+    return f"{part.name}, call {max(sizes, key=sizes.__getitem__)}" if sizes else part.name
+
+
+def after_denial(point: ResumePoint, request: ModelCallRequest, ended: entries.Transition) -> entries.Transition:
+    """Returns the transition after a denied reservation. No grant helps a prompt that cannot fit the model's window."""
+    window = window_of(request.model, max_output_tokens=request.max_output_tokens)
+    if ended.reason not in _CAPS or request.input_tokens < 2 * window.tokens:  # the count is an upper bound
+        return ended
+    why = f"the conversation does not fit the model's context window: {size_of_prompt(point, request)}"
+    return entries.Transition(TaskState.FAILED, Reason.CONTEXT_WINDOW_EXCEEDED, why, point.last_text)
 
 
 def answer_entries(report: AttemptReport, answer: ModelCallAnswer, recorded: entries.ControlStep) -> list[StepEntry]:

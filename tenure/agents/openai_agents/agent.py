@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agents import Agent, RunConfig, Runner
@@ -31,8 +31,9 @@ from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOp
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
+from tenure.control.own_tools import checked_limits
 from tenure.control.work import Work
-from tenure.domain.tools import EffectClass
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
 
 MAX_TURNS: Final = 100
 _HOSTED: Final = (
@@ -46,6 +47,7 @@ _HOSTED: Final = (
 )
 """The tools that the provider runs. All others run here, where only functions can be recorded."""
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
+_USUAL_LIMITS: Final[Mapping[str, int]] = {}
 _SETTINGS: Final = "_tenure_settings"
 """The attribute of a durable agent with the settings that it was made durable with."""
 
@@ -55,6 +57,7 @@ class _Settings:
     effects: Mapping[str, EffectClass | None]
     calls: CallOptions
     tool_timeout_seconds: float
+    output_limits: Mapping[str, int] = field(default_factory=dict)
 
 
 _DEFAULTS: Final = _Settings(effects=_NO_EFFECTS, calls=CallOptions(), tool_timeout_seconds=DEFAULT_TIMEOUT_SECONDS)
@@ -71,6 +74,7 @@ def durable(
     max_turns: int = MAX_TURNS,
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    output_limits: Mapping[str, int] = _USUAL_LIMITS,
     version: str = "",
     stream: bool = True,
 ) -> DurableFunction:
@@ -79,9 +83,10 @@ def durable(
     name: by which tasks ask for it; the agent's own by default. effects: the effect class of each function tool by
     name; UNSAFE for the others. None: the tool runs in the function itself, as agents among the tools do. context:
     makes the run's context from the task's input. max_output_tokens: of a model call whose settings name no
-    `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code; another version is
-    another revision, also if the agent says the same of itself (docs/versions.md). stream: False for a server that
-    cannot stream its answers.
+    `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. output_limits: how many bytes of a
+    tool's result the model reads, by name; 65,536 by default. version: of the code; another version is another
+    revision, also if the agent says the same of itself (docs/versions.md). stream: False for a server that cannot
+    stream its answers.
 
     The agents are changed in place and get copies of their tools; outside of tasks they run as before, except tools
     that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, and for one that is part
@@ -91,6 +96,7 @@ def durable(
         effects=effect_classes(effects),
         calls=CallOptions(max_output_tokens, streams=stream),
         tool_timeout_seconds=tool_timeout_seconds,
+        output_limits=checked_limits(output_limits),
     )
     _prepare(agent, settings, set())
     install(_prepared_for_run)
@@ -165,7 +171,8 @@ def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> li
                 " agent of its own"
             )
         if not isinstance(tool.on_invoke_tool, DurableInvocation) or not hasattr(agent, IS_DURABLE):
-            tools[index] = durable_tool(tool, effect, settings.tool_timeout_seconds)
+            limit = settings.output_limits.get(tool.name, USUAL_OUTPUT_BYTES)
+            tools[index] = durable_tool(tool, effect, settings.tool_timeout_seconds, limit)
         alone.append(effect is None)
     agent.tools = tools
     setattr(agent, IS_DURABLE, declared)

@@ -35,7 +35,7 @@ from tenure.agents.failures import ModelRequestFailed
 from tenure.agents.openai_agents.model_errors import exception_of, recorded_failures
 from tenure.agents.output_report import OutputReport
 from tenure.control.failures import NotReplayable, StepFailed
-from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
+from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, PromptPart
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import OPENAI
 from tenure.domain.texts import text_tokens
@@ -101,14 +101,15 @@ class DurableModel(Model):
         if current is None:
             return await send(model_settings)
         bound = input_bound(system_instructions, input, tools, output_schema, handoffs)
-        return await self._call(
-            current, bound, model_settings, Request(send, stream if self._options.streams else None)
-        )
+        sending = Request(send, stream if self._options.streams else None)
+        return await self._call(current, bound, largest_part(system_instructions, input), model_settings, sending)
 
-    async def _call(self, current: Execution, bound: int, settings: ModelSettings, sending: Request) -> ModelResponse:
+    async def _call(
+        self, current: Execution, bound: int, largest: PromptPart, settings: ModelSettings, sending: Request
+    ) -> ModelResponse:
         name = f"{OPENAI}/{self._name.removeprefix(f'{OPENAI}/')}"[:200]
         most = settings.max_tokens or self._options.max_output_tokens
-        request = ModelCallRequest(model=name, input_tokens=bound, max_output_tokens=most)
+        request = ModelCallRequest(model=name, input_tokens=bound, max_output_tokens=most, largest_part=largest)
 
         async def run(report: ModelCallReport) -> ModelCallAnswer:
             headers = {**(settings.extra_headers or {}), ATTEMPT_HEADER: report.attempt}
@@ -266,6 +267,19 @@ def input_bound(
     if output_schema is not None and not output_schema.is_plain_text():
         texts.append(json.dumps(output_schema.json_schema()))
     return sum(text_tokens(text) + TOKENS_PER_ITEM for text in texts) + _media_tokens(items) + TOKENS_PER_REQUEST
+
+
+def largest_part(system: str | None, given: str | list[TResponseInputItem]) -> PromptPart:
+    """Returns the part of the input with the longest text."""
+    items: list[Any] = [{"content": given}] if isinstance(given, str) else list(given)
+    tools = {item["call_id"]: item["name"] for item in items if item.get("type") == "function_call"}
+    parts = [PromptPart(name="the system prompt", size_bytes=len((system or "").encode("utf-8", "replace")))]
+    for item in items:
+        size_bytes = len(json.dumps(_without_media(item), default=str, ensure_ascii=False).encode("utf-8", "replace"))
+        tool = tools.get(item.get("call_id"), "") if item.get("type") == "function_call_output" else ""
+        other = "an answer of the model" if item.get("role") == "assistant" else "a message of the user"
+        parts.append(PromptPart(name=f"the result of {tool}" if tool else other, size_bytes=size_bytes, tool=tool))
+    return max(parts, key=lambda part: part.size_bytes)
 
 
 def _is_medium(name: str, value: Any) -> bool:

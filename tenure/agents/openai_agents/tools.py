@@ -26,11 +26,18 @@ from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.own_calls import value_of
 from tenure.agents.shared_state import unchanged
 from tenure.control.failures import NotReplayable
-from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext, ToolError
-from tenure.domain.tools import EffectClass
+from tenure.control.own_tools import (
+    DEFAULT_OUTPUT_BYTES,
+    EffectUnknown,
+    ForModel,
+    OwnTool,
+    OwnToolContext,
+    ToolError,
+)
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
 
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
-OUTPUT_LIMIT_BYTES: Final = 256 * 1024
+_MEDIA: Final = frozenset({"image", "file"})
 
 
 class ApprovalUnavailable(RuntimeError):  # noqa: N818  the name says what is missing
@@ -43,8 +50,10 @@ class DurableInvocation:
     `effect` None: the tool runs in the function itself, after a person's permission if its calls need one.
     """
 
-    def __init__(self, tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float) -> None:
-        self.original, self.effect = tool, effect
+    def __init__(
+        self, tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float, limit_bytes: int
+    ) -> None:
+        self.original, self.effect, self._limit_bytes = tool, effect, limit_bytes
         self._name, self._description = tool.name, tool.description
         self._schema = tool.params_json_schema
         self._plain, self._explain = tool.on_invoke_tool, _explanation_of(tool)
@@ -80,7 +89,7 @@ class DurableInvocation:
         if arguments_to_allow is not None:
             outcome = await permission(current, self._name, self._description, self._schema, arguments_to_allow)
             if outcome.is_error:
-                return f"{outcome.status}: {outcome.content}"
+                return f"{outcome.status}: {outcome.text}"
             arguments = arguments if json.loads(outcome.content) == arguments_to_allow else outcome.content
         return await _ending_the_task(self.original, current)(context, arguments)
 
@@ -106,7 +115,8 @@ class DurableInvocation:
                     raise ToolError(await self._explain(context, error)) from error
             recorded = _recorded(output)
             is_plain = isinstance(recorded, str) and value_of(recorded) == recorded
-            return recorded if is_plain else json.dumps(recorded, ensure_ascii=False)
+            text = recorded if is_plain else json.dumps(recorded, ensure_ascii=False)
+            return text if _has_media(recorded) else ForModel(text)
 
         tool = OwnTool(
             name=self._name,
@@ -115,13 +125,14 @@ class DurableInvocation:
             shown_schema=self._schema,
             effect=effect,
             timeout_seconds=self._timeout_seconds,
-            output_limit_bytes=OUTPUT_LIMIT_BYTES,
+            output_limit_bytes=max(DEFAULT_OUTPUT_BYTES, self._limit_bytes),
+            model_limit_bytes=self._limit_bytes,
             needs_approval=asks,
             run=run,
         )
         outcome = await current.call_own_tool(tool, sent)
         if outcome.is_error:
-            return f"{outcome.status}: {outcome.content}"
+            return f"{outcome.status}: {outcome.text}"
         value = value_of(outcome.content)
         return value if isinstance(value, str | dict | list) else outcome.content
 
@@ -177,18 +188,26 @@ def needs_approval(tool: FunctionTool) -> bool:
     return invocation.needs_approval if isinstance(invocation, DurableInvocation) else tool.needs_approval is not False
 
 
-def durable_tool(tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float) -> FunctionTool:
+def durable_tool(
+    tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float, limit_bytes: int = USUAL_OUTPUT_BYTES
+) -> FunctionTool:
     """Returns a durable copy of the tool. None: it runs in the function itself.
 
     A copy, because another agent may have the same tool with another effect class.
     """
     original = tool.on_invoke_tool.original if isinstance(tool.on_invoke_tool, DurableInvocation) else tool
     durable = copy.copy(original)
-    durable.on_invoke_tool = DurableInvocation(original, effect, timeout_seconds)
+    durable.on_invoke_tool = DurableInvocation(original, effect, timeout_seconds, limit_bytes)
     durable.needs_approval = False  # the invocation waits for the approval
     if effect is not None:
         durable.timeout_seconds = None  # the call has the timeout, and a wait for an approval has none
     return durable
+
+
+def _has_media(recorded: Any) -> bool:
+    """Whether the SDK sends a part of the result as an image or a file."""
+    parts = recorded if isinstance(recorded, list) else [recorded]
+    return any(isinstance(part, dict) and part.get("type") in _MEDIA for part in parts)
 
 
 def _recorded(output: Any) -> Any:

@@ -25,12 +25,14 @@ from tenure.agents.pydantic_ai.content import describe
 from tenure.agents.pydantic_ai.durability import DurableSettings, ReadsMessages, TenureDurability
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS
 from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
+from tenure.control.own_tools import checked_limits
 from tenure.control.work import Work
 from tenure.domain.tools import EffectClass
 
 ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
+_USUAL_LIMITS: Final[Mapping[str, int]] = {}
 _DURABILITY: Final = "_tenure_durability"
 """The attribute of a durable agent with its capability."""
 
@@ -43,6 +45,7 @@ def durable(
     deps: FromInput | None = None,
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    output_limits: Mapping[str, int] = _USUAL_LIMITS,
     version: str = "",
     stream: bool = True,
 ) -> DurableFunction:
@@ -51,9 +54,10 @@ def durable(
     name: by which tasks ask for it; the agent's own by default. effects: the effect class of each tool by name; UNSAFE
     for the others. None: the tool runs in the function itself, so agents that it runs are durable too, if they are
     made so. deps: makes the dependencies of the agent from the task's input. max_output_tokens: of a model call whose
-    settings name no `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. version: of the code;
-    another version is another revision, also if the agent says the same of itself (docs/versions.md). stream: False for
-    a server that cannot stream its answers.
+    settings name no `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. output_limits: how
+    many bytes of a tool's result the model reads, by name; 65,536 by default. version: of the code; another version is
+    another revision, also if the agent says the same of itself (docs/versions.md). stream: False for a server that
+    cannot stream its answers.
 
     The agent is changed in place: code that runs it within a task needs no change, and elsewhere it runs as before.
     Raises ValueError for an agent without a name, and for one that is durable already.
@@ -65,6 +69,7 @@ def durable(
         raise ValueError(f"the agent {name} is durable already")
     settings = DurableSettings(
         effects=effect_classes(effects),
+        output_limits=checked_limits(output_limits),
         max_output_tokens=max_output_tokens,
         tool_timeout_seconds=tool_timeout_seconds,
         stream=stream,
@@ -138,6 +143,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
         deps: FromInput | None = None,
         max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS,
         tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        output_limits: Mapping[str, int] = _USUAL_LIMITS,
         version: str = "",
         stream: bool = True,
         **options: Any,
@@ -150,6 +156,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
             deps=deps,
             max_output_tokens=max_output_tokens,
             tool_timeout_seconds=tool_timeout_seconds,
+            output_limits=output_limits,
             version=version,
             stream=stream,
         )

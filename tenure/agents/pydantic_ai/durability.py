@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast
@@ -65,7 +65,7 @@ from tenure.agents.pydantic_ai.tool_calls import (
     effect_of,
 )
 from tenure.control.failures import NotReplayable, ToolFailed, TryAgain
-from tenure.domain.tools import EffectClass
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
 from tenure.domain.waiting_calls import REQUEST_APPROVAL
 from tenure.domain.waits import APPROVE, MAX_CONTEXT_CHARACTERS
 
@@ -86,12 +86,14 @@ R = TypeVar("R")
 class DurableSettings:
     """The settings by which an agent's operations become steps, model calls and tool calls.
 
-    `effects`: the effect classes of tools by name, before those in the tools' metadata. `max_output_tokens`: of a model
+    `effects`: the effect classes of tools by name, before those in the tools' metadata. `output_limits`: how many bytes
+    of a tool's result the model reads, by name, where not the usual number. `max_output_tokens`: of a model
     call whose settings name no `max_tokens`. `tool_timeout_seconds`: of a tool without a timeout of its own. `stream`:
     model calls stream their answers.
     """
 
     effects: Effects
+    output_limits: Mapping[str, int] = field(default_factory=dict)
     max_output_tokens: int = DEFAULT_MAX_OUTPUT_TOKENS
     tool_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     stream: bool = True
@@ -161,7 +163,8 @@ class WorkBackend(DurableOperationBackend[EffectClass]):
         definition = _definition_of(params)
         effect = effect or effect_of(definition, self._settings.effects) or EffectClass.UNSAFE
         timeout_seconds = self._settings.tool_timeout_seconds
-        return await call_tool(_current(), operation, params, definition, effect, timeout_seconds)
+        limit_bytes = self._settings.output_limits.get(params.name, USUAL_OUTPUT_BYTES)
+        return await call_tool(_current(), operation, params, definition, effect, timeout_seconds, limit_bytes)
 
     async def _step(self, operation: DurableOperation[Any, Any, Any], params: Any, _effect: EffectClass | None) -> Any:
         label = operation.invocation_label(params) if operation.invocation_label is not None else None
@@ -341,7 +344,7 @@ async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPa
     given = call.args_as_dict()
     outcome = await permission(current, tool.name, tool.description or "", tool.parameters_json_schema, given)
     if outcome.is_error:
-        return ToolDenied(f"{outcome.status}: {outcome.content}")
+        return ToolDenied(f"{outcome.status}: {outcome.text}")
     allowed = json.loads(outcome.content)
     return ToolApproved() if allowed == given else ToolApproved(override_args=allowed)
 

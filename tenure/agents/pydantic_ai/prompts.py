@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic_ai.messages import BinaryContent, ModelMessage, ModelMessagesTypeAdapter
 from pydantic_ai.models import ModelRequestParameters
 
+from tenure.control.model_calls import PromptPart
 from tenure.domain.texts import text_tokens
 
 TOKENS_PER_REQUEST: Final = 512
@@ -32,6 +33,28 @@ def input_bound(messages: Sequence[ModelMessage], parameters: ModelRequestParame
     if parameters.output_object is not None:
         tokens += text_tokens(json.dumps(parameters.output_object.json_schema))
     return tokens + _media_tokens(written) + TOKENS_PER_REQUEST
+
+
+_PARTS: Final = {
+    "system-prompt": "the system prompt",
+    "user-prompt": "a message of the user",
+    "retry-prompt": "an error for the model",
+}
+
+
+def largest_part(messages: Sequence[ModelMessage]) -> PromptPart | None:
+    """Returns the part of the messages with the longest text."""
+    written = ModelMessagesTypeAdapter.dump_python(list(messages), mode="python")
+    parts = [_part(part) for message in written for part in message["parts"]]
+    return max(parts, key=lambda part: part.size_bytes, default=None)
+
+
+def _part(written: dict[str, Any]) -> PromptPart:
+    size_bytes = sum(len(text.encode("utf-8", "replace")) for text in _texts(written))
+    kind, tool = written["part_kind"], str(written.get("tool_name", ""))
+    if kind == "tool-return":
+        return PromptPart(name=f"the result of {tool}", size_bytes=size_bytes, tool=tool)
+    return PromptPart(name=_PARTS.get(kind, "an answer of the model"), size_bytes=size_bytes)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -19,12 +19,11 @@ from tenure.agents.execution import Execution, unit
 from tenure.agents.own_calls import value_of
 from tenure.agents.pydantic_ai.arguments import recordable
 from tenure.agents.shared_state import unchanged
-from tenure.control.own_tools import OwnTool, OwnToolContext, ToolError
+from tenure.control.own_tools import DEFAULT_OUTPUT_BYTES, ForModel, OwnTool, OwnToolContext, ToolError
 from tenure.domain.tools import EffectClass, Outcome
 
 KEY: Final = "tenure"
 """The key of a tool's metadata that has its effect class: `{"tenure": {"effect": "KEYED"}}`, or False for none."""
-OUTPUT_LIMIT_BYTES: Final = 256 * 1024
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 NEEDS_APPROVAL: Final = "needs_approval"
 _RAISED: Final = frozenset({"MODEL_RETRY", "TOOL_FAILED", "VALIDATION_ERROR", "RUN_CANCELLED"})
@@ -75,6 +74,7 @@ async def call_tool(
     definition: ToolDefinition,
     effect: EffectClass,
     default_timeout_seconds: float,
+    model_limit_bytes: int,
 ) -> Any:
     """Returns the encoded result, recorded now or earlier. Raises ToolFailed, which the model reads.
 
@@ -98,7 +98,8 @@ async def call_tool(
         shown_schema=definition.parameters_json_schema,
         effect=effect,
         timeout_seconds=definition.timeout or default_timeout_seconds,
-        output_limit_bytes=OUTPUT_LIMIT_BYTES,
+        output_limit_bytes=max(DEFAULT_OUTPUT_BYTES, model_limit_bytes),
+        model_limit_bytes=model_limit_bytes,
         needs_approval=needs_approval,
         run=run,
     )
@@ -106,14 +107,15 @@ async def call_tool(
     if outcome.detail in _RAISED:
         return _framed_failure(operation, outcome)
     if outcome.is_error:
-        raise ToolFailed(f"{outcome.status}: {outcome.content}")
+        raise ToolFailed(f"{outcome.status}: {outcome.text}")
     return _framed(operation, value_of(outcome.content))
 
 
 def _written(operation: DurableOperation[Any, Any, Any], encoded: Any) -> str:
     """Returns the content of the outcome: the tool's result, without Pydantic AI's frame where it can be made again.
 
-    Raises ToolError for a failure that the tool raised as an exception of Pydantic AI.
+    That is a text for the model; a frame has images, for example. Raises ToolError for a failure that the tool raised
+    as an exception of Pydantic AI.
     """
     framed = json.dumps(encoded, ensure_ascii=False)
     if not isinstance(encoded, Mapping):
@@ -123,18 +125,18 @@ def _written(operation: DurableOperation[Any, Any, Any], encoded: Any) -> str:
         raise ToolError(str(encoded["message"]) if len(encoded) == 2 else framed, detail=kind.upper())
     value = encoded.get("result")
     plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return plain if _framed(operation, value_of(plain)) == encoded else framed
+    return ForModel(plain) if _framed(operation, value_of(plain)) == encoded else framed
 
 
 def _framed_failure(operation: DurableOperation[Any, Any, Any], outcome: Outcome) -> Any:
     """Returns the frame of a failure that the tool raised as an exception of Pydantic AI. Raises ToolFailed."""
-    for frame in ({"kind": outcome.detail.lower(), "message": outcome.content}, value_of(outcome.content)):
+    for frame in ({"kind": outcome.detail.lower(), "message": outcome.text}, value_of(outcome.content)):
         try:
             operation.result_codec.load(frame)
         except ValidationError:
             continue
         return frame
-    raise ToolFailed(f"{outcome.status}: {outcome.content}")
+    raise ToolFailed(f"{outcome.status}: {outcome.text}")
 
 
 def _framed(operation: DurableOperation[Any, Any, Any], value: Any) -> Any:

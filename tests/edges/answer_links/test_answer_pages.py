@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -11,11 +12,12 @@ import grpc
 import pytest
 
 from edges.answer_links import pages as answer_links
-from edges.answer_links.pages import AnswerPages
+from edges.answer_links.pages import AnswerPages, field_of
 from tenure.domain.approvals import make_link_token
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import approval_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tenure.validators import validate
 
 TOKEN = make_link_token(bytes(12), bytes(32))
@@ -94,3 +96,23 @@ async def test_a_malformed_token_costs_no_query() -> None:
     pages = ledger_with(TOKEN)
     assert [(await pages.show("no token", "h")).status for _ in range(1000)] == [404] * 1000
     assert (await pages.show(TOKEN, "h")).status == 200
+
+
+async def test_page_decides_each_of_several_calls() -> None:
+    calls = [
+        task_pb2.WaitingCall(call_id=f"3.{index}", tool=tool, arguments_json=json.dumps({"cents": index}))
+        for index, tool in enumerate(("pay", "<mail>"))
+    ]
+    wait = task_pb2.Wait(wait_id="w1", kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, call_id="3.0", tool="pay", calls=calls)
+    shown = pb.GetAnswerLinkResponse(task=task_pb2.Task(wait=wait), decisions=["allow", "deny"], shown_digest="d")
+    given = AsyncMock(return_value=pb.AnswerByLinkResponse())
+    peers: Any = Mock(approvals=Mock(GetAnswerLink=AsyncMock(return_value=shown), AnswerByLink=given))
+    pages = AnswerPages(peers)
+    page = (await pages.show(TOKEN, "h")).body
+    assert ("<h3>pay (3.0)</h3>" in page, "<h3>&lt;mail&gt; (3.1)</h3>" in page) == (True, True)
+    assert page.count(f'name="{field_of("3.1")}"') == 2
+    assert "required" not in page, "a person may decide on some of the calls"
+    await pages.answer(TOKEN, "h", {field_of("3.0"): "allow", field_of("3.1"): "deny", "shown": "d"})
+    (request,) = given.call_args.args
+    assert [(call.call_id, call.decision) for call in request.calls] == [("3.0", "allow"), ("3.1", "deny")]
+    assert request.WhichOneof("answer") is None

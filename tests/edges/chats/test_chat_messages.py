@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edges.a2a import door as a2a
+from edges.a2a.shapes import question_message
 from edges.chats import ag_ui, ai_chat
 from edges.chats.ai_chat import UiMessageWriter
 from edges.chats.conversation import ChatThread, message_request_id
@@ -27,6 +28,7 @@ from tenure.sdk.events import (
     ModelFailureEvent,
     TransitionEvent,
 )
+from tenure.sdk.from_wire import task_info
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 
@@ -255,6 +257,56 @@ async def test_a_denial_with_edited_arguments_is_a_denial(protocol: str) -> None
         await ag_ui._turn(told, thread(call), ag_ui.RunBody(threadId="c1", runId="r2", resume=(resumed,)))
     (request,) = call.sent("ResumeTask")
     assert (request.decision, request.edited_arguments_json, request.call_digest) == ("deny", "", "d1")
+
+
+@pytest.mark.parametrize("protocol", ["a2a", "ag_ui", "ai_chat"])
+async def test_approvals_of_one_wait_are_one_answer(protocol: str) -> None:
+    """A wait takes one answer: the second of two would be refused."""
+    resolution = ledger_pb2.WaitResolution(wait_id="w7")
+    entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
+    entries = api.ListTaskEntriesResponse(entries=[entry])
+    call = ChatCall(ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[entries, entries])
+    told: Any = call
+    ids = [f"{ROOT}/w7/d1/3.0", f"{ROOT}/w7/d2/3.1"]
+    if protocol == "a2a":
+        data = [{"approvalId": ids[0], "approved": True}, {"approvalId": ids[1], "comment": "no"}]
+        await a2a._turn_of_task(told, task(ROOT, exclusive=True), "m2", "", data)
+    elif protocol == "ag_ui":
+        answers = ({"approved": True}, {"comment": "no"})
+        resumed = [
+            {"interruptId": one, "status": "resolved", "payload": said} for one, said in zip(ids, answers, strict=True)
+        ]
+        await ag_ui._turn(told, thread(call), ag_ui.RunBody(threadId="c1", runId="r2", resume=tuple(resumed)))
+    else:
+        approvals = [{"id": ids[0], "approved": True}, {"id": ids[1], "approved": False, "reason": "no"}]
+        parts = [{"state": "approval-responded", "approval": one} for one in approvals]
+        await ai_chat._answered(told, thread(call), {"parts": parts})
+    (request,) = call.sent("ResumeTask")
+    assert (request.wait_id, request.WhichOneof("answer"), request.call_digest) == ("w7", None, "")
+    decided = [(one.call_id, one.decision, one.call_digest, one.comment) for one in request.calls]
+    assert decided == [("3.0", "allow", "d1", ""), ("3.1", "deny", "d2", "no")]
+
+
+def test_each_call_of_a_wait_has_an_approval() -> None:
+    calls = [task_pb2.WaitingCall(call_id=f"3.{index}", tool="pay", arguments_json="{}") for index in range(2)]
+    for each in calls:
+        each.call_digest = "d"
+    wait = task_info(
+        task_pb2.Task(
+            state=task_pb2.TASK_STATE_WAITING_USER,
+            wait=task_pb2.Wait(
+                wait_id="w7", kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, call_id="3.0", tool="pay", calls=calls
+            ),
+        )
+    ).wait
+    assert wait is not None
+    ids = [f"{ROOT}/w7/d/3.0", f"{ROOT}/w7/d/3.1"]
+    parts = question_message(task(ROOT, exclusive=True), wait)["parts"]
+    assert [part["data"]["approvalId"] for part in parts[1:]] == ids
+    interrupts = ag_ui.AgUiWriter("c1", "r1", ROOT)._interrupts(wait)
+    assert [(one["id"], one["toolCallId"]) for one in interrupts] == [
+        (identity, f"{ROOT}/{call.call_id}") for identity, call in zip(ids, calls, strict=True)
+    ]
 
 
 async def test_an_approval_of_another_task_is_refused() -> None:

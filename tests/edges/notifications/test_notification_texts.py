@@ -56,6 +56,13 @@ def other(event: str, **data: Any) -> Notification:
 WAITS: dict[str, dict[str, Any]] = {
     "an approval": {},
     "an approval of a call": {"kind": "WAIT_KIND_TOOL_APPROVAL", "options": ["allow", "deny", "edit"], "tool": "pay"},
+    "an approval of two calls": {
+        "kind": "WAIT_KIND_TOOL_APPROVAL",
+        "options": ["allow", "deny", "edit"],
+        "tool": "pay",
+        "calls": [{"call_id": "3.0", "tool": "pay", "arguments_json": "DE99"}, {"call_id": "3.1", "tool": "mail"}],
+    },
+    "an agent without progress": {"kind": "WAIT_KIND_NO_PROGRESS", "options": ["continue"]},
     "a choice": {"options": ["red", "blue"]},
     "a wait of an operator": {"kind": "WAIT_KIND_OPERATOR", "options": ["continue"]},
     "a question": {"kind": "WAIT_KIND_QUESTION", "options": []},

@@ -7,13 +7,14 @@ import { grantOf } from "../grants.js";
 import { parse, stringify } from "../json.js";
 import { button, changing, dialog, errorText, facts, field, notice, timeMark } from "../ui.js";
 
-const ANSWERABLE = ["APPROVAL", "QUESTION", "TOOL_APPROVAL", "BUDGET", "OPERATOR"];
+const ANSWERABLE = ["APPROVAL", "QUESTION", "TOOL_APPROVAL", "BUDGET", "OPERATOR", "NO_PROGRESS"];
 const HEADINGS = {
   TOOL_APPROVAL: "May the agent make this call?",
   APPROVAL: "The agent asks for approval",
   QUESTION: "The agent asks a question",
   BUDGET: "The task asks for more budget",
   OPERATOR: "An operator lets the task wait",
+  NO_PROGRESS: "The agent repeats itself",
   EVENT: "Waits for an event",
   SUB_AGENTS: "Waits for its sub-agents",
 };
@@ -29,9 +30,9 @@ export function waitPanel(task, { onAnswered = () => {}, heading = "h2" } = {}) 
   if (wait.question && !isGenerated) panel.append(h("p.question", visible(wait.question)));
   if (wait.context) panel.append(h("p.context", visible(wait.context)));
   if (wait.reference) panel.append(h("p.dim", `Reference: ${visible(wait.reference)}`));
-  if (wait.tool) {
+  for (const call of callsOf(wait)) {
     // Never cut: a person must see what they allow.
-    panel.append(h("div.would-do", h("p", "It would call ", h("b.tool", visible(wait.tool)), " with"), h("pre.arguments", visible(pretty(wait.arguments)))));
+    panel.append(h("div.would-do", h("p", "It would call ", h("b.tool", visible(call.tool)), wait.calls.length > 0 ? ` (${call.call_id})` : "", " with"), h("pre.arguments", visible(pretty(call.arguments)))));
   }
   if (hasUnseen(wait)) panel.append(h("p.warn.unseen", "The text has characters that cannot be seen, or that change the order in which it is read. They are shown as \\u and their number."));
   if (wait.budget_need) panel.append(need(wait.budget_need, task.budget));
@@ -49,8 +50,11 @@ export function waitPanel(task, { onAnswered = () => {}, heading = "h2" } = {}) 
   return panel;
 }
 
+// The calls that need approval.
+const callsOf = (wait) => (wait.calls.length > 0 ? wait.calls : wait.tool ? [wait] : []);
+
 // Whether a person would read another text than the one that they decide on.
-const hasUnseen = (wait) => [wait.question, wait.context, wait.reference, wait.tool, wait.arguments ? pretty(wait.arguments) : ""].some((text) => text && visible(text) !== text);
+const hasUnseen = (wait) => [wait.question, wait.context, wait.reference, ...callsOf(wait).flatMap((call) => [call.tool, call.arguments ? pretty(call.arguments) : ""])].some((text) => text && visible(text) !== text);
 
 function whoMay(wait) {
   const named = (wait.approvers ?? []).map((one) => (typeof one === "string" ? one : one.name ?? one.subject ?? one.email ?? JSON.stringify(one)));
@@ -95,7 +99,7 @@ function answers(task, onAnswered) {
       try {
         setText(error, "");
         const body = { wait_id: wait.wait_id, ...answer };
-        if (wait.call_digest) body.call_digest = wait.call_digest;
+        if (wait.call_digest && !answer.calls) body.call_digest = wait.call_digest;
         if (comment.value.trim()) body.comment = comment.value.trim();
         const answered = await api.post(path`/v1/tasks/${task.task_id}/resume`, body, { headers: { "Idempotency-Key": once } });
         notice(said);
@@ -113,6 +117,19 @@ function answers(task, onAnswered) {
   };
   const decide = (decision) => () => ({ decision });
 
+  if (wait.calls.length > 0) {
+    const chosen = wait.calls.map((call) => ({ call, select: h("select", { "aria-label": `${call.tool} (${call.call_id})` }, h("option", { value: "" }, "Decide later"), h("option", { value: "allow" }, "Approve"), h("option", { value: "deny" }, "Reject")) }));
+    for (const { call, select } of chosen) form.append(field(`${visible(call.tool)} (${call.call_id})`, select));
+    const decisions = (decisionOf) => ({ calls: chosen.map(({ call, select }) => ({ call_id: call.call_id, call_digest: call.call_digest, decision: decisionOf(select) })).filter((one) => one.decision) });
+    const chosenOnes = button("Send the chosen ones", { needs: "APPROVE", onclick: () => {
+      const answer = decisions((select) => select.value);
+      if (answer.calls.length > 0) send(chosenOnes, answer, "Answered: the other calls wait on.");
+      else setText(error, "Choose an answer for one of the calls.");
+    } });
+    buttons.append(choice("Approve all", () => decisions(() => "allow"), "Approved: the calls run.", "primary"), choice("Reject all", () => decisions(() => "deny"), "Rejected: the agent reads that.", "danger"), chosenOnes);
+    form.append(field("Comment", comment, "The agent reads it, and it is recorded."), error, buttons);
+    return form;
+  }
   switch (wait.kind) {
     case "TOOL_APPROVAL": {
       const edit = button("Edit the arguments …", { needs: "APPROVE", onclick: () => editArguments(wait, (edited) => send(edit, { decision: "edit", edited_arguments: edited }, "Allowed with the arguments that you wrote.")) });

@@ -1,7 +1,7 @@
 // The timeline of a task: makes elements of its events, in order. It keeps what it needs of the task's state, as
 // tenure/cli/watch_state.py does for the terminal.
 
-import { append, fill, h, harmless, setText } from "../dom.js";
+import { append, fill, h, harmless, setText, visible } from "../dom.js";
 import { allTokens, argumentsLine, clock, count, duration, epoch, exact, money, number, oneLine, pretty, stepWords, tokens, words } from "../format.js";
 import { stringify } from "../json.js";
 import { isEnded, known, waitLine } from "../states.js";
@@ -420,7 +420,8 @@ class Call {
     const lines = event.content.split("\n").filter((line) => line.trim());
     setText(this.first, lines.length === 0 ? "" : `${oneLine(lines[0], 240)}${lines.length > 1 ? ` (+${count(lines.length - 1, "line")})` : ""}`);
     const where = event.output_path ? h("p.dim", `The whole output is in the file ${event.output_path}.`) : event.truncated ? h("p.dim", "The output was cut.") : null;
-    fill(this.output, h("h4", "Output"), event.content ? longText(event.content, 4000) : h("p.dim", "(empty)"), where);
+    const note = event.note ? h("p.warn", visible(event.note)) : null;
+    fill(this.output, h("h4", "Output"), event.content ? longText(event.content, 4000) : h("p.dim", "(empty)"), note, where);
   }
 
   #mark([sign, tone]) {
@@ -438,7 +439,7 @@ const detail = (message) => (message ? h("p.detail", message) : null);
 
 function waitDetail(wait) {
   const lines = [];
-  if (wait.tool) lines.push(longText(pretty(wait.arguments)));
+  for (const call of wait.calls.length > 0 ? wait.calls : wait.tool ? [wait] : []) lines.push(longText(pretty(call.arguments)));
   if (wait.question && wait.kind !== "QUESTION" && wait.kind !== "APPROVAL" && wait.kind !== "OPERATOR") lines.push(detail(wait.question));
   return lines;
 }
