@@ -15,7 +15,7 @@ explain.py        ExplainTask: reads what the services know about a task
 explanation.py    the rule: from that knowledge to lines that say why the task is where it is (no I/O)
 admin.py          AdminService: lists and requests of operators
 in_doubt.py       lists of calls in doubt, and the proof that their runner is gone
-facts.py          records in the ledger what clients and operators ask of a task
+external_entries.py  what clients and operators ask of a task, as entries of its ledger
 forwarding.py     leases, schedules, tenants, webhooks, agents: the methods that do more than forward
 http/             the HTTP server: JSON, server-sent events, and what edges add to it
 audit.py          the audit log: records acts before they happen, and refusals

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.client_fields import caller
-from services.gateway.facts import append_act
+from services.gateway.external_entries import append_act
 from services.gateway.forwarder import Forwarder
 from services.gateway.in_doubt import list_in_doubt, prove
 from services.gateway.peers import Peers, read_task, with_retries

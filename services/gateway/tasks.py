@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
-from services.gateway.client_fields import caller
+from services.gateway.client_fields import caller, new_id
 from services.gateway.explain import explain_task
-from services.gateway.facts import append_fact, copy_shared
+from services.gateway.external_entries import append_external, copy_shared
 from services.gateway.forwarder import Forwarder
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
@@ -184,7 +184,8 @@ class TaskServicer(Forwarder):
     async def CancelTask(self, request: api.CancelTaskRequest, _context: Any) -> api.CancelTaskResponse:
         """Records a cancel request in the ledger. Coordinators find it there, whatever happens to this gateway."""
         cancel = ledger_pb2.CancelRequest(reason=request.reason)
-        return api.CancelTaskResponse(task=await append_fact(self._peers, request, cancel_request=cancel))
+        task = await append_external(self._peers, request.task_id, new_id(), cancel_request=cancel)
+        return api.CancelTaskResponse(task=task)
 
     async def ResumeTask(self, request: api.ResumeTaskRequest, _context: Any) -> api.ResumeTaskResponse:
         """Answers a wait.
@@ -200,11 +201,13 @@ class TaskServicer(Forwarder):
             check_permission(current_principal(), Permission.TENANT_ADMIN, "to raise a budget")
         answer = ledger.WaitAnswer()
         copy_shared(request, answer)
-        return api.ResumeTaskResponse(task=await append_fact(self._peers, request, wait_answer=answer))
+        task = await append_external(self._peers, request.task_id, request.request_id, wait_answer=answer)
+        return api.ResumeTaskResponse(task=task)
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
         message = ledger_pb2.UserMessage(text=request.text)
-        return api.SendMessageResponse(task=await append_fact(self._peers, request, user_message=message))
+        task = await append_external(self._peers, request.task_id, request.request_id, user_message=message)
+        return api.SendMessageResponse(task=task)
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
         check = check_names_of_fork(self._peers, request.task_id, request.overrides)

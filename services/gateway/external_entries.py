@@ -1,23 +1,26 @@
-"""Records in the ledger what clients and operators ask of a task: their requests name the fields as the entries do."""
+"""Records what users and operators ask of a task in its ledger, where any process finds it and carries it out."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message
-
-from services.gateway.client_fields import caller, new_id
+from services.gateway.client_fields import caller
 from services.gateway.peers import Peers, with_retries
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from tenure.v1 import task_pb2
 
 
-async def append_fact(peers: Peers, request: Any, **fact: Message) -> task_pb2.Task:
-    """Appends an entry to the task of a request, and returns the task. It is acknowledged when recorded: other
-    processes carry it out.
+async def append_external(peers: Peers, task_id: str, request_id: str, **fact: Any) -> task_pb2.Task:
+    """Appends an entry of the caller, once for each request id, and returns the task. `fact`: a field of the request.
+
+    It is acknowledged when it is recorded. Raises the errors of AppendForeign.
     """
-    request_id = request.request_id if "request_id" in request.DESCRIPTOR.fields_by_name else new_id()
-    entry = ledger.AppendForeignRequest(task_id=request.task_id, request_id=request_id, actor=caller(), **fact)  # type: ignore[arg-type]  # the name of a fact
+    entry = ledger.AppendForeignRequest(task_id=task_id, request_id=request_id, actor=caller(), **fact)
     return (await with_retries(lambda: peers.checkpoint.AppendForeign(entry))).task
 
 
@@ -25,7 +28,7 @@ async def append_act(peers: Peers, request: Any, act: str) -> task_pb2.Task:
     """Appends the request of an operator. `act`: the field of OperatorRequest that has the fields of the request."""
     operator_request = ledger_pb2.OperatorRequest(reason=request.reason)
     copy_shared(request, getattr(operator_request, act))
-    return await append_fact(peers, request, operator_request=operator_request)
+    return await append_external(peers, request.task_id, request.request_id, operator_request=operator_request)
 
 
 def copy_shared(request: Message, part: Message) -> None:
