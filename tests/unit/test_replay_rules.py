@@ -75,7 +75,7 @@ def test_repeats_of_a_call_get_the_outcomes_in_order() -> None:
     assert run.outcome(ToolIntent("9.0", "u", "append", '{"a": 1}'), 0).content == NOT_RECORDED
 
 
-def test_outcome_of_a_call_that_was_never_made_is_not_a_recording() -> None:
+def test_outcome_without_its_call_is_not_a_recording() -> None:
     unusable = (1, ToolOutcome("1.0", Outcome(OutcomeStatus.INVALID_ARGUMENTS, "cut off", detail=UNUSABLE_CALL)))
     record = ledger(attempt(1), answer(1), call(1), unusable, attempt(2), answer(2), call(2), outcome(2, "ran"))
     made = ToolIntent("9.0", "u", "append", "{}")

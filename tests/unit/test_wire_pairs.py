@@ -86,7 +86,6 @@ def value_of(hint: Any, *, is_set: bool = False) -> st.SearchStrategy[Any]:
     return st.sampled_from(hint) if issubclass(hint, Enum) else made(hint)
 
 
-@cache
 def made(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a dataclass or a NamedTuple; fields that its pair skips keep their defaults."""
     options = next((codec.options for codec in ALL if codec.value is kind), PairOptions())
