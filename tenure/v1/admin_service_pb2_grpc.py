@@ -101,6 +101,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
                 _registered_method=True)
+        self.ActOnTasks = channel.unary_unary(
+                '/tenure.v1.AdminService/ActOnTasks',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ActOnTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ActOnTasksResponse.FromString,
+                _registered_method=True)
         self.BeginWait = channel.unary_unary(
                 '/tenure.v1.AdminService/BeginWait',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginWaitRequest.SerializeToString,
@@ -249,6 +254,17 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ActOnTasks(self, request, context):
+        """Acts on many tasks, each as the method for one task does: CancelTask, RequeueTask, BeginWait, or ResumeTask with the
+        decision "continue". Each call acts on the next page of the tasks that match, the newest first, at the stated rate,
+        within about 5 s; a call with the token of its answer continues. An operation_id acts on a task at most once: after
+        a lost answer, repeat the call; without the token, begin again with the same operation_id. With task_ids, a task
+        that does not exist or does not match is REFUSED / TASK_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BeginWait(self, request, context):
         """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
         as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
@@ -381,6 +397,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CloseOutTask,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.SerializeToString,
+            ),
+            'ActOnTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ActOnTasks,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ActOnTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ActOnTasksResponse.SerializeToString,
             ),
             'BeginWait': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginWait,
@@ -771,6 +792,33 @@ class AdminService:
             '/tenure.v1.AdminService/CloseOutTask',
             tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ActOnTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/ActOnTasks',
+            tenure_dot_v1_dot_admin__service__pb2.ActOnTasksRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.ActOnTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

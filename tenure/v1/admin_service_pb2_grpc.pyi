@@ -84,6 +84,13 @@ class AdminServiceStub:
     """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
     / WRONG_STATE {state} after the end.
     """
+    ActOnTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ActOnTasksRequest, _admin_service_pb2.ActOnTasksResponse]
+    """Acts on many tasks, each as the method for one task does: CancelTask, RequeueTask, BeginWait, or ResumeTask with the
+    decision "continue". Each call acts on the next page of the tasks that match, the newest first, at the stated rate,
+    within about 5 s; a call with the token of its answer continues. An operation_id acts on a task at most once: after
+    a lost answer, repeat the call; without the token, begin again with the same operation_id. With task_ids, a task
+    that does not exist or does not match is REFUSED / TASK_NOT_FOUND.
+    """
     BeginWait: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.BeginWaitRequest, _admin_service_pb2.BeginWaitResponse]
     """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
     as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
@@ -177,6 +184,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     CloseOutTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CloseOutTaskRequest, _admin_service_pb2.CloseOutTaskResponse]  # type: ignore[assignment]
     """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
     / WRONG_STATE {state} after the end.
+    """
+    ActOnTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ActOnTasksRequest, _admin_service_pb2.ActOnTasksResponse]  # type: ignore[assignment]
+    """Acts on many tasks, each as the method for one task does: CancelTask, RequeueTask, BeginWait, or ResumeTask with the
+    decision "continue". Each call acts on the next page of the tasks that match, the newest first, at the stated rate,
+    within about 5 s; a call with the token of its answer continues. An operation_id acts on a task at most once: after
+    a lost answer, repeat the call; without the token, begin again with the same operation_id. With task_ids, a task
+    that does not exist or does not match is REFUSED / TASK_NOT_FOUND.
     """
     BeginWait: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginWaitRequest, _admin_service_pb2.BeginWaitResponse]  # type: ignore[assignment]
     """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
@@ -346,6 +360,19 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.CloseOutTaskResponse, _abc.Awaitable[_admin_service_pb2.CloseOutTaskResponse]]:
         """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
         / WRONG_STATE {state} after the end.
+        """
+
+    @_abc_1.abstractmethod
+    def ActOnTasks(
+        self,
+        request: _admin_service_pb2.ActOnTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ActOnTasksResponse, _abc.Awaitable[_admin_service_pb2.ActOnTasksResponse]]:
+        """Acts on many tasks, each as the method for one task does: CancelTask, RequeueTask, BeginWait, or ResumeTask with the
+        decision "continue". Each call acts on the next page of the tasks that match, the newest first, at the stated rate,
+        within about 5 s; a call with the token of its answer continues. An operation_id acts on a task at most once: after
+        a lost answer, repeat the call; without the token, begin again with the same operation_id. With task_ids, a task
+        that does not exist or does not match is REFUSED / TASK_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

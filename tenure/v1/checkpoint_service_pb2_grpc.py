@@ -86,6 +86,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
                 _registered_method=True)
+        self.GroupTasks = channel.unary_unary(
+                '/tenure.v1.CheckpointService/GroupTasks',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksResponse.FromString,
+                _registered_method=True)
         self.ListTaskEntries = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListTaskEntries',
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesRequest.SerializeToString,
@@ -325,6 +330,13 @@ class CheckpointServiceServicer:
 
     def ListTasks(self, request, context):
         """Lists the caller's tasks, in the requested order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GroupTasks(self, request, context):
+        """Counts the caller's tasks that match, by state and reason: the newest 100,000 of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -613,6 +625,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ListTasks,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.SerializeToString,
+            ),
+            'GroupTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupTasks,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksResponse.SerializeToString,
             ),
             'ListTaskEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTaskEntries,
@@ -1013,6 +1030,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/ListTasks',
             tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
             tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GroupTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/GroupTasks',
+            tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -86,6 +86,8 @@ class CheckpointServiceStub:
     """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]
     """Lists the caller's tasks, in the requested order."""
+    GroupTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GroupTasksRequest, _checkpoint_service_pb2.GroupTasksResponse]
+    """Counts the caller's tasks that match, by state and reason: the newest 100,000 of them."""
     ListTaskEntries: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]
@@ -243,6 +245,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]  # type: ignore[assignment]
     """Lists the caller's tasks, in the requested order."""
+    GroupTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GroupTasksRequest, _checkpoint_service_pb2.GroupTasksResponse]  # type: ignore[assignment]
+    """Counts the caller's tasks that match, by state and reason: the newest 100,000 of them."""
     ListTaskEntries: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]  # type: ignore[assignment]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]  # type: ignore[assignment]
@@ -451,6 +455,14 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTasksResponse, _abc.Awaitable[_task_service_pb2.ListTasksResponse]]:
         """Lists the caller's tasks, in the requested order."""
+
+    @_abc_1.abstractmethod
+    def GroupTasks(
+        self,
+        request: _checkpoint_service_pb2.GroupTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.GroupTasksResponse, _abc.Awaitable[_checkpoint_service_pb2.GroupTasksResponse]]:
+        """Counts the caller's tasks that match, by state and reason: the newest 100,000 of them."""
 
     @_abc_1.abstractmethod
     def ListTaskEntries(

@@ -302,7 +302,7 @@ async def test_idle_held_tasks_are_listed(replica: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("statement", "index", "parameters"),
     [
-        ("aging_oldest", "tasks_aging", {"states": ["QUEUED", "RUNNING"], "after": "-infinity"}),
+        ("aging_oldest", "tasks_states", {"states": ["QUEUED", "RUNNING"], "after": "-infinity"}),
         ("aging_held", "tasks_held", {"idle_seconds": 60.0}),
     ],
 )
