@@ -180,6 +180,9 @@ in_doubt_call_info = public(
 )
 
 
+task_group_info = public(info.TaskGroupInfo, admin_pb.TaskGroup)
+act_outcome_info = public(info.ActOutcomeInfo, admin_pb.ActOnTasksResponse.Outcome)
+
 OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     lease_service_pb2.Lease: lease_info,
     lease_service_pb2.LeaseEvent: lease_event_info,
@@ -208,5 +211,6 @@ OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
         info.ToolSources, admin_pb.ListToolSourcesResponse, rename={"seen_by": "instance"}
     ),
     admin_pb.ListInDoubtCallsResponse.Listed: in_doubt_call_info,
+    admin_pb.ActOnTasksResponse.Outcome: act_outcome_info,
 }
 """The public form of each message that a command prints, besides those of `from_wire`."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
@@ -340,14 +341,19 @@ class SyncClient:
         labels: Mapping[str, str] | None = None,
         queue: str = "",
         source: Source | None = None,
+        reason: str | Iterable[str] = (),
+        agent: str = "",
+        since: datetime | None = None,
+        ended_since: datetime | None = None,
         root_task_id: str = "",
         forked_from_task_id: str = "",
         limit: int | None = None,
     ) -> Iterator[SyncTask[str]]:
         """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
 
-        state: one state, or several. labels: all of them must match. root_task_id: the tasks of this tree. limit: the
-        most tasks; None: all. Raises InvalidRequest.
+        state: one state, or several; reason: of the state, one code or several. labels: all of them must match. agent:
+        "support", or "support@7". since, ended_since: submitted, or ended, at this time or later. root_task_id: the
+        tasks of this tree. limit: the most tasks; None: all. Raises InvalidRequest.
         """
         return (
             SyncTask(self._calls, task)
@@ -357,6 +363,10 @@ class SyncClient:
                     labels=labels,
                     queue=queue,
                     source=source,
+                    reason=reason,
+                    agent=agent,
+                    since=since,
+                    ended_since=ended_since,
                     root_task_id=root_task_id,
                     forked_from_task_id=forked_from_task_id,
                     limit=limit,
@@ -371,6 +381,10 @@ class SyncClient:
         labels: Mapping[str, str] | None = None,
         queue: str = "",
         source: Source | None = None,
+        reason: str | Iterable[str] = (),
+        agent: str = "",
+        since: datetime | None = None,
+        ended_since: datetime | None = None,
         root_task_id: str = "",
         forked_from_task_id: str = "",
         page_size: int = 50,
@@ -388,6 +402,10 @@ class SyncClient:
                 labels=labels,
                 queue=queue,
                 source=source,
+                reason=reason,
+                agent=agent,
+                since=since,
+                ended_since=ended_since,
                 root_task_id=root_task_id,
                 forked_from_task_id=forked_from_task_id,
                 page_size=page_size,
