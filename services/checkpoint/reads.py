@@ -275,8 +275,8 @@ def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
         "task_ids": sorted(set(wanted.task_ids)),
         "agent": wanted.agent,
         "agent_revision": wanted.agent_revision,
-        "created_since": _since(wanted, "created_since") or "-infinity",
-        "ended_since": _since(wanted, "ended_since"),
+        "created_since": moment(wanted.created_since).isoformat() if wanted.HasField("created_since") else "-infinity",
+        "ended_since": moment(wanted.ended_since).isoformat() if wanted.HasField("ended_since") else "",
         "queue": wanted.queue,
         "root_task_id": wanted.root_task_id,
         "forked_from_task_id": wanted.forked_from_task_id,
@@ -288,10 +288,6 @@ def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
         "output_until": wanted.output.uri_prefix and wanted.output.uri_prefix + _LAST_CHARACTER,
         "labels": json.dumps(dict(wanted.labels)),
     }
-
-
-def _since(wanted: task_pb2.TaskFilter, field: str) -> str:
-    return moment(getattr(wanted, field)).isoformat() if wanted.HasField(field) else ""
 
 
 def _state(number: int) -> str:

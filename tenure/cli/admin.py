@@ -148,7 +148,9 @@ def requeue(
 
     A task in RETRY_SCHEDULED is queued at once.
 
-    With several tasks, or a filter: shows what would be requeued, and asks. After an outage: tenure admin requeue --state FAILED --state-reason MODEL_UNAVAILABLE --ended-since 2h --reason "…"
+    With several tasks, or a filter: shows what would be requeued, and asks. After an outage:
+
+    tenure admin requeue --state FAILED --state-reason MODEL_UNAVAILABLE --ended-since 2h --reason "it is back"
     """
     if not selection.single:
         extras = ledger_pb2.OperatorRequest.Requeue(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from uuid import uuid4
 import click
 from rich.text import Text
 
+from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import count_text, harmless, make_list, seconds_text, short_id, state_style, why
@@ -28,7 +28,7 @@ from tenure.wire.common import state_name
 
 Callback = Callable[..., Any]
 _SHOWN_SECONDS: Final = 90.0
-"""The least duration that the question tells."""
+"""The question names a longer duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,14 @@ class Selection:
     task_filter: task_pb2.TaskFilter
     per_second: int
     operation_id: str
-    is_confirmed: bool
+    is_confirmed: bool = False
+    only_shows: bool = False
 
     @property
     def single(self) -> str:
         """The task, if the command names one task only; else ""."""
-        return self.tasks[0] if len(self.tasks) == 1 and is_empty(self.task_filter) else ""
+        is_one = len(self.tasks) == 1 and is_empty(self.task_filter) and not self.only_shows
+        return self.tasks[0] if is_one else ""
 
 
 def many_tasks(command: Callback) -> Callback:
@@ -52,15 +54,23 @@ def many_tasks(command: Callback) -> Callback:
 
     @wraps(command)
     def selecting(
-        *arguments: Any, tasks: tuple[str, ...], per_second: int, operation_id: str, yes: bool, **options: Any
+        *arguments: Any,
+        tasks: tuple[str, ...],
+        task_filter: task_pb2.TaskFilter,
+        per_second: int,
+        operation_id: str,
+        yes: bool,
+        dry_run: bool,
+        **options: Any,
     ) -> Any:
-        selection = Selection(tasks, options.pop("task_filter"), per_second, operation_id, yes)
+        selection = Selection(tasks, task_filter, per_second, operation_id, yes, dry_run)
         if not tasks and is_empty(selection.task_filter):
             raise click.UsageError("name tasks, or select them with --state, --label, --since …")
         return command(*arguments, selection=selection, **options)
 
     decorated: Callback = selecting
     for option in (
+        click.option("--dry-run", is_flag=True, help="Only show which tasks match."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option(
             "--operation",
@@ -97,45 +107,48 @@ def act_on_many(context: Context, selection: Selection, did: str, reason: str, *
         **act,
     )
 
+    if not selection.is_confirmed and not selection.only_shows and not is_interactive():
+        raise click.UsageError("outside of a terminal give --yes; --dry-run shows what would be done")
+
     async def work(client: Client) -> Counter[int]:
         request.filter.task_ids.extend([await find_task(client, task) for task in selection.tasks])
-        if not selection.is_confirmed:
-            request.dry_run = True
-            await _confirm(context, client, request, did)
-            request.dry_run = False
-        return await _act(context, client, request, did)
+        if selection.only_shows or not selection.is_confirmed:
+            tasks = await _preview(context, client, request)
+            if not tasks or selection.only_shows:
+                return Counter()
+            click.confirm(f"{did.capitalize()}: {tasks}. Go on?", abort=True)
+        results = await _act(context, client, request, did)
+        if not context.as_json:
+            echo(_summary(results, did))
+        return results
 
     results = context.run(work)
-    if not context.as_json:
-        echo(_summary(results, did))
     if results[admin_pb.ACT_RESULT_REFUSED]:
         raise SystemExit(Exit.REFUSED)
 
 
-async def _confirm(context: Context, client: Client, request: admin_pb.ActOnTasksRequest, did: str) -> None:
-    """Shows the groups of the selected tasks, and asks. Raises Abort, or UsageError where nobody can answer."""
-    counted = await client.act_on_tasks(request)
-    total = sum(group.count for group in counted.groups)
-    if not total:
-        return
+async def _preview(context: Context, client: Client, request: admin_pb.ActOnTasksRequest) -> str:
+    """Shows the selected tasks, by state and reason. Returns their number in words; "" for none."""
+    wanted = admin_pb.ActOnTasksRequest()
+    wanted.CopyFrom(request)
+    wanted.dry_run = True
+    counted = await client.act_on_tasks(wanted)
     table = make_list("TASKS", "STATE", "SUCH AS")
     table.columns[0].justify = "right"
     for group in counted.groups:
-        state = state_name(group.state)
-        tasks = " ".join(map(short_id, group.task_ids))
-        table.add_row(f"{group.count:,}", Text(harmless(why(group.state, group.reason, "")), state_style(state)), tasks)
+        if context.as_json:
+            context.emit(group)
+        state = Text(harmless(why(group.state, group.reason, "")), state_style(state_name(group.state)))
+        table.add_row(f"{group.count:,}", state, " ".join(map(short_id, group.task_ids)))
+    if not counted.groups:
+        echo("no task matches", err=True)
+        return ""
     if not context.as_json:
         context.console.print(table)
-    count = f"{count_text(total, 'task')}{' or more' if counted.more else ''}"
+    total = sum(group.count for group in counted.groups)
     seconds = total / request.tasks_per_second
-    question = f"{count} will be {did}, {request.tasks_per_second} in a second{_long(seconds)}. Go on?"
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{count} would be {did}: give --yes")
-    click.confirm(question, abort=True, err=context.as_json)
-
-
-def _long(seconds: float) -> str:
-    return f": in about {seconds_text(seconds)}" if seconds >= _SHOWN_SECONDS else ""
+    long = f" in about {seconds_text(seconds)}" if seconds >= _SHOWN_SECONDS else ""
+    return f"{count_text(total, 'task')}{' or more' if counted.more else ''}{long}"
 
 
 async def _act(context: Context, client: Client, request: admin_pb.ActOnTasksRequest, did: str) -> Counter[int]:

@@ -398,7 +398,7 @@ def wait(context: Context, task: str, timeout: float | None) -> None:
 def cancel(context: Context, selection: Selection, reason: str) -> None:
     """Cancel TASK. When this command returns, the request is recorded and will be carried out.
 
-    With several tasks, or a filter: shows what would be cancelled, and asks. Without --state: tasks that have not ended.
+    With several tasks, or a filter: shows what would be cancelled, and asks. Without --state: all that are live.
     """
     if not selection.single:
         act_on_many(context, selection, "cancelled", reason, cancel=admin_pb.ActOnTasksRequest.Cancel())

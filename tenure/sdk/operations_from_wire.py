@@ -212,5 +212,6 @@ OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     ),
     admin_pb.ListInDoubtCallsResponse.Listed: in_doubt_call_info,
     admin_pb.ActOnTasksResponse.Outcome: act_outcome_info,
+    admin_pb.TaskGroup: task_group_info,
 }
 """The public form of each message that a command prints, besides those of `from_wire`."""

@@ -391,7 +391,7 @@ class ActOnTasksRequest(message.Message):
     operation_id: builtins.str
     """The caller's id of this operation, the same for all its pages; 1 to 128 characters."""
     reason: builtins.str
-    """The reason, at most 1,000 characters; recorded. Only a cancel may have none."""
+    """The reason, at most 1,000 characters; recorded. Only a cancel and a dry run may have none."""
     tasks_per_second: builtins.int
     """The most tasks in a second; 0: 20, at most 1,000."""
     dry_run: builtins.bool

@@ -96,7 +96,7 @@ def _act(request: admin.ActOnTasksRequest, v: Violations) -> None:
     v.require(request.WhichOneof("act") is not None, "act", "must be set")
     v.require(bool(request.filter.ListFields()), "filter", "must have at least one field")
     check_filter(request.filter, v)
-    v.require(bool(request.reason) or request.HasField("cancel"), "reason", "must be set")
+    v.require(bool(request.reason) or request.HasField("cancel") or request.dry_run, "reason", "must be set")
     if request.HasField("begin_wait"):
         _check_wait(request.begin_wait, v)
 

@@ -54,7 +54,7 @@ select t.task_id::text, t.created_at::text from tasks t
 select found.task_id::text, found.created_at::text from unnest(%(states)b::text[]) as s(name)
  cross join lateral (
        select t.task_id, t.created_at from tasks t
-        where t.tenant = %(tenant)b and t.state = s.name
+        where t.tenant = %(tenant)b and t.state = s.name and t.state <> ''
           {page}) found
  order by found.created_at desc, found.task_id desc
  limit %(page_size)b;
@@ -65,7 +65,7 @@ select found.task_id::text, found.created_at::text
   from unnest(%(any_states)b::text[]) as s(name) cross join unnest(%(reasons)b::text[]) as r(name)
  cross join lateral (
        select t.task_id, t.created_at from tasks t
-        where t.tenant = %(tenant)b and t.state = s.name and t.reason = r.name
+        where t.tenant = %(tenant)b and t.state = s.name and t.state <> '' and t.reason = r.name
           {page}) found
  order by found.created_at desc, found.task_id desc
  limit %(page_size)b;
@@ -150,7 +150,7 @@ select t.task_id::text, t.created_at::text
 -- The numbers of tasks by state and reason, with the newest of each group.
 select found.state, found.reason, count(*), (array_agg(found.task_id::text order by found.task_id desc))[1:3]
   from (select t.state, t.reason, t.task_id from tasks t
-         where t.tenant = %(tenant)b and t.state = any(%(any_states)b::text[])
+         where t.tenant = %(tenant)b and t.state = any(%(any_states)b::text[]) and t.state <> ''
         {groups};
 
 -- name: group_ids

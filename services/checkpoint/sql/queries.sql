@@ -291,7 +291,7 @@ select found.* from unnest(%(states)b::text[]) as s(name)
               c.ending_state <> '' as ending, c.created_at, c.updated_at, c.deadline_at, c.next_retry_at,
               c.created_at::text as place
          from tasks c
-        where c.tenant = %(tenant)b and c.state = s.name and c.ended_at is null
+        where c.tenant = %(tenant)b and c.state = s.name and c.state <> '' and c.ended_at is null
           and (c.created_at, c.task_id) > (%(after)b::text::timestamptz, %(after_task_id)b::text::uuid)
         order by c.created_at, c.task_id
         limit %(limit)b) found
