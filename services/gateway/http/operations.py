@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from services.gateway.client_fields import new_id
 from services.gateway.http import answers
 from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
@@ -244,7 +245,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
 
 async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> answers.ActPage:
     request = admin.ActOnTasksRequest(
-        operation_id=body.operation_id or call.request_id,
+        operation_id=body.operation_id or call.request_id or new_id(),
         filter=filter_of(body.filter),
         reason=body.reason,
         tasks_per_second=body.tasks_per_second,
