@@ -44,11 +44,10 @@ async def act_on_page(peers: Peers, request: api.ActOnTasksRequest, act_on: ActO
     page = await _page(peers, request, min(MAX_PAGE, PAGE_SECONDS * rate))
     outcomes = [_not_found(task_id) for task_id in page.missing]
     clock = asyncio.get_running_loop().time
-    next_at = clock()
     for task in page.tasks:
+        began = clock()
         outcomes.append(await _outcome(ACTS[_name(request)], task, act_on))
-        next_at += 1 / rate
-        await asyncio.sleep(next_at - clock())  # also after the last one: the next page follows at once
+        await asyncio.sleep(began + 1 / rate - clock())  # also after the last one: the next page follows at once
     return api.ActOnTasksResponse(outcomes=outcomes, next_page_token=page.next_token)
 
 
@@ -68,16 +67,16 @@ async def _page(peers: Peers, request: api.ActOnTasksRequest, size: int) -> _Pag
     begin = _place(request.page_token)
     task_ids = [task_id.lower() for task_id in wanted.task_ids[begin : begin + size]]
     wanted.task_ids[:] = task_ids
-    found, token = list[task_pb2.Task](), ""
+    listed, token = list[task_pb2.Task](), ""
     while True:  # large specs make a page of the list shorter
         page = await _list(peers, wanted, size, token)
-        found += page.tasks
+        listed += page.tasks
         token = page.next_page_token
         if not token:
             break
-    known = {task.task_id for task in found}
+    known = {task.task_id for task in listed}
     rest = request.filter.task_ids[begin + size :]
-    return _Page(found, str(begin + size) if rest else "", [one for one in dict.fromkeys(task_ids) if one not in known])
+    return _Page(listed, str(begin + size) if rest else "", [one for one in dict.fromkeys(task_ids) if one not in known])
 
 
 async def _list(peers: Peers, wanted: task_pb2.TaskFilter, size: int, token: str) -> tasks.ListTasksResponse:

@@ -58,7 +58,7 @@ async def outcomes(stub: Any, request: api.ActOnTasksRequest) -> dict[str, Any]:
     return {one.task_id: one.result async for page in pages(stub, request) for one in page.outcomes}
 
 
-async def test_every_filter_selects_the_tasks_that_it_names(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
+async def test_every_filter_selects_what_it_names(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:
     """The same tasks in a list, in the counts of a dry run, and in the act."""
     source = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="nightly")
     plain = (await replica.create()).task_id
@@ -99,7 +99,7 @@ async def test_every_filter_selects_the_tasks_that_it_names(replica: Checkpoint,
     assert (await replica.get(plain)).state == QUEUED
 
 
-async def test_an_act_without_states_takes_the_tasks_that_it_can_change(
+async def test_an_act_without_states_takes_what_it_can_change(
     replica: Checkpoint, shared_gateway: StubOfTenant
 ) -> None:
     label: dict[str, Any] = {"labels": {"of": "verbs"}}

@@ -68,7 +68,7 @@ class Operation {
     this.refused = [];
   }
 
-  // Acts until no task is left, or nobody looks any more.
+  // Acts until there are no more tasks, or the dialog is closed.
   async run(reason, isWanted, show) {
     do {
       const page = await api.post("/v1/tasks/act", { ...this.request, reason });
