@@ -76,7 +76,8 @@ async def _page(peers: Peers, request: api.ActOnTasksRequest, size: int) -> _Pag
             break
     known = {task.task_id for task in listed}
     rest = request.filter.task_ids[begin + size :]
-    return _Page(listed, str(begin + size) if rest else "", [one for one in dict.fromkeys(task_ids) if one not in known])
+    missing = [task_id for task_id in dict.fromkeys(task_ids) if task_id not in known]
+    return _Page(listed, str(begin + size) if rest else "", missing)
 
 
 async def _list(peers: Peers, wanted: task_pb2.TaskFilter, size: int, token: str) -> tasks.ListTasksResponse:
