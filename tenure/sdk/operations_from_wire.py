@@ -65,7 +65,8 @@ schedule_with_runs = public(info.ScheduleWithRuns, schedule_pb.GetScheduleRespon
 public(
     info.WebhookFilter,
     task_pb2.TaskFilter,
-    skip="root_task_id forked_from_task_id source output reasons agent agent_revision created_since ended_since task_ids",
+    skip="root_task_id forked_from_task_id source output reasons agent agent_revision created_since ended_since "
+    "task_ids",
 )
 public(info.WebhookGapInfo, webhook_pb.WebhookGap, skip="from_cursor to_cursor")
 webhook_info = public(info.WebhookInfo, webhook_pb.Webhook, rename={"paused_by": "pause_actor"})
