@@ -18,9 +18,11 @@ from tenure.domain.budget import Budget
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
-from tenure.wire.common import PRIORITIES, SOURCES, STATES, optional_timestamp, timestamp
+from tenure.wire.common import PRIORITIES, SOURCES, STATES, moment, optional_timestamp, timestamp
 from tenure.wire.task import budget_to_wire
 from tenure.wire.tool import calls_in_doubt_to_wire
 
@@ -121,6 +123,7 @@ DEFAULT_TASKS: Final = 50
 DEFAULT_ENTRIES: Final = 200
 LIST_BYTES: Final = 1_500_000
 TASK_PAGE_BYTES: Final = 3 * 1024 * 1024
+MAX_COUNTED: Final = 100_000
 _NEWEST: Final = ("infinity", "ffffffff-ffff-ffff-ffff-ffffffffffff")
 _LAST_CHARACTER: Final = "\U0010ffff"
 _SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
@@ -166,6 +169,8 @@ def _listing(request: tasks_pb.ListTasksRequest) -> tuple[bytes, tuple[str, str]
     """Returns the statement with the matching index, and the position before its first row."""
     if request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE:
         return LISTS.list_waits, _SOONEST
+    if request.filter.task_ids:
+        return LISTS.list_ids, _NEWEST
     if request.filter.forked_from_task_id:
         return LISTS.list_forks, _NEWEST
     output = request.filter.output
@@ -176,7 +181,26 @@ def _listing(request: tasks_pb.ListTasksRequest) -> tuple[bytes, tuple[str, str]
         return LISTS.list_source_run, _NEWEST
     if source.source_id:
         return LISTS.list_source, _NEWEST
-    return (LISTS.list_source_kind if request.filter.HasField("source") else LISTS.list_tasks), _NEWEST
+    if request.filter.HasField("source"):
+        return LISTS.list_source_kind, _NEWEST
+    if request.filter.reasons:
+        return LISTS.list_reasons, _NEWEST
+    if request.filter.agent:
+        return LISTS.list_agent, _NEWEST
+    return (LISTS.list_states if request.filter.states else LISTS.list_tasks), _NEWEST
+
+
+async def group_tasks(pool: Pool, tenant: str, request: pb.GroupTasksRequest) -> pb.GroupTasksResponse:
+    """Returns the numbers of tasks that match, by state and reason, of the MAX_COUNTED first ones."""
+    statement = LISTS.group_ids if request.filter.task_ids else LISTS.group_states
+    parameters = {"tenant": tenant, **filter_parameters(request.filter), "limit": MAX_COUNTED + 1}
+    async with ledger_connection(pool) as connection:
+        rows = await fetch_all(connection, statement, parameters)
+    groups = [
+        admin_pb.TaskGroup(state=STATES.to_wire(TaskState(state)), reason=reason, count=count, task_ids=task_ids)
+        for state, reason, count, task_ids in rows
+    ]
+    return pb.GroupTasksResponse(groups=groups, more=sum(group.count for group in groups) > MAX_COUNTED)
 
 
 async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> tuple[list[task_pb2.Task], str]:
@@ -251,8 +275,16 @@ async def position_of(connection: Connection, tenant: str, task_id: str) -> Ledg
 
 def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
     """Returns a filter as parameters of the statements. Raises InvalidRequest."""
+    states = sorted({_state(number) for number in wanted.states})
     return {
-        "states": [_state(number) for number in wanted.states],
+        "states": states,
+        "any_states": states or list(TaskState),
+        "reasons": sorted(set(wanted.reasons)),
+        "task_ids": sorted(set(wanted.task_ids)),
+        "agent": wanted.agent,
+        "agent_revision": wanted.agent_revision,
+        "created_since": moment(wanted.created_since).isoformat() if wanted.HasField("created_since") else "-infinity",
+        "ended_since": moment(wanted.ended_since).isoformat() if wanted.HasField("ended_since") else "",
         "queue": wanted.queue,
         "root_task_id": wanted.root_task_id,
         "forked_from_task_id": wanted.forked_from_task_id,

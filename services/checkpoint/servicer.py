@@ -125,6 +125,9 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def ListTasks(self, request: tasks_pb.ListTasksRequest, context: Context) -> tasks_pb.ListTasksResponse:
         return await reads.list_tasks(self._ledger.reads, current_tenant(), request)
 
+    async def GroupTasks(self, request: pb.GroupTasksRequest, context: Context) -> pb.GroupTasksResponse:
+        return await reads.group_tasks(self._ledger.pool, current_tenant(), request)
+
     async def ListTaskEntries(
         self, request: tasks_pb.ListTaskEntriesRequest, context: Context
     ) -> tasks_pb.ListTaskEntriesResponse:

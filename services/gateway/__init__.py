@@ -14,6 +14,7 @@ task_changes.py   WatchTasks: the changes of all tasks of a tenant
 explain.py        ExplainTask: reads what the services know about a task
 explanation.py    the rule: from that knowledge to lines that say why the task is where it is (no I/O)
 admin.py          AdminService: lists and requests of operators
+task_acts.py      ActOnTasks: one verb for all tasks that a filter selects, page by page
 in_doubt.py       lists of calls in doubt, and the proof that their runner is gone
 external_entries.py  what clients and operators ask of a task, as entries of its ledger
 forwarding.py     leases, schedules, tenants, webhooks, agents: the methods that do more than forward
@@ -30,4 +31,5 @@ What to touch when:
 - a public method is a forward: the RPC in the public service and in the one behind it, with the same messages
 - it does more: a method in the servicer of its service
 - a field only for services: the mark `by_gateway` in its rule in protos/; what it becomes: `client_fields.py`
+- a field that needs more than the permission of its method: `permission` in its rule
 """

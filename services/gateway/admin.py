@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from services.gateway.client_fields import caller
-from services.gateway.external_entries import append_act
+from services.gateway.external_entries import append_act, append_external
 from services.gateway.forwarder import Forwarder
 from services.gateway.in_doubt import list_in_doubt, prove
 from services.gateway.peers import Peers, read_task, with_retries
+from services.gateway.task_acts import STILL_HELD, act_on_page, count_tasks
 from tenure.domain.access import Permission
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
+from tenure.domain.waits import CONTINUE
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.schema_checks import validate_in_child
 from tenure.runtime.security.access_control import ANYONE, current_principal
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.access import PERMISSIONS
 from tenure.wire.common import seconds, state_name
@@ -91,9 +94,36 @@ class AdminServicer(Forwarder):
     async def BeginWait(self, request: api.BeginWaitRequest, _context: Any) -> api.BeginWaitResponse:
         """Records the wait, and ends the claim that the task has: the wait begins when the claim is released."""
         task = await append_act(self._peers, request, "begin_wait")
+        return api.BeginWaitResponse(task=await self._without_claim(task, request.reason))
+
+    async def _without_claim(self, task: task_pb2.Task, reason: str) -> task_pb2.Task:
+        """Ends the claim of a running task, which an operator lets wait."""
         if task.state == task_pb2.TASK_STATE_RUNNING:
-            task = await self._end_claim(task, task.epoch, request.reason)
-        return api.BeginWaitResponse(task=task)
+            task = await self._end_claim(task, task.epoch, reason)
+        return task
+
+    async def ActOnTasks(self, request: api.ActOnTasksRequest, _context: Any) -> api.ActOnTasksResponse:
+        if request.dry_run:
+            return await count_tasks(self._peers, request)
+        return await act_on_page(self._peers, request, lambda task: self._act(request, task))
+
+    async def _act(self, request: api.ActOnTasksRequest, task: task_pb2.Task) -> task_pb2.Task:
+        """Acts on one task. The operation's id is the request id: a repeat changes nothing."""
+        append = partial(append_external, self._peers, task.task_id, request.operation_id)
+        match request.WhichOneof("act"):
+            case "cancel":
+                return await append(cancel_request=ledger_pb2.CancelRequest(reason=request.reason))
+            case "requeue":
+                requeue = ledger_pb2.OperatorRequest(reason=request.reason, requeue=request.requeue)
+                return await append(operator_request=requeue)
+            case "begin_wait":
+                wait = ledger_pb2.OperatorRequest(reason=request.reason, begin_wait=request.begin_wait)
+                return await self._without_claim(await append(operator_request=wait), request.reason)
+            case _:
+                if task.wait.kind != task_pb2.WAIT_KIND_OPERATOR:
+                    raise not_in_operator_wait(task)
+                answer = ledger.WaitAnswer(wait_id=task.wait.wait_id, decision=CONTINUE, comment=request.reason)
+                return await append(wait_answer=answer)
 
     async def TransferTask(self, request: api.TransferTaskRequest, _context: Any) -> api.TransferTaskResponse:
         """Transfers a task. The ledger names the epoch and later shows the result: only that claim is ended."""
@@ -184,9 +214,15 @@ def still_held(task: task_pb2.Task) -> Unavailable:
     return Unavailable(
         f"the task was not transferred: it still runs under {describe_epoch(task.epoch)}, whose claim the coordinator"
         " did not find; repeat the transfer in a moment",
-        reason="STILL_HELD",
+        reason=STILL_HELD,
         retry_after_seconds=1.0,
     )
+
+
+def not_in_operator_wait(task: task_pb2.Task) -> WrongState:
+    """Returns the error for a task that waits for something else, or not at all."""
+    state = state_name(task.state)
+    return WrongState(f"the task is {state}, and in no wait that an operator began", metadata={"state": state})
 
 
 def task_not_running(task: task_pb2.Task) -> WrongState:

@@ -1,4 +1,5 @@
-"""Sets the fields of a client's request that the gateway decides, before the request is validated.
+"""Sets the fields of a client's request that the gateway decides, before the request is validated, and refuses fields
+that the client may not set.
 
 The contract marks these fields (`by_gateway` in rule.proto). The gateway and the services behind it share the types of
 their requests, and the services trust the marked fields: so no value of a client may get through.
@@ -6,19 +7,20 @@ their requests, and the services trust the marked fields: so no value of a clien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import uuid_utils
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-from tenure.domain.access import Permission
+from tenure.domain.access import Permission, check_permission
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.security.access_control import ANYONE, current_principal
 from tenure.v1 import rule_pb2
 from tenure.validators.rules import is_map, rule_of
+from tenure.wire.access import PERMISSIONS
 from tenure.wire.webhook_service import new_secret
 
 
@@ -48,37 +50,54 @@ def set_own_fields(request: Message) -> None:
     """Replaces the marked fields of a request of a client, and fills in those that it left empty.
 
     Drops fields that this version does not know: a newer service may trust them as fields of the gateway.
+    Raises PermissionDenied for a field that needs a permission that the client does not have.
     """
     request.DiscardUnknownFields()
     _set_marked(request)
 
 
 def _set_marked(request: Message) -> None:
-    replaced, filled, parts = _marked(request.DESCRIPTOR)
-    for name in replaced:
+    marked = _marked(request.DESCRIPTOR)
+    for name in marked.replaced:
         request.ClearField(name)
         if name in _REPLACED:
             setattr(request, name, _REPLACED[name]())
-    for name in filled:
+    for name in marked.filled:
         if not getattr(request, name):
             setattr(request, name, _FILLED[name]())
-    for name in parts:
+    if marked.guarded:
+        for field, _ in request.ListFields():
+            if field.name in marked.guarded:
+                check_permission(current_principal(), marked.guarded[field.name], f"to set {field.name}")
+    for name in marked.parts:
         for part in _messages(request, name):
             _set_marked(part)
 
 
+class _Marks(NamedTuple):
+    """The fields of a message that are replaced, those that are filled in, those that need a permission, and those with
+    messages that have such fields.
+    """
+
+    replaced: Sequence[str]
+    filled: Sequence[str]
+    guarded: Mapping[str, Permission]
+    parts: Sequence[str]
+
+
 @cache
-def _marked(kind: Descriptor) -> tuple[list[str], list[str], list[str]]:
-    """Returns the replaced fields, the filled ones, and the fields with messages that have such fields."""
-    marks = {field.name: rule.by_gateway for field in kind.fields if (rule := rule_of(field)) is not None}
-    replaced = [name for name, mark in marks.items() if mark == rule_pb2.BY_GATEWAY_REPLACED]
-    filled = [name for name, mark in marks.items() if mark == rule_pb2.BY_GATEWAY_FILLED]
-    parts = [
-        field.name
-        for field in kind.fields
-        if field.message_type is not None and not is_map(field) and _has_marks(field.message_type, frozenset())
-    ]
-    return replaced, filled, parts
+def _marked(kind: Descriptor) -> _Marks:
+    rules = {field.name: rule for field in kind.fields if (rule := rule_of(field)) is not None}
+    return _Marks(
+        [name for name, rule in rules.items() if rule.by_gateway == rule_pb2.BY_GATEWAY_REPLACED],
+        [name for name, rule in rules.items() if rule.by_gateway == rule_pb2.BY_GATEWAY_FILLED],
+        {name: PERMISSIONS.to_domain(rule.permission) for name, rule in rules.items() if rule.permission},
+        [
+            field.name
+            for field in kind.fields
+            if field.message_type is not None and not is_map(field) and _has_marks(field.message_type, frozenset())
+        ],
+    )
 
 
 @cache
@@ -87,7 +106,7 @@ def _has_marks(kind: Descriptor, above: frozenset[str]) -> bool:
         return False
     inner = above | {kind.full_name}
     return any(
-        ((rule := rule_of(field)) is not None and bool(rule.by_gateway))
+        ((rule := rule_of(field)) is not None and bool(rule.by_gateway or rule.permission))
         or (field.message_type is not None and _has_marks(field.message_type, inner))
         for field in kind.fields
     )

@@ -8,6 +8,8 @@ groups.py         the sections of `tenure --help`, and the nouns
 group.py          the click group: help in sections, errors as a message and an exit code
 context.py        the gateway's address, the tenant and the output mode of one invocation
 parameters.py     types of options: durations, labels, dollars; TASK
+task_filter.py    the options that select tasks
+many_tasks.py     one verb for many tasks: the preview, the question, the outcomes
 exit_codes.py     the exit codes, and the message of each error
 output.py         prints everything; escapes control characters
 formatting.py     numbers, times, states and texts for people

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -14,6 +15,7 @@ from tenure.cli.audit import audit
 from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ago, caps_text, distinct_ids, make_table, seconds_text, short_id, why
 from tenure.cli.group import Group
+from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, LATER, find_task, task_argument
 from tenure.cli.verify import verify
@@ -21,7 +23,7 @@ from tenure.client import Client
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import admin_service_pb2 as admin_pb
-from tenure.v1 import task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES, duration, seconds, state_name, timestamp
 
 # `tenure admin aging`.
@@ -129,8 +131,8 @@ _TERMINAL_STATES: Final = {
 reason_option = click.option("--reason", required=True, help="Why; it is recorded.")
 
 
-@click.command(short_help="Requeue an ended task: it continues as its next attempt.")
-@task_argument
+@click.command(short_help="Requeue ended tasks: each continues as its next attempt.")
+@many_tasks
 @reason_option
 @click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Also raise the token cap by this many.")
 @click.option(
@@ -139,13 +141,29 @@ reason_option = click.option("--reason", required=True, help="Why; it is recorde
 @click.option("--extra-dollars", type=DOLLARS, default=0, help="Also raise the cap in dollars by this much.")
 @with_client
 async def requeue(
-    context: Context, client: Client, task: str, reason: str, extra_tokens: int, extra_steps: int, extra_dollars: int
+    context: Context,
+    client: Client,
+    selection: Selection,
+    reason: str,
+    extra_tokens: int,
+    extra_steps: int,
+    extra_dollars: int,
 ) -> None:
     """Requeue TASK, which ended in another state than SUCCEEDED: its next attempt continues from its ledger.
 
     A task in RETRY_SCHEDULED is queued at once.
+
+    With several tasks, or a filter: shows what would be requeued, and asks. After an outage:
+
+    tenure admin requeue --state FAILED --state-reason MODEL_UNAVAILABLE --ended-since 2h --reason "it is back"
     """
-    task_id = await find_task(client, task)
+    if not selection.single:
+        extras = ledger_pb2.OperatorRequest.Requeue(
+            extra_tokens=extra_tokens, extra_steps=extra_steps, extra_nano_usd=extra_dollars
+        )
+        await act_on_many(context, client, selection, "requeued", reason, requeue=extras)
+        return
+    task_id = await find_task(client, selection.single)
     request = admin_pb.RequeueTaskRequest(
         task_id=task_id,
         reason=reason,
@@ -216,8 +234,8 @@ _AT_DEADLINE: Final = {
 }
 
 
-@click.command(short_help="Let a task wait until a person continues it.")
-@task_argument
+@click.command(short_help="Let tasks wait until a person continues them.")
+@many_tasks
 @reason_option
 @click.option("--for", "question", required=True, metavar="TEXT", help="What the task waits for.")
 @click.option("--until", type=LATER, required=True, help="The deadline: a duration from now, or a time.")
@@ -230,15 +248,21 @@ _AT_DEADLINE: Final = {
 )
 @with_client
 async def wait(
-    context: Context, client: Client, task: str, reason: str, question: str, until: datetime, then: str
+    context: Context, client: Client, selection: Selection, reason: str, question: str, until: datetime, then: str
 ) -> None:
-    """Let TASK wait for a person, until `tenure resume TASK --option continue` or the deadline.
+    """Let TASK wait for a person, until `tenure admin continue TASK` or the deadline.
 
     A queued task waits at once. A running task is taken from its worker, as by `tenure admin transfer`: its next owner
-    continues from its last commit.
+    continues from its last commit. With several tasks, or a filter: shows which tasks would wait, and asks.
     """
+    if not selection.single:
+        begin = ledger_pb2.OperatorRequest.BeginWait(
+            question=question, until=timestamp(until), at_deadline=_AT_DEADLINE[then]
+        )
+        await act_on_many(context, client, selection, "put into a wait", reason, begin_wait=begin)
+        return
     request = admin_pb.BeginWaitRequest(
-        task_id=await find_task(client, task),
+        task_id=await find_task(client, selection.single),
         reason=reason,
         question=question,
         until=timestamp(until),
@@ -251,6 +275,20 @@ async def wait(
     echo(f"{short_id(waiting.task_id)} is {why(waiting.state, waiting.reason, waiting.message)}")
     for command in answer_commands(waiting.task_id, waiting.wait) if waiting.HasField("wait") else ():
         echo(f"to continue it: {command}")
+
+
+@click.command("continue", short_help="Continue tasks that wait since `tenure admin wait`.")
+@many_tasks
+@reason_option
+@with_client
+async def continue_waiting(context: Context, client: Client, selection: Selection, reason: str) -> None:
+    """Continue TASK, which waits since `tenure admin wait`, as `tenure resume TASK --option continue` does.
+
+    With several tasks, or a filter: shows what would be continued, and asks.
+    """
+    if selection.single:
+        selection = replace(selection, is_confirmed=True)
+    await act_on_many(context, client, selection, "continued", reason, end_wait=admin_pb.ActOnTasksRequest.EndWait())
 
 
 @click.command(short_help="Transfer a running task to another worker.")
@@ -354,6 +392,6 @@ def admin() -> None:
     """Operate an installation. A task's ledger records each intervention with its actor and reason."""
 
 
-for command in (aging, requeue, grant_budget, close_out, wait, transfer, drain, prune, verify):
+for command in (aging, requeue, grant_budget, close_out, wait, continue_waiting, transfer, drain, prune, verify):
     admin.add_command(command)
 admin.add_command(audit)

@@ -14,11 +14,9 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import count_text
 from tenure.cli.output import echo, json_line
-from tenure.cli.parameters import LABEL, filter_of, source_option
+from tenure.cli.task_filter import filter_options
 from tenure.client import Client
 from tenure.domain.errors import NotFound
-from tenure.domain.states import TaskState
-from tenure.domain.task import Source
 from tenure.sdk.dataset import dataset_row
 from tenure.sdk.from_wire import task_info
 from tenure.v1 import task_pb2
@@ -32,38 +30,19 @@ from tenure.v1 import task_pb2
     type=click.Path(dir_okay=False, path_type=Path),
     help="The file, for example runs.jsonl. It replaces an earlier one when it is complete.",
 )
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice([state.value for state in TaskState], case_sensitive=False),
-    help="Only tasks in this state; may be repeated.",
-)
-@click.option(
-    "--label",
-    "labels",
-    type=LABEL,
-    multiple=True,
-    help="key=value: only tasks with this label; may be repeated, then all must match.",
-)
-@click.option("--queue", default="", help="Only tasks of this queue.")
-@source_option
+@filter_options()
 @click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Export at most this many.")
 @pass_context
 def export(
     context: Context,
     dataset: Path,
-    states: tuple[str, ...],
-    labels: tuple[tuple[str, str], ...],
-    queue: str,
-    source: Source | None,
+    task_filter: task_pb2.TaskFilter,
     limit: int,
 ) -> None:
     """Write tasks into a file, one JSON object a line, the newest first: for evaluations and for training.
 
     Each line has the task's input and output, its conversation, its model calls and its tool calls: see docs/json.md.
     """
-    task_filter = filter_of(states, labels, queue, source)
 
     async def work(client: Client) -> int:
         count = 0

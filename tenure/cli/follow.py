@@ -20,10 +20,9 @@ from tenure.cli.formatting import (
     summary,
 )
 from tenure.cli.output import echo
-from tenure.cli.parameters import LABEL, filter_of, source_option
+from tenure.cli.task_filter import filter_options
 from tenure.client import Client
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.task import Source
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 
@@ -32,22 +31,7 @@ _SILENCE_SECONDS: Final = 3.0
 
 
 @click.command(short_help="Show the changes of all tasks, until Ctrl-C.")
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice([state.value for state in TaskState], case_sensitive=False),
-    help="Only changes to this state; may be repeated.",
-)
-@click.option(
-    "--label",
-    "labels",
-    type=LABEL,
-    multiple=True,
-    help="key=value: only tasks with this label; may be repeated, then all must match.",
-)
-@click.option("--queue", default="", help="Only tasks of this queue.")
-@source_option
+@filter_options()
 @click.option(
     "--after",
     "after_cursor",
@@ -57,17 +41,13 @@ _SILENCE_SECONDS: Final = 3.0
 @pass_context
 def follow(
     context: Context,
-    states: tuple[str, ...],
-    labels: tuple[tuple[str, str], ...],
-    queue: str,
-    source: Source | None,
+    task_filter: task_pb2.TaskFilter,
     after_cursor: str,
 ) -> None:
     """Show one line for each change of a task's state, until Ctrl-C. No change is left out.
 
     With --json each line has a cursor: --after continues from there, also days later.
     """
-    task_filter = filter_of(states, labels, queue, source)
 
     def report_silence() -> None:
         if not event_received.is_set():

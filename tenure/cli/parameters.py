@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote
 
 import click
 
@@ -17,11 +16,9 @@ from tenure.cli.formatting import distinct_ids
 from tenure.client import Client
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.errors import InvalidRequest, NotFound
-from tenure.domain.states import TaskState
-from tenure.domain.task import Source, SourceKind
+from tenure.domain.task import Source
+from tenure.sdk.task_filter import source_of
 from tenure.server_packages import server_packages
-from tenure.v1 import task_pb2
-from tenure.wire.common import SOURCES, STATES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -147,48 +144,32 @@ class NamesType(click.ParamType[tuple[str, ...]]):
         return names
 
 
-class SourceType(click.ParamType[Source]):
-    """`scheduler`, `scheduler/nightly`, `scheduler/nightly/2026-11-23`: a kind of source, its id, a run of it.
+class EarlierType(click.ParamType[datetime]):
+    """An earlier time: a duration before now such as `2h`, or a time such as `2026-11-30T08:00`, as in `LaterType`."""
 
-    A slash in the id is written as %2F, and a percent sign as %25; the run is taken as it is.
-    """
+    name = "duration or time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return datetime.fromisoformat(str(value)).astimezone(UTC)
+        except (ValueError, OverflowError):
+            return datetime.now(UTC) - timedelta(seconds=DURATION.convert(value, param, ctx))
+
+
+class SourceType(click.ParamType[Source]):
+    """`scheduler`, `scheduler/nightly`, `scheduler/nightly/2026-11-23`: a kind of source, its id, a run of it."""
 
     name = "kind/id/run"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Source:
         if isinstance(value, Source):
             return value
-        kind, _, rest = str(value).partition("/")
-        source_id, _, run = rest.partition("/")
-        kinds = {one.lower(): one for one in SourceKind}
-        if kind.lower() not in kinds or (run and not source_id):
-            advice = f"write KIND, KIND/ID or KIND/ID/RUN; the kinds are {', '.join(kinds)}"
-            self.fail(f"{value!r} is not a source; {advice}", param, ctx)
-        return Source(kinds[kind.lower()], unquote(source_id), run)
-
-
-SOURCE: Final = SourceType()
-source_option = click.option(
-    "--source",
-    type=SOURCE,
-    default=None,
-    metavar="KIND[/ID[/RUN]]",
-    help="Only tasks of this source, for example scheduler/nightly; a slash in the ID is written as %2F.",
-)
-
-
-def filter_of(
-    states: Iterable[str], labels: Iterable[tuple[str, str]], queue: str, source: Source | None
-) -> task_pb2.TaskFilter:
-    """Returns the filter that the options of `list` and `follow` describe."""
-    wanted = None
-    if source is not None:
-        wanted = task_pb2.SourceFilter(
-            kind=SOURCES.to_wire(source.kind), source_id=source.source_id, source_run_id=source.source_run_id
-        )
-    return task_pb2.TaskFilter(
-        states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue, source=wanted
-    )
+        try:
+            return source_of(str(value))
+        except InvalidRequest as error:
+            self.fail(error.violations[0].description, param, ctx)
 
 
 class ReplicasType(click.ParamType[dict[str, int]]):
@@ -242,12 +223,14 @@ DURATION: Final = DurationType()
 TIMEOUT: Final = DurationType(above_zero=True)
 """Of a task: the contract takes 0 for the default."""
 LATER: Final = LaterType()
+EARLIER: Final = EarlierType()
 LABEL: Final = LabelType()
 JSON_OBJECT: Final = JsonObjectType()
 NAMES: Final = NamesType()
 DOLLARS: Final = MoneyType()
 REPLICAS: Final = ReplicasType()
 SETTING: Final = SettingType()
+SOURCE: Final = SourceType()
 
 task_argument = click.argument("task", metavar="TASK")
 

@@ -49,17 +49,19 @@ from tenure.cli.formatting import (
     usage_text,
     why,
 )
+from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo, echo_result
-from tenure.cli.parameters import DURATION, LABEL, filter_of, find_task, source_option, task_argument
+from tenure.cli.parameters import DURATION, find_task, task_argument
+from tenure.cli.task_filter import filter_options
 from tenure.cli.tools import in_doubt_text
 from tenure.cli.waits import wait_rows
 from tenure.client import Client
 from tenure.domain.agents import reference
 from tenure.domain.budget import money_text, usd
 from tenure.domain.fencing import describe_epoch
-from tenure.domain.states import TaskState
-from tenure.domain.task import Source, result_text
+from tenure.domain.task import result_text
 from tenure.sdk.from_wire import task_info
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import state_name
 from tenure.wire.task import held_back_seconds
@@ -112,23 +114,8 @@ async def get(context: Context, client: Client, task: str) -> None:
 
 
 @click.command("list")
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice([state.value for state in TaskState], case_sensitive=False),
-    help="Only tasks in this state; may be repeated.",
-)
-@click.option(
-    "--label",
-    "labels",
-    type=LABEL,
-    multiple=True,
-    help="key=value: only tasks with this label; may be repeated, then all must match.",
-)
-@click.option("--queue", default="", help="Only tasks of this queue.")
+@filter_options()
 @click.option("--forks-of", metavar="TASK", default="", help="Only forks of this task.")
-@source_option
 @click.option("--output-kind", metavar="KIND", default="", help="Only tasks with an output of this kind.")
 @click.option(
     "--output-uri", metavar="PREFIX", default="", help="Only tasks with an output whose URI begins like this."
@@ -138,17 +125,13 @@ async def get(context: Context, client: Client, task: str) -> None:
 async def list_tasks(
     context: Context,
     client: Client,
-    states: tuple[str, ...],
-    labels: tuple[tuple[str, str], ...],
-    queue: str,
+    task_filter: task_pb2.TaskFilter,
     forks_of: str,
-    source: Source | None,
     output_kind: str,
     output_uri: str,
     limit: int,
 ) -> None:
     """List tasks, the newest first."""
-    task_filter = filter_of(states, labels, queue, source)
     if output_kind or output_uri:
         task_filter.output.kind, task_filter.output.uri_prefix = output_kind, output_uri
 
@@ -386,12 +369,19 @@ async def wait(context: Context, client: Client, task: str, timeout: float | Non
 
 
 @click.command()
-@task_argument
+@many_tasks
 @click.option("--reason", default="", help="Why; recorded in the ledger.")
 @with_client
-async def cancel(context: Context, client: Client, task: str, reason: str) -> None:
-    """Cancel TASK. When this command returns, the request is recorded and will be carried out."""
-    response = await client.cancel(await find_task(client, task), reason)
+async def cancel(context: Context, client: Client, selection: Selection, reason: str) -> None:
+    """Cancel TASK. When this command returns, the request is recorded and will be carried out.
+
+    With several tasks, or a filter: shows what would be cancelled, and asks. Without --state: all that are live.
+    """
+    if not selection.single:
+        cancelling = admin_pb.ActOnTasksRequest.Cancel()
+        await act_on_many(context, client, selection, "cancelled", reason, cancel=cancelling)
+        return
+    response = await client.cancel(await find_task(client, selection.single), reason)
     if context.as_json:
         context.emit(response)
     elif response.state == task_pb2.TASK_STATE_CANCELLED:

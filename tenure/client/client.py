@@ -44,6 +44,8 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response")
 
 ONE_WAIT_SECONDS: Final = 60.0
+ACT_TIMEOUT_SECONDS: Final = 60.0
+"""A page of acts on many tasks takes about 5 s, and longer where the ledger is slow."""
 FORK_TIMEOUT_SECONDS: Final = 150.0
 """A fork copies the files of the workspace, so it takes longer."""
 
@@ -244,6 +246,10 @@ class Client:
         """Requests the cancellation of a task. The request is recorded when this returns."""
         request = api.CancelTaskRequest(task_id=task_id, reason=reason)
         return (await self.tasks.CancelTask(request)).task
+
+    async def act_on_tasks(self, request: admin.ActOnTasksRequest) -> admin.ActOnTasksResponse:
+        """Acts on the next page of the tasks that match, each once, also after retries."""
+        return await self._channel.retried(self.admin.ActOnTasks, request, ACT_TIMEOUT_SECONDS)
 
     async def fork(self, request: api.ForkTaskRequest) -> task_pb2.Task:
         """Creates a task from another task's history, with a copy of its files. Creates one task, also after retries.

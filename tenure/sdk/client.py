@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from tenure.domain.task import Source
@@ -199,16 +200,32 @@ class Client:
         labels: Mapping[str, str] | None = None,
         queue: str = "",
         source: Source | None = None,
+        reason: str | Iterable[str] = (),
+        agent: str = "",
+        since: datetime | None = None,
+        ended_since: datetime | None = None,
         root_task_id: str = "",
         forked_from_task_id: str = "",
         limit: int | None = None,
     ) -> AsyncGenerator[Task[str]]:
         """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
 
-        state: one state, or several. labels: all of them must match. root_task_id: the tasks of this tree. limit: the
-        most tasks; None: all. Raises InvalidRequest.
+        state: one state, or several; reason: of the state, one code or several. labels: all of them must match. agent:
+        "support", or "support@7". since, ended_since: submitted, or ended, at this time or later. root_task_id: the
+        tasks of this tree. limit: the most tasks; None: all. Raises InvalidRequest.
         """
-        wanted = task_filter(state, labels, queue, source, root_task_id, forked_from_task_id)
+        wanted = task_filter(
+            state=state,
+            labels=labels,
+            queue=queue,
+            source=source,
+            reason=reason,
+            agent=agent,
+            since=since,
+            ended_since=ended_since,
+            root_task_id=root_task_id,
+            forked_from_task_id=forked_from_task_id,
+        )
         with self._connection.errors():
             client = self._connection.client()
             async with aclosing(client.list_tasks(wanted, limit=2**31 if limit is None else limit)) as listed:
@@ -222,6 +239,10 @@ class Client:
         labels: Mapping[str, str] | None = None,
         queue: str = "",
         source: Source | None = None,
+        reason: str | Iterable[str] = (),
+        agent: str = "",
+        since: datetime | None = None,
+        ended_since: datetime | None = None,
         root_task_id: str = "",
         forked_from_task_id: str = "",
         page_size: int = 50,
@@ -233,7 +254,18 @@ class Client:
         page_size: 1 to 500. page_token: of the previous page; empty: the first page. fresh: the page must not be stale,
         where the server has a standby. Otherwise as `tasks`.
         """
-        wanted = task_filter(state, labels, queue, source, root_task_id, forked_from_task_id)
+        wanted = task_filter(
+            state=state,
+            labels=labels,
+            queue=queue,
+            source=source,
+            reason=reason,
+            agent=agent,
+            since=since,
+            ended_since=ended_since,
+            root_task_id=root_task_id,
+            forked_from_task_id=forked_from_task_id,
+        )
         request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token, fresh=fresh)
         with self._connection.errors():
             client = self._connection.client()
@@ -255,7 +287,7 @@ class Client:
         without a gap or a repeat. after: the `cursor` of an earlier event; empty: from now. Raises OutOfRange
         (CURSOR_EXPIRED) when the changes after it are no longer kept: list the tasks, and begin again.
         """
-        wanted = task_filter(state, labels, queue, source, "", "")
+        wanted = task_filter(state=state, labels=labels, queue=queue, source=source)
         with self._connection.errors():
             client = self._connection.client()
             async with aclosing(client.watch_tasks(wanted, after_cursor=after)) as messages:

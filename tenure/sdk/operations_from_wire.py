@@ -62,7 +62,12 @@ schedule_with_runs = public(info.ScheduleWithRuns, schedule_pb.GetScheduleRespon
 
 # Webhooks.
 
-public(info.WebhookFilter, task_pb2.TaskFilter, skip="root_task_id forked_from_task_id source output")
+public(
+    info.WebhookFilter,
+    task_pb2.TaskFilter,
+    skip="root_task_id forked_from_task_id source output reasons agent agent_revision created_since ended_since "
+    "task_ids",
+)
 public(info.WebhookGapInfo, webhook_pb.WebhookGap, skip="from_cursor to_cursor")
 webhook_info = public(info.WebhookInfo, webhook_pb.Webhook, rename={"paused_by": "pause_actor"})
 delivery_info = public(info.DeliveryInfo, webhook_pb.WebhookDelivery)
@@ -180,6 +185,9 @@ in_doubt_call_info = public(
 )
 
 
+task_group_info = public(info.TaskGroupInfo, admin_pb.TaskGroup)
+act_outcome_info = public(info.ActOutcomeInfo, admin_pb.ActOnTasksResponse.Outcome)
+
 OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     lease_service_pb2.Lease: lease_info,
     lease_service_pb2.LeaseEvent: lease_event_info,
@@ -208,5 +216,7 @@ OPERATIONS: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
         info.ToolSources, admin_pb.ListToolSourcesResponse, rename={"seen_by": "instance"}
     ),
     admin_pb.ListInDoubtCallsResponse.Listed: in_doubt_call_info,
+    admin_pb.ActOnTasksResponse.Outcome: act_outcome_info,
+    admin_pb.TaskGroup: task_group_info,
 }
 """The public form of each message that a command prints, besides those of `from_wire`."""

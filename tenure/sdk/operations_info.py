@@ -458,6 +458,30 @@ class ToolSources(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
+class TaskGroupInfo(PublicValue):
+    """Tasks in the same state, for the same reason. `task_ids`: the newest of them, at most 3."""
+
+    state: str
+    reason: str
+    count: int
+    task_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActOutcomeInfo(PublicValue):
+    """What became of one of many tasks. `result`: DONE, ALREADY or REFUSED, for a `reason` with a `message`.
+
+    `state`: after the act. A cancel, and a wait of a running task, are recorded and carried out soon.
+    """
+
+    task_id: str
+    result: str
+    state: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class InDoubtCallInfo(PublicValue):
     """A call in doubt. `resolvable`: its task waits for a resolution. `runner_gone`: proven; else it may still act."""
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
@@ -345,14 +346,19 @@ class SyncClient:
         labels: Mapping[str, str] | None = None,
         queue: str = "",
         source: Source | None = None,
+        reason: str | Iterable[str] = (),
+        agent: str = "",
+        since: datetime | None = None,
+        ended_since: datetime | None = None,
         root_task_id: str = "",
         forked_from_task_id: str = "",
         limit: int | None = None,
     ) -> Iterator[SyncTask[str]]:
         """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
 
-        state: one state, or several. labels: all of them must match. root_task_id: the tasks of this tree. limit: the
-        most tasks; None: all. Raises InvalidRequest.
+        state: one state, or several; reason: of the state, one code or several. labels: all of them must match. agent:
+        "support", or "support@7". since, ended_since: submitted, or ended, at this time or later. root_task_id: the
+        tasks of this tree. limit: the most tasks; None: all. Raises InvalidRequest.
         """
         return (
             SyncTask(self._calls, task)
@@ -362,6 +368,10 @@ class SyncClient:
                     labels=labels,
                     queue=queue,
                     source=source,
+                    reason=reason,
+                    agent=agent,
+                    since=since,
+                    ended_since=ended_since,
                     root_task_id=root_task_id,
                     forked_from_task_id=forked_from_task_id,
                     limit=limit,
@@ -376,6 +386,10 @@ class SyncClient:
         labels: Mapping[str, str] | None = None,
         queue: str = "",
         source: Source | None = None,
+        reason: str | Iterable[str] = (),
+        agent: str = "",
+        since: datetime | None = None,
+        ended_since: datetime | None = None,
         root_task_id: str = "",
         forked_from_task_id: str = "",
         page_size: int = 50,
@@ -393,6 +407,10 @@ class SyncClient:
                 labels=labels,
                 queue=queue,
                 source=source,
+                reason=reason,
+                agent=agent,
+                since=since,
+                ended_since=ended_since,
                 root_task_id=root_task_id,
                 forked_from_task_id=forked_from_task_id,
                 page_size=page_size,

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from tenure.v1 import access_pb2 as access_pb2
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import task_pb2 as task_pb2
@@ -24,6 +25,33 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+class _ActResult:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ActResultEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ActResult.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    ACT_RESULT_UNSPECIFIED: _ActResult.ValueType  # 0
+    """None."""
+    ACT_RESULT_DONE: _ActResult.ValueType  # 1
+    """This call did it."""
+    ACT_RESULT_ALREADY: _ActResult.ValueType  # 2
+    """There was nothing to do: this operation did it before, or the task is where the act would bring it."""
+    ACT_RESULT_REFUSED: _ActResult.ValueType  # 3
+    """The task cannot take the act; nothing changed."""
+
+class ActResult(_ActResult, metaclass=_ActResultEnumTypeWrapper):
+    """The result of an act on one of many tasks."""
+
+ACT_RESULT_UNSPECIFIED: ActResult.ValueType  # 0
+"""None."""
+ACT_RESULT_DONE: ActResult.ValueType  # 1
+"""This call did it."""
+ACT_RESULT_ALREADY: ActResult.ValueType  # 2
+"""There was nothing to do: this operation did it before, or the task is where the act would bring it."""
+ACT_RESULT_REFUSED: ActResult.ValueType  # 3
+"""The task cannot take the act; nothing changed."""
 
 @typing.final
 class GetCallerRequest(message.Message):
@@ -311,6 +339,212 @@ class PruneTasksResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["more", b"more", "task_ids", b"task_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ActOnTasksRequest(message.Message):
+    """An act on many tasks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Cancel(message.Message):
+        """No parameters."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @typing.final
+    class EndWait(message.Message):
+        """No parameters."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    OPERATION_ID_FIELD_NUMBER: builtins.int
+    FILTER_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    CANCEL_FIELD_NUMBER: builtins.int
+    REQUEUE_FIELD_NUMBER: builtins.int
+    BEGIN_WAIT_FIELD_NUMBER: builtins.int
+    END_WAIT_FIELD_NUMBER: builtins.int
+    TASKS_PER_SECOND_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    operation_id: builtins.str
+    """The caller's id of this operation, the same for all its pages; 1 to 128 characters."""
+    reason: builtins.str
+    """The reason, at most 1,000 characters; recorded. Only a cancel and a dry run may have none."""
+    tasks_per_second: builtins.int
+    """The most tasks in a second; 0: 20, at most 1,000."""
+    dry_run: builtins.bool
+    """Only count the tasks that match."""
+    page_token: builtins.str
+    """From the previous page; empty: the first page."""
+    @builtins.property
+    def filter(self) -> task_pb2.TaskFilter:
+        """The tasks; at least one field must be set. Without states and task_ids: tasks in the states in which the act has an
+        effect.
+        """
+
+    @builtins.property
+    def cancel(self) -> ActOnTasksRequest.Cancel:
+        """Cancel it."""
+
+    @builtins.property
+    def requeue(self) -> ledger_pb2.OperatorRequest.Requeue:
+        """Requeue it."""
+
+    @builtins.property
+    def begin_wait(self) -> ledger_pb2.OperatorRequest.BeginWait:
+        """Let it wait for a person."""
+
+    @builtins.property
+    def end_wait(self) -> ActOnTasksRequest.EndWait:
+        """End the wait that `begin_wait` or BeginWait began."""
+
+    def __init__(
+        self,
+        *,
+        operation_id: builtins.str = ...,
+        filter: task_pb2.TaskFilter | None = ...,
+        reason: builtins.str = ...,
+        cancel: ActOnTasksRequest.Cancel | None = ...,
+        requeue: ledger_pb2.OperatorRequest.Requeue | None = ...,
+        begin_wait: ledger_pb2.OperatorRequest.BeginWait | None = ...,
+        end_wait: ActOnTasksRequest.EndWait | None = ...,
+        tasks_per_second: builtins.int = ...,
+        dry_run: builtins.bool = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["act", b"act", "begin_wait", b"begin_wait", "cancel", b"cancel", "end_wait", b"end_wait", "filter", b"filter", "requeue", b"requeue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["act", b"act", "begin_wait", b"begin_wait", "cancel", b"cancel", "dry_run", b"dry_run", "end_wait", b"end_wait", "filter", b"filter", "operation_id", b"operation_id", "page_token", b"page_token", "reason", b"reason", "requeue", b"requeue", "tasks_per_second", b"tasks_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_act: _TypeAlias = typing.Literal["cancel", "requeue", "begin_wait", "end_wait"]  # noqa: Y015
+    _WhichOneofArgType_act: _TypeAlias = typing.Literal["act", b"act"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_act) -> _WhichOneofReturnType_act | None: ...
+
+@typing.final
+class ActOnTasksResponse(message.Message):
+    """The outcomes of a page, or the counts of a dry run."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Outcome(message.Message):
+        """What became of one task."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        RESULT_FIELD_NUMBER: builtins.int
+        STATE_FIELD_NUMBER: builtins.int
+        REASON_FIELD_NUMBER: builtins.int
+        MESSAGE_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """The task."""
+        result: ActResult.ValueType
+        """The result."""
+        state: task_pb2.TaskState.ValueType
+        """The state of the task after the act. A cancel, and a wait of a running task, are recorded and carried out soon."""
+        reason: builtins.str
+        """REFUSED: why, for programs, as the method for one task says it."""
+        message: builtins.str
+        """REFUSED: why, for people."""
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            result: ActResult.ValueType = ...,
+            state: task_pb2.TaskState.ValueType = ...,
+            reason: builtins.str = ...,
+            message: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "reason", b"reason", "result", b"result", "state", b"state", "task_id", b"task_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    OUTCOMES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty: no more."""
+    more: builtins.bool
+    """Of a dry run: there are more than the 100,000 tasks that were counted."""
+    @builtins.property
+    def outcomes(self) -> containers.RepeatedCompositeFieldContainer[ActOnTasksResponse.Outcome]:
+        """One for each task of the page."""
+
+    @builtins.property
+    def groups(self) -> containers.RepeatedCompositeFieldContainer[TaskGroup]:
+        """Of a dry run: the tasks that match, by state and reason, the largest group first."""
+
+    def __init__(
+        self,
+        *,
+        outcomes: abc.Iterable[ActOnTasksResponse.Outcome] | None = ...,
+        next_page_token: builtins.str = ...,
+        groups: abc.Iterable[TaskGroup] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["groups", b"groups", "more", b"more", "next_page_token", b"next_page_token", "outcomes", b"outcomes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TaskGroup(message.Message):
+    """Tasks in the same state, for the same reason."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    state: task_pb2.TaskState.ValueType
+    """The state."""
+    reason: builtins.str
+    """Its reason."""
+    count: builtins.int
+    """How many."""
+    @builtins.property
+    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The newest of them, at most 3."""
+
+    def __init__(
+        self,
+        *,
+        state: task_pb2.TaskState.ValueType = ...,
+        reason: builtins.str = ...,
+        count: builtins.int = ...,
+        task_ids: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "reason", b"reason", "state", b"state", "task_ids", b"task_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,6 +93,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
                 _registered_method=True)
+        self.ActOnTasks = channel.unary_unary(
+                '/tenure.v1.AdminService/ActOnTasks',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ActOnTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ActOnTasksResponse.FromString,
+                _registered_method=True)
         self.BeginWait = channel.unary_unary(
                 '/tenure.v1.AdminService/BeginWait',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginWaitRequest.SerializeToString,
@@ -193,6 +198,11 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseOutTask(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ActOnTasks(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -299,6 +309,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CloseOutTask,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.SerializeToString,
+            ),
+            'ActOnTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ActOnTasks,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ActOnTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ActOnTasksResponse.SerializeToString,
             ),
             'BeginWait': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginWait,

@@ -79,6 +79,13 @@ class AdminServiceStub:
     """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
     / WRONG_STATE {state} after the end.
     """
+    ActOnTasks: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ActOnTasksRequest, _admin_service_pb2.ActOnTasksResponse]
+    """Acts on many tasks, each as the method for one task does: CancelTask, RequeueTask, BeginWait, or ResumeTask with the
+    decision "continue". Each call acts on the next page of the tasks that match, the newest first, at the stated rate,
+    within about 5 s; a call with the token of its answer continues. An operation_id acts on a task at most once: after
+    a lost answer, repeat the call; without the token, begin again with the same operation_id. With task_ids, a task
+    that does not exist or does not match is REFUSED / TASK_NOT_FOUND.
+    """
     BeginWait: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.BeginWaitRequest, _admin_service_pb2.BeginWaitResponse]
     """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
     as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
@@ -134,6 +141,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     RequeueTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RequeueTaskRequest, _admin_service_pb2.RequeueTaskResponse]  # type: ignore[assignment]
     GrantBudget: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GrantBudgetRequest, _admin_service_pb2.GrantBudgetResponse]  # type: ignore[assignment]
     CloseOutTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CloseOutTaskRequest, _admin_service_pb2.CloseOutTaskResponse]  # type: ignore[assignment]
+    ActOnTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ActOnTasksRequest, _admin_service_pb2.ActOnTasksResponse]  # type: ignore[assignment]
     BeginWait: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginWaitRequest, _admin_service_pb2.BeginWaitResponse]  # type: ignore[assignment]
     TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
@@ -246,6 +254,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.CloseOutTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.CloseOutTaskResponse, _abc.Awaitable[_admin_service_pb2.CloseOutTaskResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ActOnTasks(
+        self,
+        request: _admin_service_pb2.ActOnTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ActOnTasksResponse, _abc.Awaitable[_admin_service_pb2.ActOnTasksResponse]]:
         ...
 
     @_abc_1.abstractmethod

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from tenure.v1 import admin_service_pb2 as admin_service_pb2
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import schedule_service_pb2 as schedule_service_pb2
 from tenure.v1 import task_pb2 as task_pb2
@@ -2572,6 +2573,54 @@ class InspectLeasesResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["registered_claim_ids", b"registered_claim_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GroupTasksRequest(message.Message):
+    """The tasks to count."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def filter(self) -> task_pb2.TaskFilter:
+        """Only these tasks."""
+
+    def __init__(
+        self,
+        *,
+        filter: task_pb2.TaskFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GroupTasksResponse(message.Message):
+    """The counts."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """There are more tasks than were counted."""
+    @builtins.property
+    def groups(self) -> containers.RepeatedCompositeFieldContainer[admin_service_pb2.TaskGroup]:
+        """The largest group first."""
+
+    def __init__(
+        self,
+        *,
+        groups: abc.Iterable[admin_service_pb2.TaskGroup] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["groups", b"groups", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,6 +80,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
                 _registered_method=True)
+        self.GroupTasks = channel.unary_unary(
+                '/tenure.v1.CheckpointService/GroupTasks',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksResponse.FromString,
+                _registered_method=True)
         self.ListTaskEntries = channel.unary_unary(
                 '/tenure.v1.CheckpointService/ListTaskEntries',
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesRequest.SerializeToString,
@@ -280,6 +285,11 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GroupTasks(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -486,6 +496,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ListTasks,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.SerializeToString,
+            ),
+            'GroupTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupTasks,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksResponse.SerializeToString,
             ),
             'ListTaskEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTaskEntries,

@@ -83,6 +83,8 @@ class CheckpointServiceStub:
     """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]
     """Lists the caller's tasks, in the requested order."""
+    GroupTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GroupTasksRequest, _checkpoint_service_pb2.GroupTasksResponse]
+    """Counts the caller's tasks that match, by state and reason: the newest 100,000 of them."""
     ListTaskEntries: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchEntries: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]
@@ -198,6 +200,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     CommitStream: _aio.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]  # type: ignore[assignment]
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     ListTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]  # type: ignore[assignment]
+    GroupTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GroupTasksRequest, _checkpoint_service_pb2.GroupTasksResponse]  # type: ignore[assignment]
     ListTaskEntries: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]  # type: ignore[assignment]
     WatchEntries: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]  # type: ignore[assignment]
     WatchChanges: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchChangesRequest, _checkpoint_service_pb2.WatchChangesResponse]  # type: ignore[assignment]
@@ -309,6 +312,14 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTasksResponse, _abc.Awaitable[_task_service_pb2.ListTasksResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def GroupTasks(
+        self,
+        request: _checkpoint_service_pb2.GroupTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.GroupTasksResponse, _abc.Awaitable[_checkpoint_service_pb2.GroupTasksResponse]]:
         ...
 
     @_abc_1.abstractmethod

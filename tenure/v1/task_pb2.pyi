@@ -2019,12 +2019,22 @@ class TaskFilter(message.Message):
     FORKED_FROM_TASK_ID_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
+    REASONS_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    AGENT_REVISION_FIELD_NUMBER: builtins.int
+    CREATED_SINCE_FIELD_NUMBER: builtins.int
+    ENDED_SINCE_FIELD_NUMBER: builtins.int
+    TASK_IDS_FIELD_NUMBER: builtins.int
     queue: builtins.str
     """This queue."""
     root_task_id: builtins.str
     """Any task in the tree of this root."""
     forked_from_task_id: builtins.str
     """Any fork of this task."""
+    agent: builtins.str
+    """Pinned to a revision of this agent; empty: any task."""
+    agent_revision: builtins.int
+    """Pinned to this revision of the agent; 0: any."""
     @builtins.property
     def states(self) -> containers.RepeatedScalarFieldContainer[TaskState.ValueType]:
         """Any of these states; empty: all."""
@@ -2041,6 +2051,22 @@ class TaskFilter(message.Message):
     def output(self) -> OutputFilter:
         """At least one output like this."""
 
+    @builtins.property
+    def reasons(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Any of these reasons of the state; empty: all."""
+
+    @builtins.property
+    def created_since(self) -> timestamp_pb2.Timestamp:
+        """Submitted at this time or later."""
+
+    @builtins.property
+    def ended_since(self) -> timestamp_pb2.Timestamp:
+        """Ended at this time or later."""
+
+    @builtins.property
+    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Any of these tasks; empty: all."""
+
     def __init__(
         self,
         *,
@@ -2051,10 +2077,16 @@ class TaskFilter(message.Message):
         forked_from_task_id: builtins.str = ...,
         source: SourceFilter | None = ...,
         output: OutputFilter | None = ...,
+        reasons: abc.Iterable[builtins.str] | None = ...,
+        agent: builtins.str = ...,
+        agent_revision: builtins.int = ...,
+        created_since: timestamp_pb2.Timestamp | None = ...,
+        ended_since: timestamp_pb2.Timestamp | None = ...,
+        task_ids: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["output", b"output", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["created_since", b"created_since", "ended_since", b"ended_since", "output", b"output", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "output", b"output", "queue", b"queue", "root_task_id", b"root_task_id", "source", b"source", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_revision", b"agent_revision", "created_since", b"created_since", "ended_since", b"ended_since", "forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "output", b"output", "queue", b"queue", "reasons", b"reasons", "root_task_id", b"root_task_id", "source", b"source", "states", b"states", "task_ids", b"task_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

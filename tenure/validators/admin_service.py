@@ -8,7 +8,7 @@ from typing import Any, Final
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.validators.common import MAX_ID_CHARACTERS, Check, check_duration, check_moment
+from tenure.validators.common import MAX_ID_CHARACTERS, Check, check_duration, check_filter, check_moment
 from tenure.validators.rules import WORKER_ID, Violations
 
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -92,6 +92,15 @@ def _begin_wait(request: admin.BeginWaitRequest, v: Violations) -> None:
     _check_wait(request, v)
 
 
+def _act(request: admin.ActOnTasksRequest, v: Violations) -> None:
+    v.require(request.WhichOneof("act") is not None, "act", "must be set")
+    v.require(bool(request.filter.ListFields()), "filter", "must have at least one field")
+    check_filter(request.filter, v)
+    v.require(bool(request.reason) or request.HasField("cancel") or request.dry_run, "reason", "must be set")
+    if request.HasField("begin_wait"):
+        _check_wait(request.begin_wait, v)
+
+
 def _prune(request: admin.PruneTasksRequest, v: Violations) -> None:
     v.require(request.WhichOneof("which") is not None, "which", "must be set")
     if request.WhichOneof("which") == "ended_before":
@@ -129,6 +138,7 @@ _OPERATOR_CHECKS: Final[dict[type, Check]] = {
     admin.CloseOutTaskRequest: _close_out,
     admin.BeginWaitRequest: _begin_wait,
     admin.AcceptToolsRequest: _accept_tools,
+    admin.ActOnTasksRequest: _act,
 }
 
 

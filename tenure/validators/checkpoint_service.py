@@ -19,6 +19,7 @@ from tenure.validators.common import (
     check_duration,
     check_frame,
     check_guarded,
+    check_list,
     check_token,
     is_json,
 )
@@ -149,6 +150,8 @@ def _report(request: checkpoint.ReportUsageRequest, v: Violations) -> None:
 
 
 CHECKS: Final[dict[type, Check]] = {
+    checkpoint.GroupTasksRequest: check_list,
+    checkpoint.WatchChangesRequest: check_list,
     checkpoint.CreateTaskRequest: _create,
     checkpoint.PrepareForkRequest: _prepare_fork,
     checkpoint.PrepareTaskRequest: _prepare_task,

@@ -106,6 +106,10 @@ def check_filter(task_filter: task_pb2.TaskFilter, v: Violations) -> None:
     if task_filter.HasField("output"):
         wanted = task_filter.output
         v.require(bool(wanted.kind or wanted.uri_prefix), "filter.output", "must have a kind or a uri_prefix")
+    v.require(bool(task_filter.agent) or not task_filter.agent_revision, "filter.agent_revision", "needs an agent")
+    for field in ("created_since", "ended_since"):
+        if task_filter.HasField(field):
+            check_moment(f"filter.{field}", getattr(task_filter, field), v)
 
 
 def check_source_fields(source: Any, v: Violations, field: str) -> None:

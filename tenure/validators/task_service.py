@@ -96,6 +96,7 @@ _GATEWAY_CHECKS: Final[dict[type, Check]] = {
     tasks.SubmitTaskRequest: _submit,
     tasks.WaitTaskRequest: _wait,
     tasks.ListTasksRequest: check_list,
+    tasks.WatchTasksRequest: check_list,
     tasks.ListTaskEntriesRequest: check_entries,
     tasks.SendMessageRequest: check_send,
     tasks.ForkTaskRequest: check_fork,

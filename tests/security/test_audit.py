@@ -17,7 +17,7 @@ from tenure.domain.access import Permission
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.security.audit import FLUSH_SECONDS
-from tenure.v1 import admin_service_pb2, webhook_service_pb2
+from tenure.v1 import admin_service_pb2, task_pb2, task_service_pb2, webhook_service_pb2
 from tenure.v1 import api_key_service_pb2 as keys
 from tenure.v1 import audit_service_pb2 as pb
 from tenure.wire.access import PERMISSIONS
@@ -79,6 +79,31 @@ async def test_the_reason_of_an_operator_is_recorded(guarded: Guarded) -> None:
             )
     (one,) = await records(guarded, method="AdminService/DrainWorker", decision=pb.AUDIT_DECISION_ALLOWED)
     assert (one.target, one.reason) == ("worker_id=no-such-worker", "it smokes")
+
+
+async def test_an_act_on_many_tasks_needs_the_permission_of_its_verb(guarded: Guarded) -> None:
+    """What is refused is never recorded as allowed."""
+    writer = await guarded.key(Permission.WRITE)
+    async with guarded.client(writer.secret) as client:
+        submit = task_service_pb2.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="no-worker"))
+        task_id = (await client.submit("find out", request=submit)).task_id
+        request = admin_service_pb2.ActOnTasksRequest(
+            operation_id="operation-1", filter=task_pb2.TaskFilter(task_ids=[task_id]), reason="it smokes"
+        )
+        for name in ("requeue", "begin_wait", "end_wait"):
+            getattr(request, name).SetInParent()
+            with pytest.raises(PermissionDenied):
+                await client.act_on_tasks(request)
+        request.cancel.SetInParent()
+        (outcome,) = (await client.act_on_tasks(request)).outcomes
+    assert outcome.result == admin_service_pb2.ACT_RESULT_DONE
+    subject = f"key/{writer.api_key.key_id}"
+    found = await recorded(guarded, 2, subject=subject)
+    allowed = [one for one in found if one.decision == pb.AUDIT_DECISION_ALLOWED]
+    assert [(one.method, one.reason) for one in allowed] == [("AdminService/ActOnTasks", "it smokes")]
+    assert allowed[0].target == f"operation_id=operation-1 filter.task_ids={task_id}"
+    denied = [one for one in found if one.decision == pb.AUDIT_DECISION_DENIED]
+    assert {one.reason for one in denied} == {"METHOD_NOT_ALLOWED"}
 
 
 async def test_refusals_are_recorded_equal_ones_together(guarded: Guarded) -> None:

@@ -158,6 +158,12 @@ def of_tasks(things: Things) -> Mapping[str, Message]:
         "TaskService/SendMessage": api.SendMessageRequest(task_id=task, request_id=new, text="hear me"),
         "TaskService/WaitTask": api.WaitTaskRequest(task_id=task),
         "TaskService/WatchTask": api.WatchTaskRequest(task_id=task, live=True),
+        "AdminService/ActOnTasks": admin.ActOnTasksRequest(
+            operation_id=new,
+            filter=task_pb2.TaskFilter(task_ids=[task]),
+            reason=WHY,
+            cancel=admin.ActOnTasksRequest.Cancel(),
+        ),
         "AdminService/BeginWait": admin.BeginWaitRequest(
             task_id=task,
             request_id=new,
@@ -227,6 +233,7 @@ def of_others(things: Things) -> Mapping[str, Message]:
 
 
 UNLIKE: Final = {
+    "AdminService/ActOnTasks": "OK",  # each task has its outcome, here TASK_NOT_FOUND
     "ApprovalService/DeleteApproverGroup": "OK",  # a deletion may be repeated
     "LeaseService/ReleaseLease": "PERMISSION_DENIED/WRONG_RESOURCE",  # a token names its tenant
     "LeaseService/RenewLease": "PERMISSION_DENIED/WRONG_RESOURCE",

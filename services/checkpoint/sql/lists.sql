@@ -1,11 +1,18 @@
--- Pages of tasks: their ids and positions, each list by its own index. `tasks_by_id` in queries.sql reads the tasks. The
--- cursor is the position of the last row, so that new tasks do not shift pages.
+-- What a TaskFilter selects: pages of tasks (their ids and positions, each list by its own index), counts of tasks, and
+-- pages of changes. `tasks_by_id` in queries.sql reads the tasks. The cursor of a list is the position of the last row,
+-- so that new tasks do not shift pages.
 
 -- part: filter
--- What every list selects by.
+-- What each of them selects by. The columns of a change are those of its task, with the state and the reason after it.
 (cardinality(%(states)b::text[]) = 0 or t.state = any(%(states)b::text[]))
+   and (cardinality(%(reasons)b::text[]) = 0 or t.reason = any(%(reasons)b::text[]))
+   and (cardinality(%(task_ids)b::text[]) = 0 or t.task_id = any(%(task_ids)b::text[]::uuid[]))
    and (%(queue)b::text = '' or t.queue = %(queue)b::text)
    and (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and (%(agent)b::text = '' or t.agent = %(agent)b::text)
+   and (%(agent_revision)b = 0 or t.agent_revision = %(agent_revision)b)
+   and t.created_at >= %(created_since)b::text::timestamptz
+   and (%(ended_since)b::text = '' or t.ended_at >= nullif(%(ended_since)b::text, '')::timestamptz)
    and t.labels @> %(labels)b::text::jsonb
 
 -- part: source_filter
@@ -18,6 +25,10 @@
 -- Of lists by another index than that of outputs.
 has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_until)b::text)
 
+-- part: fork_filter
+-- Of lists by another index than that of forks.
+(%(forked_from_task_id)b::text = '' or t.forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
+
 -- part: page
 -- A page, newest first. Ordered by time and UUID, as the index is, and not by the texts.
    and (t.created_at, t.task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
@@ -29,6 +40,40 @@ has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_unt
 -- All tasks.
 select t.task_id::text, t.created_at::text from tasks t
  where t.tenant = %(tenant)b
+   {page};
+
+-- name: list_ids
+-- Tasks that the filter names.
+select t.task_id::text, t.created_at::text from tasks t
+ where t.tenant = %(tenant)b and t.task_id = any(%(task_ids)b::text[]::uuid[])
+   and {fork_filter} and {source_filter} and {output_filter}
+   {page};
+
+-- name: list_states
+-- Tasks in some states. State by state, each in the order of its index.
+select found.task_id::text, found.created_at::text from unnest(%(states)b::text[]) as s(name)
+ cross join lateral (
+       select t.task_id, t.created_at from tasks t
+        where t.tenant = %(tenant)b and t.state = s.name and t.state <> ''
+          {page}) found
+ order by found.created_at desc, found.task_id desc
+ limit %(page_size)b;
+
+-- name: list_reasons
+-- Tasks with some reasons. The same; the index has the reason behind the order.
+select found.task_id::text, found.created_at::text
+  from unnest(%(any_states)b::text[]) as s(name) cross join unnest(%(reasons)b::text[]) as r(name)
+ cross join lateral (
+       select t.task_id, t.created_at from tasks t
+        where t.tenant = %(tenant)b and t.state = s.name and t.state <> '' and t.reason = r.name
+          {page}) found
+ order by found.created_at desc, found.task_id desc
+ limit %(page_size)b;
+
+-- name: list_agent
+-- Tasks that are pinned to one agent.
+select t.task_id::text, t.created_at::text from tasks t
+ where t.tenant = %(tenant)b and t.agent = %(agent)b::text and t.agent <> ''
    {page};
 
 -- name: list_source_kind
@@ -66,8 +111,7 @@ select t.task_id::text, coalesce(t.wait_deadline_at, 'infinity')::text from task
  where t.tenant = %(tenant)b and t.waiting_since is not null
    and (coalesce(t.wait_deadline_at, 'infinity'), t.task_id) >
        (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-   and (%(forked_from_task_id)b::text = '' or t.forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
-   and {filter} and {source_filter} and {output_filter}
+   and {fork_filter} and {filter} and {source_filter} and {output_filter}
  order by coalesce(t.wait_deadline_at, 'infinity'), t.task_id
  limit %(page_size)b;
 
@@ -94,3 +138,55 @@ select t.task_id::text, t.created_at::text
  where {filter} and {source_filter}
  order by o.task_created_at desc, o.task_id desc
  limit %(page_size)b;
+
+-- part: groups
+-- The groups of the tasks that a subselect finds, which this ends.
+   and {fork_filter} and {filter} and {source_filter} and {output_filter}
+         limit %(limit)b) found
+ group by found.state, found.reason
+ order by 3 desc, 1, 2
+
+-- name: group_states
+-- The numbers of tasks by state and reason, with the newest of each group.
+select found.state, found.reason, count(*), (array_agg(found.task_id::text order by found.task_id desc))[1:3]
+  from (select t.state, t.reason, t.task_id from tasks t
+         where t.tenant = %(tenant)b and t.state = any(%(any_states)b::text[]) and t.state <> ''
+        {groups};
+
+-- name: group_ids
+-- The same, of tasks that the filter names.
+select found.state, found.reason, count(*), (array_agg(found.task_id::text order by found.task_id desc))[1:3]
+  from (select t.state, t.reason, t.task_id from tasks t
+         where t.tenant = %(tenant)b and t.task_id = any(%(task_ids)b::text[]::uuid[])
+        {groups};
+
+-- name: changes_after
+-- A page of a tenant's changes after a cursor, below the oldest transaction that is still running: no earlier row can
+-- appear there. One statement, so one snapshot: the pruned position, the rows and the running transactions are
+-- consistent. `fits` is the filter's result; the page is limited before the filter, so that few matches do not cause a
+-- long search. `held_back`: there are more rows above the oldest running transaction. A change whose task was pruned
+-- has the columns of a task without any.
+with page as (
+  select c.* from changes c
+   where c.tenant = %(tenant)b
+     and (c.xid, c.position) > (%(xid)b::bigint::text::xid8, %(position)b::bigint)
+     and c.xid < pg_snapshot_xmin(pg_current_snapshot())
+   order by c.xid, c.position
+   limit %(page_size)b
+)
+select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+       exists (select from changes c where c.tenant = %(tenant)b
+                  and c.xid >= pg_snapshot_xmin(pg_current_snapshot())) as held_back,
+       p.xid::text::bigint, p.position, p.task_id::text, p.sequence, p.state, p.reason, p.cancel_requested, p.changed_at,
+       {filter} and {fork_filter} and {source_filter} and {output_filter} and p.position > f.leftover_position as fits
+  from change_feed f
+  left join page p on true
+  left join lateral (
+       select p.task_id, p.state, p.reason, c.queue, c.root_task_id, c.forked_from_task_id, c.source_kind, c.source_id,
+              c.source_run_id, c.agent, c.agent_revision, coalesce(c.created_at, p.changed_at) as created_at, c.ended_at,
+              coalesce(c.labels, '{}') as labels
+         from (select 1) as one left join lateral (
+              select * from tasks k where k.task_id = p.task_id limit 1) c on true  -- never a scan of them all
+       ) t on true
+ order by p.xid, p.position;

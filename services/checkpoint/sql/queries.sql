@@ -291,7 +291,7 @@ select found.* from unnest(%(states)b::text[]) as s(name)
               c.ending_state <> '' as ending, c.created_at, c.updated_at, c.deadline_at, c.next_retry_at,
               c.created_at::text as place
          from tasks c
-        where c.tenant = %(tenant)b and c.state = s.name and c.ended_at is null
+        where c.tenant = %(tenant)b and c.state = s.name and c.state <> '' and c.ended_at is null
           and (c.created_at, c.task_id) > (%(after)b::text::timestamptz, %(after_task_id)b::text::uuid)
         order by c.created_at, c.task_id
         limit %(limit)b) found
@@ -563,40 +563,6 @@ select a.claim_id
 select feed_id::text, pruned_xid::text::bigint, pruned_position, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
        pg_snapshot_xmax(pg_current_snapshot())::text::bigint
   from change_feed;
-
--- name: changes_after
--- A page of a tenant's changes after a cursor, below the oldest transaction that is still running: no earlier row can
--- appear there. One statement, so one snapshot: the pruned position, the rows and the running transactions are
--- consistent. `fits` is the filter's result; the page is limited before the filter, so that few matches do not cause a
--- long search. `held_back`: there are more rows above the oldest running transaction.
-with page as (
-  select c.* from changes c
-   where c.tenant = %(tenant)b
-     and (c.xid, c.position) > (%(xid)b::bigint::text::xid8, %(position)b::bigint)
-     and c.xid < pg_snapshot_xmin(pg_current_snapshot())
-   order by c.xid, c.position
-   limit %(page_size)b
-)
-select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-       exists (select from changes c where c.tenant = %(tenant)b
-                  and c.xid >= pg_snapshot_xmin(pg_current_snapshot())) as held_back,
-       p.xid::text::bigint, p.position, p.task_id::text, p.sequence, p.state, p.reason, p.cancel_requested, p.changed_at,
-       (cardinality(%(states)b::text[]) = 0 or p.state = any(%(states)b::text[]))
-         and (%(queue)b::text = '' or t.queue = %(queue)b::text)
-         and (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
-         and (%(forked_from_task_id)b::text = ''
-              or t.forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
-         and (%(source_kind)b::text = '' or t.source_kind = %(source_kind)b::text)
-         and (%(source_id)b::text = '' or t.source_id = %(source_id)b::text)
-         and (%(source_run_id)b::text = '' or t.source_run_id = %(source_run_id)b::text)
-         and has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_until)b::text)
-         and coalesce(t.labels, '{}') @> %(labels)b::text::jsonb
-         and p.position > f.leftover_position as fits
-  from change_feed f
-  left join page p on true
-  left join lateral (select * from tasks c where c.task_id = p.task_id limit 1) t on true  -- never a scan of them all
- order by p.xid, p.position;
 
 -- name: prune_changes
 -- Deletes the oldest changes that need not be kept, a bounded number. One replica at a time: the others skip it.

@@ -28,6 +28,20 @@ class Explanation(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
+class ActPage(PublicValue):
+    """The outcomes of a page of an act on many tasks; of a dry run, the groups of the tasks that match.
+
+    `more`: there are more tasks than the 100,000 that were counted.
+    """
+
+    operation_id: str
+    outcomes: tuple[info.ActOutcomeInfo, ...]
+    next_page_token: str
+    groups: tuple[info.TaskGroupInfo, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Waited(PublicValue):
     """A task after a wait. `ended`: it has ended."""
 

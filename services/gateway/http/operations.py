@@ -5,25 +5,28 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from services.gateway.client_fields import new_id
 from services.gateway.http import answers
 from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
-from services.gateway.http.tasks import submit_of
+from services.gateway.http.tasks import filter_of, submit_of
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.sdk import operations_from_wire as convert
 from tenure.sdk.from_wire import task_info
+from tenure.sdk.option_values import nano_usd
 from tenure.sdk.submit_options import argument_of
 from tenure.sdk.submit_request import is_given
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
-from tenure.v1 import task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import tenant_service_pb2 as tenant_pb
 from tenure.wire.access import PERMISSIONS
 from tenure.wire.common import optional_timestamp
 from tenure.wire.tool import decision_to_wire
 
 _DAY_SECONDS = 24 * 3600
+ACT_SECONDS = 60.0
 
 
 def _field_of(field: str) -> str:
@@ -95,6 +98,40 @@ def _decision(body: req.ResolutionBody) -> Decision:
             return DidNotHappen(body.runner_is_gone, body.runner_proven_gone)
         case req.ResolutionKind.ABANDONED:
             return Abandon()
+
+
+# Acts on many tasks.
+
+
+async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> answers.ActPage:
+    request = admin.ActOnTasksRequest(
+        operation_id=body.operation_id or call.request_id or new_id(),
+        filter=filter_of(body.filter),
+        reason=body.reason,
+        tasks_per_second=body.tasks_per_second,
+        dry_run=body.dry_run,
+        page_token=body.page_token,
+    )
+    match body.act:
+        case req.ActKind.CANCEL:
+            request.cancel.SetInParent()
+        case req.ActKind.REQUEUE:
+            request.requeue.extra_tokens, request.requeue.extra_steps = body.extra_tokens, body.extra_steps
+            request.requeue.extra_nano_usd = nano_usd("extra_cost", body.extra_cost)
+            request.requeue.SetInParent()
+        case req.ActKind.BEGIN_WAIT:
+            until = optional_timestamp(body.until)
+            request.begin_wait.CopyFrom(ledger_pb2.OperatorRequest.BeginWait(question=body.question, until=until))
+        case req.ActKind.END_WAIT:
+            request.end_wait.SetInParent()
+    page = await call.while_connected(call.one(call.stubs.admin.ActOnTasks, request, timeout=ACT_SECONDS))
+    return answers.ActPage(
+        request.operation_id,
+        tuple(map(convert.act_outcome_info, page.outcomes)),
+        page.next_page_token,
+        tuple(map(convert.task_group_info, page.groups)),
+        page.more,
+    )
 
 
 # Usage.

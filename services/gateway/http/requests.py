@@ -111,8 +111,14 @@ class TaskFilterQuery:
     """The tasks that match all parameters."""
 
     state: tuple[TaskState, ...] = given("any of these states", ())
+    reason: tuple[str, ...] = given("any of these reasons of the state", ())
     label: Mapping[str, str] = field(default_factory=dict, metadata={"text": "name:value; all of them"})
     queue: str = given("this queue", "")
+    agent: str = given("pinned to this agent, or to this revision of it, support@7", "")
+    source: str = given("this source: its kind, KIND/ID or KIND/ID/RUN; a slash in the ID is written as %2F", "")
+    since: datetime | None = given("submitted at this time or later", None)
+    ended_since: datetime | None = given("ended at this time or later", None)
+    task_id: tuple[str, ...] = given("any of these tasks", ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +166,37 @@ class CancelBody:
     """The cancel of a task."""
 
     reason: str = given("recorded; at most 1,000 characters", "")
+
+
+class ActKind(StrEnum):
+    """What to do with each of many tasks."""
+
+    CANCEL = "CANCEL"
+    REQUEUE = "REQUEUE"
+    BEGIN_WAIT = "BEGIN_WAIT"
+    END_WAIT = "END_WAIT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActBody:
+    """An act on many tasks: on the next page of those that match, the newest first."""
+
+    act: ActKind = given("CANCEL, REQUEUE, BEGIN_WAIT, or END_WAIT of a wait that BEGIN_WAIT began")
+    filter: TaskFilterQuery = given(
+        "the tasks; at least one field. Without `state` and `task_id`: those that the act can change"
+    )
+    reason: str = given("recorded; only CANCEL may have none", "")
+    operation_id: str = given(
+        "the same for all pages: it acts on no task twice; also as the header Idempotency-Key. Empty: a new one", ""
+    )
+    tasks_per_second: int = given("1 to 1,000; 0: 20", 0)
+    dry_run: bool = given("only count the tasks that match, by state and reason", False)
+    page_token: str = given("of the previous page; empty: the first page", "")
+    extra_tokens: int = given("REQUEUE: also raise the cap in tokens", 0)
+    extra_steps: int = given("REQUEUE: also raise the limit of steps", 0)
+    extra_cost: Decimal | None = given("REQUEUE: also raise the cap in US dollars", None)
+    question: str = given("BEGIN_WAIT: what the tasks wait for", "")
+    until: datetime | None = given("BEGIN_WAIT: the deadline, at most 30 days from now", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,12 @@ TASK_EVENTS: Final = tuple(
 ROUTES: Final = (
     _route("POST", "/v1/tasks", tasks.submit, TaskInfo, "Submit a task", body=req.SubmitBody, status=201),
     _route("GET", "/v1/tasks", tasks.list_tasks, TaskPage, "List tasks, the newest first", query=req.TasksQuery),
+    _route(
+        *("POST", "/v1/tasks/act", operations.act, answers.ActPage),
+        "Cancel or requeue many tasks, let them wait, or continue them",
+        body=req.ActBody,
+        name="act_on_tasks",
+    ),
     _route("GET", _TASK, "TaskService.GetTask", TaskInfo, "Read a task"),
     _route(
         *("GET", f"{_TASK}/entries", tasks.entries, answers.EntryPage),

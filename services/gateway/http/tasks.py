@@ -18,7 +18,7 @@ from tenure.sdk.from_wire import entry_event, task_file, task_info, task_page
 from tenure.sdk.option_values import json_text, nano_usd
 from tenure.sdk.submit_options import OPTIONS, PARAMETERS, argument_of
 from tenure.sdk.submit_request import function_request, is_given, set_field, submit_request
-from tenure.sdk.task_filter import task_filter
+from tenure.sdk.task_filter import source_of, task_filter
 from tenure.sdk.task_info import TaskInfo, TaskPage
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -72,8 +72,20 @@ async def list_tasks(call: HttpCall, query: req.TasksQuery, _body: None) -> Task
 
 
 def filter_of(query: req.TaskFilterQuery, root_task_id: str = "", forked_from_task_id: str = "") -> task_pb2.TaskFilter:
-    """Returns the filter of a query string."""
-    return task_filter(query.state, query.label, query.queue, None, root_task_id, forked_from_task_id)
+    """Returns the filter of a query string, or of a body. Raises InvalidRequest."""
+    return task_filter(
+        state=query.state,
+        labels=query.label,
+        queue=query.queue,
+        source=source_of(query.source) if query.source else None,
+        root_task_id=root_task_id,
+        forked_from_task_id=forked_from_task_id,
+        reason=query.reason,
+        agent=query.agent,
+        since=query.since,
+        ended_since=query.ended_since,
+        task_ids=query.task_id,
+    )
 
 
 async def read_task(call: HttpCall) -> task_pb2.Task:

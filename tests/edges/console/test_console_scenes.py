@@ -91,6 +91,32 @@ async def test_the_list_follows_all_tasks(installation: Installation, viewer: Vi
     await sees(page, "No task matches.")
 
 
+async def test_many_tasks_are_cancelled_and_requeued(installation: Installation, viewer: Viewer) -> None:
+    """What matches is shown first; the list follows."""
+    team = uuid.uuid4().hex[:8]
+    made = [await installation.submit("sim-hello", labels={"team": team}, queue="no-worker") for _ in range(3)]
+    page = await viewer.opens(f"tasks?label=team%3D{team}")
+    for verb, reason, state, did in (
+        ("Cancel", "", "cancelled", "3 tasks cancelled"),
+        ("Requeue", "by mistake", "queued", "3 tasks requeued"),
+    ):
+        for task_id in made:
+            await page.locator(f'.rows a[href="#/tasks/{task_id}"]').wait_for(timeout=PATIENCE)
+        await page.get_by_role("button", name=f"{verb} …").click()
+        dialog = page.locator("dialog")
+        await dialog.locator(".groups li").filter(has_text="3").wait_for(timeout=PATIENCE)
+        await dialog.get_by_label("Reason").fill(reason)
+        await dialog.get_by_role("button", name=f"{verb} 3 tasks").click()
+        await page.locator(".notice").filter(has_text=did).wait_for(timeout=PATIENCE)
+        for task_id in made:
+            await row(page, task_id, state)
+    await page.get_by_label("Reason").fill("operator_requeue")
+    await page.keyboard.press("Enter")
+    await row(page, made[0], "queued")
+    assert "reason=operator_requeue" in page.url
+    await check_same_visit(page)
+
+
 async def test_a_takeover_is_seen_without_a_reload(own_installation: Installation, own_viewer: Viewer) -> None:
     install = own_installation
     task_id = await install.submit("sim-e2e-paced", uuid.uuid4().hex)

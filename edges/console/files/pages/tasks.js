@@ -6,12 +6,14 @@ import { fill, h, keyed, setText } from "../dom.js";
 import { count, money, moneyExact, number, oneLine, shortId } from "../format.js";
 import { ENDED, known, LIVE, stateMark, STATES, why } from "../states.js";
 import { announce, errorBox, throttled, timeMark, updateTime } from "../ui.js";
+import { actButtons } from "./acts.js";
 
 // The address of the list as it was left, with its filters.
 export let listAddress = "#/tasks";
 
 const LIVE_LIMIT = 500; // The most that the gateway gives in one page.
 const PAGE = 100;
+const MAX_NAMED = 500; // Tasks that one act may name.
 const RUNNING_MS = 5000;
 const SHOWN = 300; // Rows at most: a person searches rather than scrolls further.
 
@@ -29,6 +31,7 @@ export default async function tasksPage(context) {
     q: h("input", { type: "search", "data-search": true, placeholder: "Search goal, id, reason, worker  ( / )", "aria-label": "Search", value: query.get("q") ?? "" }),
     label: h("input", { type: "search", placeholder: "label=value", "aria-label": "Label", value: query.get("label") ?? "", size: 16 }),
     queue: h("input", { type: "search", placeholder: "queue", "aria-label": "Queue", value: query.get("queue") ?? "", size: 12 }),
+    reason: h("input", { type: "search", placeholder: "REASON", "aria-label": "Reason", value: query.get("reason") ?? "", size: 20 }),
   };
 
   // Counts by state, which are also the filter.
@@ -52,8 +55,8 @@ export default async function tasksPage(context) {
   const summary = h("span.dim");
   fill(
     root,
-    h("div.head", h("h1", "Tasks"), summary),
-    h("div.filters", { role: "search" }, fields.q, fields.queue, fields.label),
+    h("div.head", h("h1", "Tasks"), summary, h("span.buttons", actButtons(selected))),
+    h("div.filters", { role: "search" }, fields.q, fields.queue, fields.label, fields.reason),
     chipBar,
     message,
     list,
@@ -62,12 +65,27 @@ export default async function tasksPage(context) {
 
   function filter() {
     const [name, ...rest] = fields.label.value.trim().split("=");
-    return { queue: fields.queue.value.trim(), label: name ? `${name}:${rest.join("=")}` : "" };
+    return { queue: fields.queue.value.trim(), label: name ? `${name}:${rest.join("=")}` : "", reason: fields.reason.value.trim().toUpperCase() };
+  }
+
+  // The filter of an act on the tasks of this list. A text selects those that are found here.
+  function selected() {
+    if (fields.q.value.trim()) return { task_id: found().slice(0, MAX_NAMED).map((task) => task.task_id) };
+    const { queue, label, reason } = filter();
+    const colon = label.indexOf(":");
+    return { ...(chosen.size > 0 && { state: [...chosen] }), ...(queue && { queue }), ...(label && { label: { [label.slice(0, colon)]: label.slice(colon + 1) } }), ...(reason && { reason: [reason] }) };
+  }
+
+  function found() {
+    const text = fields.q.value.trim().toLowerCase();
+    const those = [...tasks.values()].filter((task) => isWanted(task) && (chosen.size === 0 || chosen.has(task.state)) && matchesText(task, text));
+    return those.sort((one, other) => (one.created_at < other.created_at ? 1 : -1));
   }
 
   function isWanted(task) {
-    const { queue, label } = filter();
+    const { queue, label, reason } = filter();
     if (queue && task.queue !== queue) return false;
+    if (reason && task.reason !== reason) return false;
     if (label) {
       const colon = label.indexOf(":");
       if (task.labels?.[label.slice(0, colon)] !== label.slice(colon + 1)) return false;
@@ -119,13 +137,9 @@ export default async function tasksPage(context) {
   function draw() {
     if (!context.isCurrent()) return;
     const counts = new Map();
-    const text = fields.q.value.trim().toLowerCase();
-    const found = [];
-    for (const task of tasks.values()) {
-      if (!isWanted(task)) continue;
-      counts.set(task.state, (counts.get(task.state) ?? 0) + 1);
-      if ((chosen.size === 0 || chosen.has(task.state)) && matchesText(task, text)) found.push(task);
-    }
+    const text = fields.q.value.trim();
+    const shownTasks = found();
+    for (const task of tasks.values()) if (isWanted(task)) counts.set(task.state, (counts.get(task.state) ?? 0) + 1);
     for (const [state, { chip, number: shown }] of chips) {
       const some = counts.get(state) ?? 0;
       const isPart = LIVE.includes(state) ? !hasAllLive : moreToken !== "";
@@ -133,18 +147,17 @@ export default async function tasksPage(context) {
       chip.classList.toggle("none", some === 0);
       chip.title = isPart ? `${number(some)} of those that were read` : "";
     }
-    found.sort((one, other) => (one.created_at < other.created_at ? 1 : -1));
-    keyed(list, found.slice(0, SHOWN), (task) => task.task_id, makeRow, updateRow);
-    setText(summary, isRead && !problem ? `${count(found.length, "task")}${moreToken && !text ? ", and older ones" : ""}` : "");
+    keyed(list, shownTasks.slice(0, SHOWN), (task) => task.task_id, makeRow, updateRow);
+    setText(summary, isRead && !problem ? `${count(shownTasks.length, "task")}${moreToken && !text ? ", and older ones" : ""}` : "");
     more.hidden = !moreToken;
     if (problem) fill(message, errorBox(problem, load));
-    else if (isRead && found.length === 0) fill(message, empty(text));
-    else if (found.length > SHOWN) fill(message, h("p.dim", `The newest ${SHOWN} of ${number(found.length)} are shown: search, or choose a state.`));
+    else if (isRead && shownTasks.length === 0) fill(message, empty(text));
+    else if (shownTasks.length > SHOWN) fill(message, h("p.dim", `The newest ${SHOWN} of ${number(shownTasks.length)} are shown: search, or choose a state.`));
     else fill(message);
   }
 
   function empty(text) {
-    const hasFilter = text || chosen.size > 0 || filter().queue || filter().label;
+    const hasFilter = text || chosen.size > 0 || Object.values(filter()).some(Boolean);
     if (hasFilter) return h("p.empty", "No task matches.");
     return h("div.empty", h("p", "There is no task yet."), h("pre", 'tenure submit "Compare the prices of our competitors" --watch'));
   }
@@ -174,6 +187,7 @@ export default async function tasksPage(context) {
   });
   fields.queue.addEventListener("change", changed);
   fields.label.addEventListener("change", changed);
+  fields.reason.addEventListener("change", changed);
   for (const field of Object.values(fields)) {
     field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;

@@ -193,8 +193,10 @@ create index tasks_labels on tasks using gin (labels jsonb_path_ops);
 create index tasks_source on tasks (tenant, source_kind, source_id, created_at desc, task_id desc) where source_id <> '';
 create index tasks_source_kind on tasks (tenant, source_kind, created_at desc, task_id desc) where source_kind <> '';
 create index tasks_forks on tasks (forked_from_task_id, created_at desc, task_id desc) where forked_from_task_id is not null;
--- The oldest tasks of a state that have not ended, and the held tasks of a tenant.
-create index tasks_aging on tasks (tenant, state, created_at, task_id) where ended_at is null;
+-- Tasks of a state, also with one reason, and the oldest of them; the tasks of an agent; the held tasks of a tenant. No
+-- task is without a state: as a partial index the first is preferred to tasks_newest, also while tables are empty.
+create index tasks_states on tasks (tenant, state, created_at desc, task_id desc, reason) where state <> '';
+create index tasks_agent on tasks (tenant, agent, created_at desc, task_id desc) where agent <> '';
 create index tasks_held on tasks (tenant, task_id) where holds;
 -- Waiting tasks by the deadline of the wait; those without one last.
 create index tasks_waits on tasks (tenant, (coalesce(wait_deadline_at, 'infinity')), task_id) where waiting_since is not null;

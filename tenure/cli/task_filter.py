@@ -1,0 +1,113 @@
+"""The options that select tasks, the same for every command that takes a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+from typing import Any, Final
+
+import click
+
+from tenure.cli.parameters import EARLIER, LABEL, SOURCE
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import TaskState
+from tenure.domain.task import Source
+from tenure.sdk.task_filter import task_filter
+from tenure.v1 import task_pb2
+
+Callback = Callable[..., Any]
+
+
+def filter_options(*, reasons: str = "--reason") -> Callable[[Callback], Callback]:
+    """Returns a decorator that adds the options, and passes the filter that they describe as `task_filter`.
+
+    `reasons`: the name of the option for the reasons of states; commands that record a reason have another one.
+    """
+
+    def decorate(command: Callback) -> Callback:
+        @wraps(command)
+        def with_filter(
+            *arguments: Any,
+            states: tuple[str, ...],
+            state_reasons: tuple[str, ...],
+            labels: tuple[tuple[str, str], ...],
+            queue: str,
+            agent: str,
+            source: Source | None,
+            since: datetime | None,
+            ended_since: datetime | None,
+            **options: Any,
+        ) -> Any:
+            try:
+                wanted = task_filter(
+                    state=states,
+                    labels=dict(labels),
+                    queue=queue,
+                    source=source,
+                    reason=[reason.upper() for reason in state_reasons],
+                    agent=agent,
+                    since=since,
+                    ended_since=ended_since,
+                )
+            except InvalidRequest as error:  # the other options have their types
+                raise click.BadParameter(error.violations[0].description, param_hint="--agent") from error
+            return command(*arguments, task_filter=wanted, **options)
+
+        decorated: Callback = with_filter
+        for option in reversed(_options(reasons)):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def is_empty(wanted: task_pb2.TaskFilter) -> bool:
+    """Returns whether no option was given."""
+    return not wanted.ListFields()
+
+
+_STATES: Final = [state.value for state in TaskState]
+
+
+def _options(reasons: str) -> list[Callable[[Callback], Callback]]:
+    return [
+        click.option(
+            "--state",
+            "states",
+            multiple=True,
+            type=click.Choice(_STATES, case_sensitive=False),
+            help="Only tasks in this state; may be repeated.",
+        ),
+        click.option(
+            reasons,
+            "state_reasons",
+            multiple=True,
+            metavar="CODE",
+            help="Only tasks whose state has this reason, for example MODEL_UNAVAILABLE; may be repeated.",
+        ),
+        click.option(
+            "--label",
+            "labels",
+            type=LABEL,
+            multiple=True,
+            help="key=value: only tasks with this label; may be repeated, then all must match.",
+        ),
+        click.option("--queue", default="", help="Only tasks of this queue."),
+        click.option(
+            "--agent", default="", metavar="AGENT[@REVISION]", help="Only tasks of this agent, for example support@7."
+        ),
+        click.option(
+            "--source",
+            type=SOURCE,
+            default=None,
+            metavar="KIND[/ID[/RUN]]",
+            help="Only tasks of this source, for example scheduler/nightly; a slash in the ID is written as %2F.",
+        ),
+        click.option(
+            "--since", type=EARLIER, default=None, help="Only tasks submitted in the last 10m, 2h, …, or since a time."
+        ),
+        click.option(
+            "--ended-since", type=EARLIER, default=None, help="Only tasks that ended in that time, or since a time."
+        ),
+    ]
