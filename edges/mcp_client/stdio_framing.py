@@ -18,6 +18,7 @@ import anyio
 import mcp_types as types
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
+from edges.mcp_client.tool_lists import ToolLists
 from services.tools.tool import CallContext
 
 if TYPE_CHECKING:
@@ -254,17 +255,20 @@ def meta_of(context: CallContext) -> types.RequestParamsMeta:
 class WatchedReads(Reads):
     """Reads messages from a transport. Sets `ended` at the end of the stream."""
 
-    def __init__(self, inner: ReadStream[SessionMessage | Exception], ended: asyncio.Event) -> None:
-        self._inner, self._ended = inner, ended
+    def __init__(self, inner: ReadStream[SessionMessage | Exception], ended: asyncio.Event, lists: ToolLists) -> None:
+        self._inner, self._ended, self._lists = inner, ended, lists
         self._rate_limit = RateLimit()
 
     async def receive(self) -> SessionMessage | Exception:
         await self._rate_limit.next()
         try:
-            return await self._inner.receive()
+            item = await self._inner.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             self._ended.set()
             raise
+        if isinstance(item, SessionMessage):
+            self._lists.note_answer(item.message)
+        return item
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -274,13 +278,15 @@ class CallWrites(Writes):
     """Writes messages to a transport. Adds a call's idempotency key and epoch as headers, for transports with headers.
 
     begun: the idempotency keys of the calls that the transport has accepted.
+    lists: the lists of tools that were asked for.
     """
 
     def __init__(self, inner: WriteStream[SessionMessage]) -> None:
-        self._inner = inner
+        self._inner, self.lists = inner, ToolLists()
         self.begun: set[str] = set()
 
     async def send(self, item: SessionMessage, /) -> None:
+        self.lists.note_request(item.message)
         meta = _meta_of_call(item)
         if _KEY not in meta:
             await self._inner.send(item)

@@ -39,6 +39,7 @@ def failure_end(attempt_number: int, error: ModelCallFailed) -> bytes:
         retry_after_seconds=error.retry_after_seconds,
         usage=error.usage,
         provider_request_id=error.request_id,
+        refused_tools=error.refused_tools,
     )
     return _packed(pb.GenerateResponse(failure=body_to_wire(body).model_failure))
 

@@ -1,7 +1,8 @@
 """Checks arguments against the JSON schemas of tools, also of untrusted sources.
 
 A schema is checked when its tool is added, and never refers to another document. An untrusted schema is applied within
-a limited number of steps and without its regular expressions.
+a limited number of steps and without its regular expressions. The model is shown it in a form that every provider
+accepts (tenure/domain/tool_schemas.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from referencing import Registry as Documents
 
 from services.tools.schema_fit import compile_fit
 from services.tools.tool import Arguments
-from tenure.domain.tool_arguments import strict_json
+from tenure.domain.tool_arguments import storable_json, strict_json
+from tenure.domain.tool_schemas import ShownSchema, shown_schema
 
 __all__ = [
     "Arguments",
@@ -178,13 +180,15 @@ _LONGEST_PROBLEM: Final = 300
 class Schema:
     """A compiled JSON schema of an object. Its draft is the one that it names, or 2020-12.
 
-    Raises ValueError for an invalid schema, and for one that refers to another document: a source could make the
-    service fetch from any address. `is_ours` False: an untrusted schema.
+    Raises ValueError for an invalid schema, for one that refers to another document (a source could make the service
+    fetch from any address), and for one without a form that model providers accept. `is_ours` False: an untrusted
+    schema.
+    `shown`: the form for the model. `shown_json`: its text.
     """
 
     def __init__(self, schema_json: str, *, is_ours: bool = True) -> None:
         try:
-            schema = json.loads(schema_json)
+            schema = json.loads(schema_json) if is_ours else storable_json(schema_json)
             kind = validator_for(schema if isinstance(schema, dict) else True, default=Draft202012Validator)
             if is_ours:
                 kind.check_schema(schema)
@@ -196,10 +200,12 @@ class Schema:
         except Exception as error:
             message = shortened(str(error).partition(chr(10))[0])
             raise ValueError(f"its schema is invalid: {message or type(error).__name__}") from error
-        if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        if not isinstance(schema, dict) or "object" not in _types_of(schema):
             raise ValueError("its schema does not describe an object")
         if reference is not None:
             raise ValueError(f"its schema refers to another document: {shortened(reference)}")
+        self.shown = ShownSchema(schema) if is_ours else _shown(schema, kind, len(schema_json))
+        self.shown_json = schema_json if self.shown.schema == schema else json.dumps(self.shown.schema)
         self._fits = compile_fit(kind, schema)
         documents: Documents[Any] = Documents()
         self._validator = (kind if is_ours else bounded(kind))(schema, registry=documents)
@@ -217,6 +223,27 @@ class Schema:
             return [f"the tool's own schema cannot be applied to them ({type(error).__name__})"]
         shown = [f"{_place(error.json_path)}{shortened(error.message)}" for error in errors[:_MAX_PROBLEMS]]
         return [*shown, "and more"] if len(errors) > _MAX_PROBLEMS else shown
+
+
+def _types_of(schema: dict[str, Any]) -> list[str]:
+    types = schema.get("type", "object")
+    return types if isinstance(types, list) else [types]
+
+
+def _shown(schema: dict[str, Any], kind: Any, characters: int) -> ShownSchema:
+    """Returns the form of a valid schema for the model. Raises ValueError if providers accept none."""
+    try:
+        shown = shown_schema(schema)
+        is_known = kind is Draft202012Validator and shown.schema == schema
+        problem = "" if is_known else fault(Draft202012Validator, shown.schema, characters)
+    except (TooManySteps, RecursionError):
+        raise ValueError("to check its schema takes too long") from None
+    if problem:
+        shortened_problem = shortened(problem)
+        raise ValueError(
+            f"its schema does not fit JSON Schema 2020-12, which model providers demand: {shortened_problem}"
+        )
+    return shown
 
 
 @lru_cache(maxsize=1024)

@@ -273,5 +273,6 @@ def _failure(message: ledger_pb2.ModelFailure) -> ModelCallFailed:
         retry_after_seconds=message.retry_after.ToMilliseconds() / 1000 if message.HasField("retry_after") else None,
     )
     failure.usage, failure.request_id = usage_to_domain(message.usage), message.provider_request_id
+    failure.refused_tools = tuple(message.refused_tools)
     failure.was_answered = failure.usage.total > 0 or message.error_class in _MAYBE_ANSWERED
     return failure

@@ -110,7 +110,10 @@ PROMPT_TOO_LONG: Final = "PROMPT_TOO_LONG"
 
 @dataclass(frozen=True, slots=True)
 class ModelFailure:
-    """A model call failed. Settles its model attempt."""
+    """A model call failed. Settles its model attempt.
+
+    `refused_tools`: the tools whose definitions the provider refused. The task's further requests do not have them.
+    """
 
     attempt_number: int
     error_class: str
@@ -120,6 +123,7 @@ class ModelFailure:
     retry_after_seconds: float | None = None
     usage: TokenUsage = field(default_factory=TokenUsage)
     provider_request_id: str = ""
+    refused_tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

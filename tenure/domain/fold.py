@@ -66,6 +66,8 @@ class ResumePoint:
     `outputs`: the outputs of all steps, by call; of a fork, also those that it copied.
     `reserved_epoch`: the epoch under which the newest model attempt was reserved.
     `said`: of a control function, all messages of users so far.
+    `refused_tools`: the tools whose definitions the model provider refused in this attempt of the task. Its requests
+    do not have them.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     """
 
@@ -103,6 +105,7 @@ class ResumePoint:
     refused_tokens: int = 0
     has_new_summary: bool = False
     said: list[str] = field(default_factory=list)
+    refused_tools: set[str] = field(default_factory=set)
     counted: tuple[int, int] | None = None
     _texts: list[str] = field(default_factory=list)
     _is_text_truncated: bool = False
@@ -116,6 +119,11 @@ class ResumePoint:
     def open_intents(self) -> list[ToolIntent]:
         """The intents without an outcome, in the model's order. Equal to the ledger's open calls for every loop."""
         return list(self.open_calls.values())
+
+    @property
+    def shown_tools(self) -> tuple[ToolDefinition, ...]:
+        """The tools that the model is shown: the task's, without those that its provider refuses."""
+        return tuple(tool for tool in self.tools or () if tool.name not in self.refused_tools)
 
     @property
     def has_unread_messages(self) -> bool:
@@ -232,6 +240,7 @@ class ResumePoint:
         self.empty_answers = 0
         self.summary_through_step, self.must_shorten = 0, False
         self.counted = None  # the system prompt and the tools may have changed
+        self.refused_tools.clear()
         self.cancel_reason = None
         self._drop_dead_end()
 
@@ -321,6 +330,8 @@ class ResumePoint:
         attempt, self.open_attempt = self.open_attempt, None
         if body.error_class == PROMPT_TOO_LONG and self.is_agent:
             self._overflow(attempt)
+        elif body.refused_tools and self.is_agent:
+            self.refused_tools.update(body.refused_tools)
         else:
             self.failures.append(body)
 

@@ -25,6 +25,7 @@ from tenure.domain.entries import ContentBlock
 from tenure.domain.models import vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tool_arguments import TRUNCATED, escaped, strict_json
+from tenure.domain.tool_schemas import refused_tools
 from tenure.model_providers.http import HTTP_ERRORS, made_no_connection
 from tenure.model_providers.stream import (
     MAX_TOKENS,
@@ -110,7 +111,8 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
     """The call gave no answer.
 
     `retryable`: another attempt may succeed. `usage`: the known usage, which is billed. `was_answered`: the provider
-    accepted the request and began a stream. `was_sent`: the request may have reached the provider.
+    accepted the request and began a stream. `was_sent`: the request may have reached the provider. `refused_tools`: the
+    tools whose definitions it refused.
     """
 
     def __init__(
@@ -131,6 +133,14 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
         self.request_id = ""
         self.was_answered = False
         self.was_sent = True
+        self.refused_tools: tuple[str, ...] = ()
+
+    def blame(self, tools: Sequence[str]) -> None:
+        """Names the tools whose definitions the provider refused."""
+        self.error_class, self.refused_tools = FailureClass.TOOL_REFUSED, tuple(tools)
+        message = f"the provider refuses the definition of {', '.join(tools)}: {self.message}"
+        self.message = escaped(message, MAX_FAILURE_CHARACTERS)
+        self.args = (f"{self.error_class}: {self.message}",)
 
     def hide(self, secret: str) -> None:
         """Removes the provider's key from the message, which the task's owner reads: some proxies quote it."""
@@ -258,6 +268,10 @@ class ModelClient:
             _report_headers(error, provider, call)
             failure = _failure(error, provider, timeout_seconds, was_taken=call.was_taken)
             failure.hide(provider.secret)
+            if failure.error_class is FailureClass.INVALID_REQUEST and (
+                tools := refused_tools(failure.message, [tool["name"] for tool in request.tools])
+            ):
+                failure.blame(tools)
             failure.usage = call.usage
             failure.request_id = _id(getattr(error, "request_id", None) or call.request_id)
             failure.was_answered = call.stream.size_bytes > 0

@@ -310,6 +310,7 @@ class ModelFailure(message.Message):
     RETRY_AFTER_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    REFUSED_TOOLS_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """The attempt."""
     error_class: builtins.str
@@ -330,6 +331,10 @@ class ModelFailure(message.Message):
     def usage(self) -> task_pb2.TokenUsage:
         """The usage of the failed call, as far as the provider reported it."""
 
+    @builtins.property
+    def refused_tools(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The tools whose definitions the provider refused (TOOL_REFUSED). The task's further requests do not have them."""
+
     def __init__(
         self,
         *,
@@ -341,10 +346,11 @@ class ModelFailure(message.Message):
         retry_after: duration_pb2.Duration | None = ...,
         usage: task_pb2.TokenUsage | None = ...,
         provider_request_id: builtins.str = ...,
+        refused_tools: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["retry_after", b"retry_after", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "error_class", b"error_class", "message", b"message", "provider_request_id", b"provider_request_id", "retry_after", b"retry_after", "retryable", b"retryable", "status_code", b"status_code", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "error_class", b"error_class", "message", b"message", "provider_request_id", b"provider_request_id", "refused_tools", b"refused_tools", "retry_after", b"retry_after", "retryable", b"retryable", "status_code", b"status_code", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
