@@ -18,7 +18,7 @@ from time import thread_time
 from typing import Any, Final
 
 import attrs
-from jsonschema import Draft202012Validator, ValidationError, validators
+from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator, ValidationError, validators
 from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS  # type: ignore[import-untyped]  # it has no stubs
 from referencing import Registry as Documents
@@ -178,7 +178,8 @@ _LONGEST_PROBLEM: Final = 300
 
 
 class Schema:
-    """A compiled JSON schema of an object. Its draft is the one that it names, or 2020-12.
+    """A compiled JSON schema of an object. Its draft is the one that it names, or 2020-12. One that names none and is
+    not valid in 2020-12 may be of draft 7 or 4, if it is valid there.
 
     Raises ValueError for an invalid schema, for one that refers to another document (a source could make the service
     fetch from any address), and for one without a form that model providers accept. `is_ours` False: an untrusted
@@ -192,8 +193,8 @@ class Schema:
             kind = validator_for(schema if isinstance(schema, dict) else True, default=Draft202012Validator)
             if is_ours:
                 kind.check_schema(schema)
-            elif problem := fault(kind, schema, len(schema_json)):
-                raise ValueError(problem)  # noqa: TRY301  reported like the error of check_schema
+            else:
+                kind = _valid_kind(kind, schema, len(schema_json))
             reference = next(_references_outside(schema), None)
         except TooManySteps:
             raise ValueError("checking its schema takes too long") from None
@@ -225,6 +226,18 @@ class Schema:
         return [*shown, "and more"] if len(errors) > _MAX_PROBLEMS else shown
 
 
+def _valid_kind(kind: Any, schema: Any, characters: int) -> Any:
+    """Returns the draft in which the schema is valid. Raises ValueError, and TooManySteps."""
+    problem = fault(kind, schema, characters)
+    names_none = isinstance(schema, dict) and "$schema" not in schema
+    for older in (Draft7Validator, Draft4Validator) if problem and names_none else ():
+        if not fault(older, schema, characters):
+            return older
+    if problem:
+        raise ValueError(problem)
+    return kind
+
+
 def _types_of(schema: dict[str, Any]) -> list[str]:
     types = schema.get("type", "object")
     return types if isinstance(types, list) else [types]
@@ -234,8 +247,8 @@ def _shown(schema: dict[str, Any], kind: Any, characters: int) -> ShownSchema:
     """Returns the form of a valid schema for the model. Raises ValueError if providers accept none."""
     try:
         shown = shown_schema(schema)
-        is_known = kind is Draft202012Validator and shown.schema == schema
-        problem = "" if is_known else fault(Draft202012Validator, shown.schema, characters)
+        # the rewriting keeps a schema of 2020-12 valid
+        problem = "" if kind is Draft202012Validator else fault(Draft202012Validator, shown.schema, characters)
     except (TooManySteps, RecursionError):
         raise ValueError("to check its schema takes too long") from None
     if problem:

@@ -171,7 +171,7 @@ class TaskLoop(Loop):
         """
         if not set(failure.refused_tools).isdisjoint(self._point.refused_tools):
             return False
-        await self._flush()
+        await self._settle_failure()
         tools = self._point.shown_tools
         if tools:
             _log.warning("tools are left out of a task", extra={"tools": failure.refused_tools, "why": failure.message})
