@@ -17,6 +17,7 @@ ToolCheck = Callable[[int, Any], str]
 _ANTHROPIC_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _ANTHROPIC_KEY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _OPENAI_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_OPENAI_DESCRIPTION = 1024
 _KEPT = 4096
 
 
@@ -58,6 +59,11 @@ def openai_refusal(index: int, tool: Any) -> str:
         return (
             f"Invalid 'tools[{index}].function.name': string does not match pattern. "
             "Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'."
+        )
+    if len(description := str(tool.get("description"))) > _OPENAI_DESCRIPTION:
+        return (
+            f"Invalid 'tools[{index}].function.description': string too long. Expected a string with maximum length "
+            f"{_OPENAI_DESCRIPTION}, but got a string with length {len(description)} instead."
         )
     if not isinstance(schema, dict):
         return f"Invalid type for 'tools[{index}].function.parameters': expected an object"

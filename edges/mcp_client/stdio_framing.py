@@ -8,6 +8,7 @@ of the session, record which calls were begun, and add the headers of a call.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -158,7 +159,7 @@ class LineReads(Reads):
         if not line.strip():
             return None
         try:
-            return _with_short_id(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+            return _message(line)
         except ValueError:
             self._bad_lines += 1
             level = logging.WARNING if self._bad_lines == 1 else logging.DEBUG
@@ -224,6 +225,17 @@ class LineWrites(Writes):
     async def aclose(self) -> None:
         """Closes the program's stdin, which asks the program to exit."""
         self._stdin.close()
+
+
+def _message(line: bytes) -> types.JSONRPCMessage:
+    """Returns the message of a line. Halves of surrogate pairs, which the parser refuses, become `?`."""
+    try:
+        return _with_short_id(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError:
+        if b"\\ud" not in line.lower():
+            raise
+    whole = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+    return _with_short_id(types.jsonrpc_message_adapter.validate_json(whole, by_name=False))
 
 
 def _with_short_id(message: types.JSONRPCMessage) -> types.JSONRPCMessage:

@@ -76,6 +76,8 @@ class ToolLists:
             parsed = types.Tool.model_validate(tool, by_name=False)
         except ValidationError as error:
             return _sentence(error)
+        except (ValueError, RecursionError) as error:  # it nests too deeply, for example
+            return f"it cannot be read: {str(error)[:_LONGEST_FAULT]}"
         if self._version in MODERN_PROTOCOL_VERSIONS:
             return find_invalid_x_mcp_header(parsed.input_schema) or ""
         return ""
@@ -93,10 +95,13 @@ def _name_of(tool: Any) -> str:
 def _sentence(error: ValidationError) -> str:
     """Returns what is wrong with a tool, in place of the package's report, which quotes the whole tool."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = [str(part) for part in first["loc"] if part not in {"tools", 0}]
+    # the package adds the types of its own classes to the place
+    place = [str(part) for part in first["loc"] if part not in {"tools", 0} and "[" not in str(part)]
+    if first["type"] == "missing" and place == ["inputSchema"]:
+        return "it has no schema"
     subject, place = ("its schema", place[1:]) if place[:1] == ["inputSchema"] else ("it", place)
     where = ".".join(place)
     if first["type"] == "missing":
-        return f"{subject} has no {where or 'value'}"
+        return f"{subject} has no {where}"
     fault = f"{where}: {first['msg']}" if where else first["msg"]
     return f"{subject} is not as the protocol says: {fault[:_LONGEST_FAULT]}"

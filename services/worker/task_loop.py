@@ -175,7 +175,6 @@ class TaskLoop(Loop):
         tools = self._point.shown_tools
         if tools:
             _log.warning("tools are left out of a task", extra={"tools": failure.refused_tools, "why": failure.message})
-            metrics.count("tenure_worker_tools_refused_total", len(failure.refused_tools))
             self._model.use_tools(tools)
         return bool(tools)
 

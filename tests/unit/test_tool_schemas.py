@@ -148,7 +148,7 @@ def test_a_plain_schema_keeps_its_text() -> None:
         ("Invalid 'tools[1].function.description': string too long. Expected", ["beta"]),
         ("Invalid 'tools[0].function.parameters': x", ["alpha"]),
         (
-            "* tools[0].function_declarations[2].name: Invalid.\n* tools[0].function_declarations[1].parameters.items: no",
+            "* tools[0].function_declarations[2].name: x\n* tools[0].function_declarations[1].parameters.items: no",
             ["gamma", "beta"],
         ),
         ("tools.1.custom.cache_control: Extra inputs are not permitted", []),
