@@ -228,14 +228,19 @@ class LineWrites(Writes):
 
 
 def _message(line: bytes) -> types.JSONRPCMessage:
-    """Returns the message of a line. Halves of surrogate pairs, which the parser refuses, become `?`."""
+    """Returns the message of a line. Raises ValueError.
+
+    The protocol's parser refuses halves of surrogate pairs and deep nesting: one tool of a list would take away all.
+    Here the halves become `?`, and what nests deeply is left to the reader of the message.
+    """
     try:
         return _with_short_id(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError:
-        if b"\\ud" not in line.lower():
-            raise
-    whole = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
-    return _with_short_id(types.jsonrpc_message_adapter.validate_json(whole, by_name=False))
+        try:
+            whole = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+            return _with_short_id(types.jsonrpc_message_adapter.validate_python(json.loads(whole), by_name=False))
+        except RecursionError:
+            raise ValueError("it nests too deeply") from None
 
 
 def _with_short_id(message: types.JSONRPCMessage) -> types.JSONRPCMessage:
