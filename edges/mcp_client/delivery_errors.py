@@ -65,9 +65,8 @@ def full_message_of(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, ValidationError):
         return f"its answer is not as the protocol says: {fault_of(error)}"
-    if isinstance(error, TimeoutError) and not str(error):
-        return "it did not answer in time"
-    return " ".join(str(error).split()) or type(error).__name__
+    name = type(error).__name__
+    return " ".join(str(error).split()) or ("it did not answer in time" if "Timeout" in name else name)
 
 
 def fault_of(error: ValidationError) -> str:

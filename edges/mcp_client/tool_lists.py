@@ -36,7 +36,7 @@ class ToolLists:
     def __init__(self) -> None:
         self.left_out: list[str] = []
         self._version = ""
-        self._asked: set[str | int] = set()
+        self._requests: set[str | int] = set()
 
     def begin(self, version: str) -> None:
         """Begins a list. `version`: of the session's protocol."""
@@ -45,13 +45,13 @@ class ToolLists:
     def note_request(self, message: types.JSONRPCMessage) -> None:
         """Takes a message to the server."""
         if isinstance(message, types.JSONRPCRequest) and message.method == _METHOD:
-            self._asked.add(message.id)
+            self._requests.add(message.id)
 
     def note_answer(self, message: types.JSONRPCMessage) -> None:
         """Takes a message of the server. Takes the bad tools out of a page."""
-        if not isinstance(message, types.JSONRPCResponse | types.JSONRPCError) or message.id not in self._asked:
+        if not isinstance(message, types.JSONRPCResponse | types.JSONRPCError) or message.id not in self._requests:
             return
-        self._asked.discard(message.id)
+        self._requests.discard(message.id)
         if isinstance(message, types.JSONRPCResponse) and isinstance(message.result.get("tools"), list):
             self._keep_good(message.result)
 

@@ -273,5 +273,5 @@ def refused_tools(message: str, names: Sequence[str]) -> tuple[str, ...]:
     """
     numbers = [int(first or second) for first, second in _NUMBERED.findall(message)]
     named = _NAMED.findall(message)
-    found = [names[number] for number in numbers if number < len(names)] + [name for name in named if name in names]
-    return tuple(dict.fromkeys(found))
+    blamed = [names[number] for number in numbers if number < len(names)] + [name for name in named if name in names]
+    return tuple(dict.fromkeys(blamed))

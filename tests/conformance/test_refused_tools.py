@@ -29,7 +29,7 @@ async def test_refused_tool_is_left_out_also_by_the_next_owner(bench: WorkerBenc
     assert attempts[1].input_tokens < attempts[0].input_tokens  # the request has no such tool
 
 
-async def test_a_task_whose_every_tool_is_refused_ends_after_as_many_requests(bench: WorkerBench) -> None:
+async def test_a_task_without_any_tool_left_ends(bench: WorkerBench) -> None:
     message = REFUSED.replace("tools.1", "tools.0")
     bench.simulator.order_fault(status=400, message=message, count=1000, model="sim-worker-cut")
     await bench.start_worker()

@@ -95,7 +95,7 @@ async def test_a_good_tool_is_usable_beside_any_bad_ones(tools: list[Any]) -> No
     assert "validation error" not in "".join(source.problems)
 
 
-async def test_every_tool_of_a_list_that_is_not_one_is_explained() -> None:
+async def test_a_page_without_a_list_is_left_to_the_library() -> None:
     lists = ToolLists()
     lists.begin(VERSIONS[0])
     lists.note_request(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/list"))
@@ -105,7 +105,7 @@ async def test_every_tool_of_a_list_that_is_not_one_is_explained() -> None:
     assert CallWrites(Mock()).lists.left_out == []
 
 
-async def test_the_tools_of_a_real_server_are_taken_one_by_one(
+async def test_tools_of_a_real_server_are_taken_one_by_one(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     listing = tmp_path / "listing.json"

@@ -15,13 +15,15 @@ from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
+import httpx2
 import mcp_types as types
 import pytest
+from pydantic import ValidationError
 
 from edges.mcp_client import connection as held_module
 from edges.mcp_client.calling import MAX_PARTS_KEPT, McpToolCaller, tools_of
 from edges.mcp_client.connection import McpSession, Open
-from edges.mcp_client.delivery_errors import AnswerLost, CallNotSent
+from edges.mcp_client.delivery_errors import AnswerLost, CallNotSent, full_message_of
 from edges.mcp_client.servers import LinkTimes, Listed, SharedServer, TaskServers
 from edges.mcp_client.settings import McpServer
 from edges.mcp_client.sources import ToolsOfServer
@@ -349,3 +351,23 @@ async def test_a_program_that_does_not_get_ready_is_explained() -> None:
             await held.link()
     finally:
         await held.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (TimeoutError(), "it did not answer in time"),
+        (BaseExceptionGroup("g", [TimeoutError()]), "it did not answer in time"),
+        (httpx2.ConnectTimeout(""), "it did not answer in time"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_last_error_is_a_sentence(error: BaseException, sentence: str) -> None:
+    assert full_message_of(error) == sentence
+
+
+def test_last_error_does_not_quote_a_message_of_the_server() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        types.ListToolsResult.model_validate({"tools": "hush"}, by_name=False)
+    said = full_message_of(refusal.value)
+    assert said == "its answer is not as the protocol says: tools: Input should be a valid list"
