@@ -272,7 +272,7 @@ def test_an_approved_call_stays_open() -> None:
     assert [(one.call_id, one.arguments_json) for one in point.open_intents] == [("1.0", '{"a": 1}')]
 
 
-def test_a_refused_tool_is_left_out_until_the_tasks_next_attempt() -> None:
+def test_a_refused_tool_is_left_out_until_the_next_attempt() -> None:
     tools = tuple(ToolDefinition(name, "", "{}", EffectClass.PURE) for name in ("a", "b"))
     refusal = facts.ModelFailure(1, "TOOL_REFUSED", "no", retryable=False, refused_tools=("a",))
     history = ledger((0, facts.ToolsDefined(tools)), (1, attempt()), (1, refusal))

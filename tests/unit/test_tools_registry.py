@@ -205,7 +205,7 @@ def test_a_source_s_patterns_are_not_matched_and_ours_are() -> None:
     assert isinstance(registry.check_call(ALL, "a", '{"a": "x"}'), Outcome)
 
 
-def test_an_own_tool_with_a_definition_that_no_model_can_read_is_refused() -> None:
+def test_an_own_tool_that_no_model_can_read_is_refused() -> None:
     claims = Claims("tasks/t", "acme", 1, "c", "w")
     definition = replace(tool("own").definition, input_schema_json='{"type": "object", "maxProperties": NaN}')
     with pytest.raises(InvalidRequest) as refusal:
