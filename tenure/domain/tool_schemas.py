@@ -67,6 +67,8 @@ class ShownSchema:
         if self.is_wrapped:
             inner = arguments.get(WRAPPER)
             return inner if len(arguments) == 1 and isinstance(inner, dict) else arguments
+        if not self.own_keys:
+            return arguments
         own = {key: self.own_keys.get(key, key) for key in arguments}
         return {key if own[key] in arguments else own[key]: value for key, value in arguments.items()}
 
