@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tenure.domain import entries as facts
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import Reason, TaskState
+from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelRequest
+from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_worker import WorkerBench
+from tests.support.hostile_tools import GOOD, SCHEMAS
+from tests.support.model_clients import model_client
 
 REFUSED = "tools.1.custom.input_schema: JSON schema is invalid. It must match JSON Schema draft 2020-12"
 
@@ -45,3 +52,23 @@ async def test_a_task_without_any_tool_left_ends(bench: WorkerBench) -> None:
     ]
     assert len(failures) == 3
     assert failures[-1].refused_tools[0] in task.message
+
+
+@pytest.mark.parametrize("model", ["sim-hello", "openai/sim-hello"])
+@pytest.mark.parametrize("name", ["bad_regex", "top_any", "top_one", "no_items"])
+async def test_a_refusal_of_either_provider_names_the_tool(simulator: SimulatorControl, model: str, name: str) -> None:
+    """`no_items` is refused by OpenAI only."""
+    tools = [
+        {"name": tool, "description": "d", "input_schema": schema}
+        for tool, schema in (("good", GOOD["inputSchema"]), ("bad", SCHEMAS[name]))
+    ]
+    request = ModelRequest(model, [{"role": "user", "content": "go"}], 100, tools=tools)
+    async with model_client(simulator.url) as client:
+        try:
+            await client.answer(request, ModelCall(lambda _block, _text: None, lambda: None))
+        except ModelCallFailed as failure:
+            refused = failure.error_class, failure.refused_tools, failure.usage.total
+        else:
+            refused = None
+    is_accepted = (name, model) == ("no_items", "sim-hello")
+    assert refused == (None if is_accepted else (FailureClass.TOOL_REFUSED, ("bad",), 0))
