@@ -64,11 +64,10 @@ async def test_a_refusal_of_either_provider_names_the_tool(simulator: SimulatorC
     ]
     request = ModelRequest(model, [{"role": "user", "content": "go"}], 100, tools=tools)
     async with model_client(simulator.url) as client:
+        refused: tuple[str, tuple[str, ...], int] | None = None
         try:
             await client.answer(request, ModelCall(lambda _block, _text: None, lambda: None))
         except ModelCallFailed as failure:
             refused = failure.error_class, failure.refused_tools, failure.usage.total
-        else:
-            refused = None
     is_accepted = (name, model) == ("no_items", "sim-hello")
     assert refused == (None if is_accepted else (FailureClass.TOOL_REFUSED, ("bad",), 0))
