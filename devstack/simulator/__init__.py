@@ -13,6 +13,7 @@ messages_endpoint.py   /v1/messages and /v1/messages/count_tokens
 chat_endpoint.py       /v1/chat/completions, in front of the same engine
 responses_endpoint.py  /v1/responses, in front of chat_endpoint.py
 request_checks.py      refuses requests that the provider would refuse, with its messages
+tool_checks.py         refuses definitions of tools that the provider would refuse
 scenario.py            scenario files, turns, tool calls, faults; which scenario a model name plays
 templates.py           references such as {{goal}} in scenario texts; conversations with a summary
 rate_limits.py         the provider's rate limits, with the headers of both vendors

@@ -15,6 +15,7 @@ from devstack.simulator.http_server import ApiError
 from devstack.simulator.messages_endpoint import REFUSED_KEY, MessagesEndpoint, parsed_body
 from devstack.simulator.templates import text_of
 from devstack.simulator.tokens import InputTokens
+from devstack.simulator.tool_checks import ToolCheck, openai_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -252,6 +253,7 @@ class ChatEndpoint(MessagesEndpoint):
 
     name: str = "chat"
     dialect: Dialect = CHAT
+    check_tool: ToolCheck = openai_refusal
 
     def read(self, request: HttpRequest) -> Any:
         """Returns the body of a request as one of the Messages API. Raises ApiError."""

@@ -28,6 +28,7 @@ from devstack.simulator.tokens import (
     count_request,
     prompt_hash,
 )
+from devstack.simulator.tool_checks import ToolCheck, anthropic_refusal
 from tenure.domain.tool_arguments import strict_json
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class MessagesEndpoint:
     rate: RateLimiter = field(default_factory=RateLimiter)
     name: str = "messages"
     dialect: Dialect = MESSAGES
+    check_tool: ToolCheck = anthropic_refusal
     raw_answers: deque[RawAnswer] = field(default_factory=deque)
 
     async def create(self, request: HttpRequest, reply: Reply) -> None:
@@ -103,7 +105,7 @@ class MessagesEndpoint:
 
     def _prepare(self, request: HttpRequest, call: SimulatedCall) -> ReplyDelivery:
         """Composes the answer. Raises ApiError for a refused request, before any token is billed."""
-        body = check_create(self.read(request))
+        body = check_create(self.read(request), self.check_tool)
         call.model, call.stream = body["model"], body.get("stream", False)
         call.user_id = (body.get("metadata") or {}).get("user_id")
         scenario = self.find_scenario(body)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from devstack.simulator.http_server import ApiError
+from devstack.simulator.tool_checks import ToolCheck, anthropic_refusal
 from tenure.domain.images import MAX_SHOWN, MAX_SIDE, MEDIA_TYPES, Header, NotAnImage, images_in, read_header
 
 if TYPE_CHECKING:
@@ -237,7 +238,6 @@ def _unanswered(index: int, identities: list[str]) -> ApiError:
 
 MAX_MESSAGES = 100_000
 MAX_CACHE_MARKS = 4
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 COUNTED_FIELDS = frozenset(
     [
         "cache_control",
@@ -276,9 +276,9 @@ def refuse(message: str) -> ApiError:
     return ApiError(400, message)
 
 
-def check_create(body: Any) -> Mapping[str, Any]:
+def check_create(body: Any, check_tool: ToolCheck = anthropic_refusal) -> Mapping[str, Any]:
     """Returns the body of POST /v1/messages if it is valid. Raises ApiError 400. Time is linear in its size."""
-    request = _check_common(body, CREATED_FIELDS)
+    request = _check_common(body, CREATED_FIELDS, check_tool)
     max_tokens = request.get("max_tokens")
     if max_tokens is None:
         raise refuse("max_tokens: Field required")
@@ -294,10 +294,10 @@ def check_create(body: Any) -> Mapping[str, Any]:
 
 def check_count(body: Any) -> Mapping[str, Any]:
     """Returns the body of POST /v1/messages/count_tokens if it is valid. Raises ApiError 400."""
-    return _check_common(body, COUNTED_FIELDS)
+    return _check_common(body, COUNTED_FIELDS, anthropic_refusal)
 
 
-def _check_common(body: Any, fields: frozenset[str]) -> Mapping[str, Any]:
+def _check_common(body: Any, fields: frozenset[str], check_tool: ToolCheck) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise refuse("Input should be a valid dictionary or object to extract fields from")
     for name in body:
@@ -313,7 +313,7 @@ def _check_common(body: Any, fields: frozenset[str]) -> Mapping[str, Any]:
     if len(messages) > MAX_MESSAGES:
         raise refuse(f"messages: at most {MAX_MESSAGES} messages are allowed")
     _check_system(body.get("system"))
-    _check_tools(body.get("tools") or [], body.get("tool_choice"))
+    _check_tools(body.get("tools") or [], body.get("tool_choice"), check_tool)
     check_conversation(messages)
     _check_cache_marks(body)
     return body
@@ -331,20 +331,16 @@ def _check_system(system: Any) -> None:
             raise refuse("system: text content blocks must be non-empty")
 
 
-def _check_tools(tools: Any, choice: Any) -> None:
+def _check_tools(tools: Any, choice: Any, check_tool: ToolCheck) -> None:
     if not isinstance(tools, list):
         raise refuse("tools: Input should be a valid list")
     names: set[str] = set()
     for index, tool in enumerate(tools):
-        name = tool.get("name") if isinstance(tool, dict) else None
-        if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-            raise refuse(f"tools.{index}.custom.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
-        if name in names:
+        if refusal := check_tool(index, tool):
+            raise refuse(refusal)
+        if tool["name"] in names:
             raise refuse("tools: Tool names must be unique.")
-        names.add(name)
-        schema = tool.get("input_schema")
-        if tool.get("type") in {None, "custom"} and (not isinstance(schema, dict) or schema.get("type") != "object"):
-            raise refuse(f"tools.{index}.custom.input_schema: Field required, with type 'object'")
+        names.add(tool["name"])
     if isinstance(choice, dict) and choice.get("type") == "tool" and choice.get("name") not in names:
         raise refuse(f"Tool '{choice.get('name')}' not found in provided tools")
     if choice is not None and not tools:

@@ -12,6 +12,7 @@ program.py             runs an unconfined server program
 subprocess_reaper.py   the parent process of such a program: ends it with all its descendants
 stderr_log.py          logs a bounded part of a program's stderr
 stdio_framing.py       one JSON object per line over pipes; size and rate limits; the headers of calls
+tool_lists.py          leaves the bad tools out of a server's list
 http_transport.py      turns a failed HTTP request into the error answer to its one message
 
 calling.py             a tool call: send, send again, keep the answer's parts; tool definitions

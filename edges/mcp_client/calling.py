@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import mcp_types as types
 
@@ -28,6 +28,7 @@ from services.tools.output import DIRECTORY, OutputStore
 from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_time
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, past_return
 from tenure.domain.images import Image, NotAnImage
+from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
 
 # An answer as text for the model. Parts that are not text are kept in the workspace, and the text names their files.
@@ -40,14 +41,31 @@ _IMAGES: Final = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp"})
 
 
 def text_of(result: types.CallToolResult, keep: Keep) -> str:
-    """Returns the parts of an answer in their order, as text.
+    """Returns the parts of an answer in their order, as text, and then its structured content.
 
-    The structured content is for programs: it is included only when the answer has no text.
+    Most servers repeat the structured content as a text, as the protocol asks them to: then the model reads it once.
     """
     parts = [_part(block, keep) for block in result.content]
-    if result.structured_content is not None and not any(isinstance(b, types.TextContent) for b in result.content):
-        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    structured = result.structured_content
+    if structured is not None and not _is_said(structured, [b.text for b in result.content if b.type == "text"]):
+        parts.append(json.dumps(structured, ensure_ascii=False))
     return "\n".join(parts)
+
+
+def _is_said(structured: dict[str, Any], texts: Sequence[str]) -> bool:
+    """Whether the texts have all of the structured content: as JSON, or as some libraries wrap a value, in `result`."""
+    said = [_read(text) for text in texts]
+    if structured in said or not structured:
+        return True
+    wrapped = structured.get("result") if len(structured) == 1 else None
+    return wrapped is not None and (wrapped in said or wrapped in texts or wrapped in (said, list(texts)))
+
+
+def _read(text: str) -> object:
+    try:
+        return strict_json(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _part(block: types.ContentBlock, keep: Keep) -> str:

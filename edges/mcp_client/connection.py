@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import httpx2
 import mcp_types as types
@@ -43,6 +43,7 @@ from edges.mcp_client.stdio_framing import (
     WatchedReads,
     meta_of,
 )
+from edges.mcp_client.tool_lists import MAX_LISTED, ListedTools
 from services.tools.sandbox import Command, Sandbox, SandboxLimits
 from services.tools.tool import Arguments, CallContext, ToolFailure
 from tenure.runtime.http.h11_patterns import read_in_one_pass
@@ -51,35 +52,43 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 _log: Final = logging.getLogger(__name__)
-CONNECT_SECONDS: Final = 30.0
-LIST_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 5.0
 """A server hangs when it answers nothing within this time after it was asked to stop a call."""
 
 _MAX_PAGES: Final = 32
-NOT_READY: Final = (
-    "the server did not answer `initialize` (npx and uvx download their packages first: they need the package "
-    "registry, and a cache in writable_paths keeps the packages)"
-)
-MAX_LISTED: Final = 4096
-"""How many tools of a list are read. A source may offer 256 of them; to look at millions would block the event loop."""
-
 _LONGEST_MESSAGE: Final = 4096
+NOT_READY: Final = (
+    "the server did not answer `initialize` within {seconds:g} s: raise start_seconds (npx and uvx download packages "
+    "first; a cache in writable_paths keeps them)"
+)
+NOT_LISTED: Final = "the server did not answer `tools/list` within {seconds:g} s: raise list_seconds"
 _ANSWER: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
 
 
+class LinkLimits(NamedTuple):
+    """The time limits of a session: until it is open, and of each list of tools."""
+
+    start_seconds: float = 30.0
+    list_seconds: float = 30.0
+
+
+def limits_of_link(settings: McpServer) -> LinkLimits:
+    """Returns the limits of a server's sessions."""
+    return LinkLimits(settings.start_seconds, settings.list_seconds)
+
+
 @asynccontextmanager
-async def _within(seconds: float, what: str) -> AsyncIterator[None]:
-    """Limits the time of the block. Raises TimeoutError that says what did not happen."""
+async def _within(seconds: float, sentence: str) -> AsyncIterator[None]:
+    """Limits the time of the block. Raises TimeoutError with the sentence."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise TimeoutError(f"{what} within {seconds:g} s") from error
+        raise TimeoutError(sentence.format(seconds=seconds)) from error
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -102,9 +111,17 @@ class McpSession:
     idle: set while no call is under way.
     """
 
-    def __init__(self, client: Client, writes: CallWrites, ended: asyncio.Event, changed: asyncio.Event) -> None:
+    def __init__(
+        self,
+        client: Client,
+        writes: CallWrites,
+        ended: asyncio.Event,
+        changed: asyncio.Event,
+        list_seconds: float = 30.0,
+    ) -> None:
         self._client, self._writes = client, writes
         self.ended, self.changed = ended, changed
+        self._list_seconds = list_seconds
         self.hangs = False
         self._under_way: set[_UnderWay] = set()
         self._checking: asyncio.Task[None] | None = None
@@ -112,23 +129,27 @@ class McpSession:
         self.idle.set()
         self.tell_idle: Callable[[], None] = lambda: None
 
-    async def list_tools(self) -> list[types.Tool]:
+    async def list_tools(self) -> ListedTools:
         """Returns the tools of all pages, at most MAX_LISTED tools of 32 pages.
 
         Raises the errors of the protocol's session, and TimeoutError.
         """
         tools: list[types.Tool] = []
         cursor: str | None = None
-        async with _within(LIST_SECONDS, "the server did not list its tools"):
-            for _ in range(_MAX_PAGES):
+        cursors: set[str | None] = set()
+        lists = self._writes.lists
+        lists.begin(self._client.protocol_version)
+        async with _within(self._list_seconds, NOT_LISTED):
+            while cursor not in cursors and len(cursors) < _MAX_PAGES and len(tools) < MAX_LISTED:
+                cursors.add(cursor)
                 page = await self._client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
                 tools += page.tools
                 cursor = page.next_cursor
-                if cursor is None or len(tools) >= MAX_LISTED:
+                if cursor is None:
                     break
         if len(tools) > MAX_LISTED or cursor is not None:
-            _log.warning("an MCP server lists too many tools: only the first %d are read", len(tools[:MAX_LISTED]))
-        return tools[:MAX_LISTED]
+            _log.warning("an MCP server's list has no end: only the first %d tools are read", len(tools[:MAX_LISTED]))
+        return ListedTools(tools[:MAX_LISTED], tuple(lists.left_out))
 
     async def call(self, tool: str, arguments: Arguments, context: CallContext) -> types.CallToolResult:
         """Makes a call and returns the server's answer.
@@ -240,7 +261,7 @@ class McpSession:
 
 @asynccontextmanager
 async def open_link(
-    transport: AbstractAsyncContextManager[TransportStreams], ended: asyncio.Event
+    transport: AbstractAsyncContextManager[TransportStreams], ended: asyncio.Event, limits: LinkLimits
 ) -> AsyncIterator[McpSession]:
     """Opens a session over the transport and closes it at the end. Raises the error that prevented the opening.
 
@@ -256,11 +277,11 @@ async def open_link(
 
     identity = types.Implementation(name="tenure", version=version("tenure"))
     async with AsyncExitStack() as stack:
-        async with _within(CONNECT_SECONDS, NOT_READY):
+        async with _within(limits.start_seconds, NOT_READY):
             client = await stack.enter_async_context(
                 Client(wrapped.open(), client_info=identity, message_handler=on_message, cache=None)
             )
-        session = McpSession(client, wrapped.writes, ended, changed)
+        session = McpSession(client, wrapped.writes, ended, changed, limits.list_seconds)
         try:
             yield session
         finally:
@@ -279,13 +300,13 @@ class _WrappedTransport:
     async def open(self) -> AsyncIterator[TransportStreams]:
         async with self._transport as (reads, writes):
             self.writes = CallWrites(writes)
-            yield WatchedReads(reads, self._ended), self.writes
+            yield WatchedReads(reads, self._ended, self.writes.lists), self.writes
 
 
 # A session that an asyncio task of its own holds open: the task that opens it must also close it, and calls come from
 # many tasks.
 
-OPEN_SECONDS: Final = CONNECT_SECONDS + 15.0
+CLOSE_SECONDS: Final = 15.0
 Open = Callable[[], AbstractAsyncContextManager[McpSession]]
 
 
@@ -297,9 +318,15 @@ class HeldConnection:
     """
 
     def __init__(
-        self, server: str, open_link: Open, linger_seconds: float, tell_idle: Callable[[], None] = lambda: None
+        self,
+        server: str,
+        open_link: Open,
+        linger_seconds: float,
+        tell_idle: Callable[[], None] = lambda: None,
+        start_seconds: float = 30.0,
     ) -> None:
         self._server, self._open, self._linger_seconds = server, open_link, linger_seconds
+        self._open_seconds = start_seconds + CLOSE_SECONDS
         self._tell_idle = tell_idle
         self._opened: asyncio.Future[McpSession] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(), name=f"link to {server}")
@@ -319,16 +346,16 @@ class HeldConnection:
         """Waits for the session and returns it.
 
         Raises the error that prevented the opening. Raises CallNotSent when the opening neither succeeds nor fails
-        within OPEN_SECONDS: opening has its own deadline, but closing what was opened by then can take longer, because
+        in time: opening has its own deadline, but closing what was opened by then can take longer, because
         the server determines that time.
         """
         try:
-            async with asyncio.timeout(OPEN_SECONDS):
+            async with asyncio.timeout(self._open_seconds):
                 return await asyncio.shield(self._opened)
         except TimeoutError:
             if self._opened.done():
                 raise  # the timeout of the opening itself
-            raise CallNotSent(f"the connection neither opened nor failed within {OPEN_SECONDS:g} s") from None
+            raise CallNotSent(f"the connection neither opened nor failed within {self._open_seconds:g} s") from None
 
     def retire(self) -> None:
         """Takes no further calls: closes the session after the calls under way, or cancels its opening."""
@@ -398,16 +425,19 @@ _LAST_LINES_SECONDS: Final = 0.5
 async def program_link(name: str, settings: McpServer, inherited: Mapping[str, str]) -> AsyncIterator[McpSession]:
     """Starts a program and opens a session with it. Adds the program's last stderr lines to an error, as a note."""
     stderr_log = StderrLog(name)
-    async with program(settings, inherited, stderr_log.read) as pipes, piped_link(name, pipes, stderr_log) as session:
+    async with (
+        program(settings, inherited, stderr_log.read) as pipes,
+        piped_link(name, pipes, stderr_log, limits_of_link(settings)) as session,
+    ):
         yield session
 
 
 @asynccontextmanager
-async def piped_link(name: str, pipes: Pipes, stderr_log: StderrLog) -> AsyncIterator[McpSession]:
+async def piped_link(name: str, pipes: Pipes, stderr_log: StderrLog, limits: LinkLimits) -> AsyncIterator[McpSession]:
     """Opens a session with a running program. Adds the program's last stderr lines to an error, as a note."""
     try:
         ended = asyncio.Event()
-        async with open_link(_pipe_streams(name, pipes, ended), ended) as session:
+        async with open_link(_pipe_streams(name, pipes, ended), ended, limits) as session:
             yield session
     except Exception as error:
         with suppress(TimeoutError):  # the last lines may not have been read yet
@@ -420,7 +450,12 @@ async def piped_link(name: str, pipes: Pipes, stderr_log: StderrLog) -> AsyncIte
 
 @asynccontextmanager
 async def sandboxed_link(
-    name: str, command: Command, sandbox: Sandbox, workspace: Path | None, limits: SandboxLimits
+    name: str,
+    command: Command,
+    sandbox: Sandbox,
+    workspace: Path | None,
+    limits: SandboxLimits,
+    link_limits: LinkLimits,
 ) -> AsyncIterator[McpSession]:
     """Starts a program in the sandbox and opens a session with it. Adds its last stderr lines to an error."""
     stderr_log = StderrLog(name)
@@ -429,7 +464,7 @@ async def sandboxed_link(
         assert pipes.stdin is not None
         reading = asyncio.ensure_future(stderr_log.read(pipes.stderr))
         try:
-            async with piped_link(name, Pipes(pipes.stdin, pipes.stdout), stderr_log) as session:
+            async with piped_link(name, Pipes(pipes.stdin, pipes.stdout), stderr_log, link_limits) as session:
                 yield session
         finally:
             reading.cancel()
@@ -450,7 +485,7 @@ async def http_link(settings: McpServer) -> AsyncIterator[McpSession]:
     headers = {"accept-encoding": "identity", **settings.headers}  # the size limits count the bytes that were sent
     async with httpx2.AsyncClient(transport=http_transport, headers=headers, timeout=_TIMES, trust_env=False) as client:
         transport = streamable_http_client(settings.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
-        async with open_link(transport, ended) as session:
+        async with open_link(transport, ended, limits_of_link(settings)) as session:
             yield session
 
 

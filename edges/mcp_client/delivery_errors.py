@@ -9,6 +9,8 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 _MARK: Final = secrets.token_hex(16)
 """Separates the error answers of our transports from those of a server: no server knows this random mark."""
 
@@ -61,4 +63,14 @@ def full_message_of(error: BaseException) -> str:
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ValidationError):
+        return f"its answer is not as the protocol says: {fault_of(error)}"
+    name = type(error).__name__
+    return " ".join(str(error).split()) or ("it did not answer in time" if "Timeout" in name else name)
+
+
+def fault_of(error: ValidationError) -> str:
+    """Returns the first fault of a message, with its place and without the message itself."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else first["msg"]

@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
-import mcp_types as types
-
 from edges.mcp_client.connection import HeldConnection, McpSession, Open
 from edges.mcp_client.delivery_errors import (
     CallNotSent,
@@ -23,7 +21,8 @@ from edges.mcp_client.delivery_errors import (
     message_of,
     problem_of,
 )
-from edges.mcp_client.settings import REACH_SECONDS
+from edges.mcp_client.settings import REACH_SECONDS, McpServer
+from edges.mcp_client.tool_lists import ListedTools
 from services.tools.source_facts import SourceStatus
 from services.tools.tool import CallContext
 from tenure.domain.retry import RetryPolicy
@@ -41,7 +40,7 @@ _LIST_PAUSE_SECONDS: Final = 0.5
 _URGENT_SECONDS: Final = 1.0
 """The longest pause before the next attempt while a call waits for the server."""
 
-Listed = Callable[[list[types.Tool]], Awaitable[None]]
+Listed = Callable[[ListedTools], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +49,17 @@ class LinkTimes:
 
     reach_seconds: how long a call waits for a session.
     linger_seconds: how long an ended session waits for its calls under way.
+    start_seconds: how long a session may take to open.
     """
 
     reach_seconds: float
     linger_seconds: float
+    start_seconds: float = 30.0
 
     @classmethod
-    def of_calls(cls, timeout_seconds: float) -> Self:
-        """Returns the limits for a server whose calls have this timeout."""
-        return cls(REACH_SECONDS, timeout_seconds + 5.0)
+    def of(cls, settings: McpServer) -> Self:
+        """Returns the limits of a server."""
+        return cls(REACH_SECONDS, settings.timeout_seconds + 5.0, settings.start_seconds)
 
 
 class SharedServer:
@@ -111,7 +112,8 @@ class SharedServer:
 
     async def _once(self) -> str:
         """Serves one session to its end. Returns why it ended, for the log; `problem` has the text for the model."""
-        held = HeldConnection(self.name, self._open, self._times.linger_seconds)
+        times = self._times
+        held = HeldConnection(self.name, self._open, times.linger_seconds, start_seconds=times.start_seconds)
         self._held.add(held)
         try:
             session = await held.link()
@@ -302,7 +304,10 @@ class TaskServers:
 
     def _start(self, context: CallContext) -> _TaskServer:
         opening = self._open_for(context.tenant, context.task_id)
-        held = HeldConnection(self.name, opening, self._times.linger_seconds, self._changed.set)
+        times = self._times
+        held = HeldConnection(
+            self.name, opening, times.linger_seconds, self._changed.set, start_seconds=times.start_seconds
+        )
         server = _TaskServer(held, asyncio.get_running_loop().time(), context.epoch)
         self._servers[context.task_id] = server
         held.when_closed(self._on_closed)

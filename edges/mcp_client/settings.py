@@ -38,6 +38,8 @@ class McpServer(Section):
     allow: the tools to offer; all tools if absent.
     effects: effect classes by tool; they override the hints of the server.
     max_calls: how many calls run on the server at once.
+    start_seconds: how long the server may take to start, until it has answered `initialize`.
+    list_seconds: how long it may take to list its tools.
     tenants: the tenants that see the server's tools; all tenants if absent.
     pin: hold tools that are new or otherwise described than at first contact, until an operator accepts them.
     A program runs in one of three ways. By default it is confined: one process for all tasks, with a network, which
@@ -60,6 +62,8 @@ class McpServer(Section):
     timeout_seconds: float = Field(default=30.0, gt=0, le=3600)
     output_limit_bytes: int = Field(default=64 * 1024, ge=1024, le=MIB)
     max_calls: int = Field(default=8, ge=1, le=256)
+    start_seconds: float = Field(default=30.0, gt=0, le=3600)
+    list_seconds: float = Field(default=30.0, gt=0, le=3600)
     tenants: frozenset[TenantName] | None = None
     pin: bool = True
 

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import mcp_types as types
-
 from edges.mcp_client.calling import McpToolServer, described, tools_of, unusable
 from edges.mcp_client.confined import command_of, limits_of
-from edges.mcp_client.connection import McpSession, http_link, program_link, sandboxed_link
+from edges.mcp_client.connection import McpSession, http_link, limits_of_link, program_link, sandboxed_link
 from edges.mcp_client.servers import LinkTimes, Listed, OpenFor, SharedServer, TaskServers
 from edges.mcp_client.settings import MIB, McpServer
+from edges.mcp_client.tool_lists import ListedTools
 from services.tools.calls.runs import RunningCalls
 from services.tools.output import OutputStore
 from services.tools.pins import Held, ToolPins
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 SILENCE_SECONDS: Final = 300.0
-"""The silence limit of a server's duty. Opening a session and listing the tools have deadlines of seconds."""
+"""The silence limit of a server's duty, beside its limits for the start and for a list of tools."""
 
 NOT_CONFINED: Final = "SANDBOX_UNAVAILABLE: not started, since only `unconfined: true` runs it without the sandbox"
 _MEMORY_BYTES: Final = 512 * MIB  # of a server process of one task
@@ -86,18 +85,19 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
         await process.open(server)
         if isinstance(server, TaskServers):
             host.runs.accompany(server)
-        opened.append(server)
+        opened.append((server, settings))
     duties = await process.open(
         Duties()
     )  # opened last, so the duties end first and cannot connect again to a closing server
     duties.start("follow accepted tools", host.pins.follow, silence_seconds=SILENCE_SECONDS)
-    for server in opened:
-        duties.start(f"link to MCP server {server.name}", server.run, silence_seconds=SILENCE_SECONDS)
+    for server, settings in opened:
+        silence_seconds = SILENCE_SECONDS + settings.start_seconds + settings.list_seconds
+        duties.start(f"link to MCP server {server.name}", server.run, silence_seconds=silence_seconds)
 
 
 def _server(fact: SourceStatus, settings: McpServer, host: McpHost, listed: Listed) -> SharedServer | TaskServers:
     name = fact.name
-    times = LinkTimes.of_calls(settings.timeout_seconds)
+    times = LinkTimes.of(settings)
     if settings.sandbox:
         return TaskServers(
             fact, _open_for(name, settings, host), listed, times, settings.max_servers, settings.idle_seconds
@@ -119,7 +119,7 @@ def _open_for(name: str, settings: McpServer, host: McpHost) -> OpenFor:
     @asynccontextmanager
     async def open_link(tenant: str, task_id: str) -> AsyncIterator[McpSession]:
         workspace = await asyncio.to_thread(host.workspaces.directory, tenant, task_id) if task_id else None
-        async with sandboxed_link(name, command, sandbox, workspace, limits) as session:
+        async with sandboxed_link(name, command, sandbox, workspace, limits, limits_of_link(settings)) as session:
             yield session
 
     return lambda tenant, task_id: partial(open_link, tenant, task_id)
@@ -129,7 +129,7 @@ def _open_for(name: str, settings: McpServer, host: McpHost) -> OpenFor:
 async def _confined_link(name: str, settings: McpServer, host: McpHost) -> AsyncIterator[McpSession]:
     assert isinstance(host.sandbox, Sandbox)
     command, limits = command_of(settings, host.environment), limits_of(settings, host.limits)
-    async with sandboxed_link(name, command, host.sandbox, None, limits) as session:
+    async with sandboxed_link(name, command, host.sandbox, None, limits, limits_of_link(settings)) as session:
         yield session
 
 
@@ -145,10 +145,10 @@ class ToolsOfServer:
     server: McpToolServer | None = None
     pins: ToolPins | None = None
     last_reported: tuple[list[str], list[str]] | None = None
-    last_listed: list[types.Tool] | None = None
+    last_listed: ListedTools | None = None
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def take(self, listed: list[types.Tool]) -> None:
+    async def take(self, listed: ListedTools) -> None:
         """Offers the tools, except those that are held. Raises TenureError if the pins cannot be read."""
         async with self.taking:
             self.last_listed = listed
@@ -160,11 +160,12 @@ class ToolsOfServer:
             if self.last_listed is not None:
                 await self._take(self.last_listed)
 
-    async def _take(self, listed: list[types.Tool]) -> None:
+    async def _take(self, listed: ListedTools) -> None:
         assert self.server is not None
         name = self.fact.name
-        described_tools = described(listed)
-        definitions, problems = offered(name, described_tools, self.settings.rules, unusable(listed))
+        described_tools = described(listed.tools)
+        definitions, problems = offered(name, described_tools, self.settings.rules, unusable(listed.tools))
+        problems = [*listed.left_out, *problems]
         held = await self._held(definitions.keys(), described_tools)
         free = {tool: definition for tool, definition in definitions.items() if tool not in held}
         tools = tools_of(self.server, name, free, self.output_store, self.threads)

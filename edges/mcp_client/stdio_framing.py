@@ -8,6 +8,7 @@ of the session, record which calls were begun, and add the headers of a call.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ import anyio
 import mcp_types as types
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
+from edges.mcp_client.tool_lists import ToolLists
 from services.tools.tool import CallContext
 
 if TYPE_CHECKING:
@@ -157,7 +159,7 @@ class LineReads(Reads):
         if not line.strip():
             return None
         try:
-            return _with_short_id(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+            return _message(line)
         except ValueError:
             self._bad_lines += 1
             level = logging.WARNING if self._bad_lines == 1 else logging.DEBUG
@@ -225,6 +227,22 @@ class LineWrites(Writes):
         self._stdin.close()
 
 
+def _message(line: bytes) -> types.JSONRPCMessage:
+    """Returns the message of a line. Raises ValueError.
+
+    The protocol's parser refuses halves of surrogate pairs and deep nesting: one tool of a list would take away all.
+    Here the halves become `?`, and what nests deeply is left to the reader of the message.
+    """
+    try:
+        return _with_short_id(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError:
+        try:
+            whole = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+            return _with_short_id(types.jsonrpc_message_adapter.validate_python(json.loads(whole), by_name=False))
+        except RecursionError:
+            raise ValueError("it nests too deeply") from None
+
+
 def _with_short_id(message: types.JSONRPCMessage) -> types.JSONRPCMessage:
     """Returns the message. Raises ValueError for an id that is too long, because our answer would repeat the id."""
     message_id = getattr(message, "id", None)
@@ -254,17 +272,20 @@ def meta_of(context: CallContext) -> types.RequestParamsMeta:
 class WatchedReads(Reads):
     """Reads messages from a transport. Sets `ended` at the end of the stream."""
 
-    def __init__(self, inner: ReadStream[SessionMessage | Exception], ended: asyncio.Event) -> None:
-        self._inner, self._ended = inner, ended
+    def __init__(self, inner: ReadStream[SessionMessage | Exception], ended: asyncio.Event, lists: ToolLists) -> None:
+        self._inner, self._ended, self._lists = inner, ended, lists
         self._rate_limit = RateLimit()
 
     async def receive(self) -> SessionMessage | Exception:
         await self._rate_limit.next()
         try:
-            return await self._inner.receive()
+            item = await self._inner.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             self._ended.set()
             raise
+        if isinstance(item, SessionMessage):
+            self._lists.note_answer(item.message)
+        return item
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -274,13 +295,15 @@ class CallWrites(Writes):
     """Writes messages to a transport. Adds a call's idempotency key and epoch as headers, for transports with headers.
 
     begun: the idempotency keys of the calls that the transport has accepted.
+    lists: the lists of tools that were asked for.
     """
 
     def __init__(self, inner: WriteStream[SessionMessage]) -> None:
-        self._inner = inner
+        self._inner, self.lists = inner, ToolLists()
         self.begun: set[str] = set()
 
     async def send(self, item: SessionMessage, /) -> None:
+        self.lists.note_request(item.message)
         meta = _meta_of_call(item)
         if _KEY not in meta:
             await self._inner.send(item)

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from services.gateway.explanation import CallFact, Facts, OpenModelCallFact, PinFact, WorkerFact, explain, span
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
+from tenure.domain.states import TERMINAL
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import agent_service_pb2 as agents
@@ -27,6 +28,9 @@ T = TypeVar("T")
 NEWEST_ENTRIES: Final = 500
 """The number of newest entries that are read for open calls: more than a step has."""
 _TIMEOUT_SECONDS: Final = 3.0
+FIRST_ENTRIES: Final = 100
+"""The number of first entries that are read, too: a provider refuses a tool at the first model call."""
+_ENDS: Final = frozenset(map(STATES.to_wire, TERMINAL))
 _ENDS_OF_MODEL_CALLS: Final = frozenset({"assistant_message", "model_failure", "attempt_lost"})
 
 
@@ -36,10 +40,9 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
     Without the other services the answer is shorter.
     """
     task = await read_task(peers, task_id)
-    page = api.ListTaskEntriesRequest(
-        task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
-    )
-    entries = (await with_retries(lambda: peers.checkpoint.ListTaskEntries(page))).entries
+    newest_after = max(0, task.sequence - NEWEST_ENTRIES)
+    entries = await _entries(peers, task_id, newest_after, NEWEST_ENTRIES)
+    first = await _entries(peers, task_id, 0, min(newest_after, FIRST_ENTRIES)) if newest_after else []
     claims, workers, calls, refusals, caps, builds = await asyncio.gather(
         _unless_away(_claims(peers, task_id)),
         _unless_away(_workers(peers)),
@@ -48,8 +51,14 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
         _unless_away(_caps(peers)),
         _unless_away(_builds(peers, task)),
     )
-    facts = gather_facts(task, entries, claims, workers, calls, refusals, caps or (), builds, now=time.time())
+    facts = gather_facts(task, entries, claims, workers, calls, refusals, caps or (), builds, first, now=time.time())
     return api.ExplainTaskResponse(lines=explain(facts), task=task)
+
+
+async def _entries(peers: Peers, task_id: str, after: int, count: int) -> Sequence[ledger_pb2.Entry]:
+    page = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after, page_size=count)
+    entries: Sequence[ledger_pb2.Entry] = (await with_retries(lambda: peers.checkpoint.ListTaskEntries(page))).entries
+    return entries
 
 
 def gather_facts(
@@ -61,10 +70,14 @@ def gather_facts(
     refusals: int | None,
     caps: Sequence[tenants.QuotaUse] = (),
     builds: Sequence[str] | None = (),
+    first: Sequence[ledger_pb2.Entry] = (),
     *,
     now: float,
 ) -> Facts:
-    """Collects the input of `explain`. None stands for a service that did not answer. `entries`: the newest ones."""
+    """Collects the input of `explain`. None stands for a service that did not answer.
+
+    `entries`: the newest ones. `first`: the first ones, unless they are among the newest.
+    """
     moved = [entry for entry in entries if entry.body.HasField("transition")]
     remaining = None if claims is None else [seconds(claim.remaining) for claim in claims if claim.epoch == task.epoch]
     waits = task.HasField("wait")
@@ -99,7 +112,18 @@ def gather_facts(
         error_class=moved[-1].body.transition.error_class if moved else "",
         pin=_pin(task, builds),
         model_call=_open_model_call(entries, now),
+        refused_tools=_refused_tools([*first, *entries]),
     )
+
+
+def _refused_tools(entries: Sequence[ledger_pb2.Entry]) -> tuple[str, ...]:
+    """Returns the tools that a provider refused in the newest attempt of the task."""
+    refused: dict[str, None] = {}
+    for entry in entries:
+        if entry.body.transition.from_state in _ENDS:
+            refused.clear()
+        refused |= dict.fromkeys(entry.body.model_failure.refused_tools)
+    return tuple(refused)
 
 
 def _pin(task: task_pb2.Task, builds: Sequence[str] | None) -> PinFact | None:

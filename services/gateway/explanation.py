@@ -123,7 +123,8 @@ class Facts:
     event, as text. `until_start`: set only before the task's start time. `until_too_long`: set only if the task has a
     queue timeout. `error_class`: the FailureClass of a request that the model provider refused, or "" if unknown.
     `caps`: the quotas that the task's tenant has reached, as text; `running_cap`: the one of running tasks among them,
-    or "". `pin`: the revision of its agent. `model_call`: the open call that outlives its worker.
+    or "". `pin`: the revision of its agent. `model_call`: the open call that outlives its worker. `refused_tools`: the
+    tools whose definitions its model provider refused.
     """
 
     state: TaskState
@@ -156,6 +157,7 @@ class Facts:
     priority: Priority = Priority.NORMAL
     pin: PinFact | None = None
     model_call: OpenModelCallFact | None = None
+    refused_tools: tuple[str, ...] = ()
 
 
 def explain(facts: Facts) -> list[str]:
@@ -164,6 +166,7 @@ def explain(facts: Facts) -> list[str]:
     if facts.state not in TERMINAL:
         lines += _circumstances(facts)
     lines += _calls(facts)
+    lines += _refused_tools(facts)
     lines.append(_budget(facts))
     lines += _refusals(facts)
     lines.append(_what_it_needs(facts))
@@ -316,6 +319,14 @@ def _calls(facts: Facts) -> Iterator[str]:
     ]
     unknown = "" if facts.tools_answered else "; their state is unknown, because the tool service does not answer"
     yield f"Calls without an outcome: {_names(lines)}{unknown}"
+
+
+def _refused_tools(facts: Facts) -> Iterator[str]:
+    if facts.refused_tools:
+        yield (
+            f"Its model is not shown these tools, because the provider refuses their definitions: "
+            f"{_names(facts.refused_tools)} (tenure tasks entries shows the refusal)"
+        )
 
 
 def _budget(facts: Facts) -> str:

@@ -41,6 +41,7 @@ def failure_end(attempt_number: int, error: ModelCallFailed) -> bytes:
         usage=error.usage,
         provider_request_id=error.request_id,
         context_window_tokens=error.context_window_tokens,
+        refused_tools=error.refused_tools,
     )
     return _packed(pb.GenerateResponse(failure=body_to_wire(body).model_failure))
 

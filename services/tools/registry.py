@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 from typing import Final
@@ -80,9 +80,8 @@ class _SizeLimits:
     def left_by(cls, entries: Iterable[_Entry], of_source: float) -> _SizeLimits:
         return cls(MAX_CHARACTERS - sum(_size(entry.tool) for entry in entries), of_source)
 
-    def take(self, tool: Tool) -> str:
-        """Subtracts the tool's size and returns "", or returns why the tool is too large."""
-        size = _size(tool)
+    def take(self, size: int) -> str:
+        """Subtracts the size of a tool and returns "", or returns why the tool is too large."""
         if size > self.of_source:
             return f"its source's tools have more than {MAX_CHARACTERS_OF_A_SOURCE} characters together"
         if size > self.total:
@@ -90,6 +89,14 @@ class _SizeLimits:
         self.of_source -= size
         self.total -= size
         return ""
+
+
+def _shown_as(tool: Tool, schema: Schema) -> Tool:
+    """Returns the tool with the schema that models are shown."""
+    definition = tool.definition
+    if schema.shown_json == definition.input_schema_json:
+        return tool
+    return replace(tool, definition=replace(definition, input_schema_json=schema.shown_json))
 
 
 def _size(tool: Tool) -> int:
@@ -140,13 +147,19 @@ class ToolRegistry:
                 # A source that only some tenants may see must not be named to readers of other tenants.
                 other_source = f", the other is {other.source}" if other.tenants is None else ""
                 problems.append(f"{tool.name}: there are two tools of this name{other_source}")
-            elif problem := limits.take(tool):
+            elif problem := limits.take(_size(tool)):
                 problems.append(f"{tool.name}: {problem}")
             else:
                 try:
-                    kept[tool.name] = _Entry(tool, compiled(tool.definition.input_schema_json), source, tenants)
+                    schema = compiled(tool.definition.input_schema_json)
                 except ValueError as error:
                     problems.append(f"{tool.name}: {error}")
+                    continue
+                shown = _shown_as(tool, schema)
+                if problem := limits.take(max(0, _size(shown) - _size(tool))):
+                    problems.append(f"{tool.name}: {problem}")
+                else:
+                    kept[tool.name] = _Entry(shown, schema, source, tenants)
         self._entries = dict(sorted(kept.items()))
         return problems
 
@@ -228,6 +241,7 @@ class ToolRegistry:
         arguments = parse_arguments(arguments_json)
         if arguments is None:
             return _invalid(f"The arguments of {name} must be a JSON object.")
+        arguments = entry.schema.shown.own_arguments(arguments)
         if problems := entry.schema.problems(arguments):
             return _invalid(f"The arguments do not fit {name}: {'; '.join(problems)}.")
         return arguments

@@ -1,7 +1,8 @@
 """Checks arguments against the JSON schemas of tools, also of untrusted sources.
 
 A schema is checked when its tool is added, and never refers to another document. An untrusted schema is applied within
-a limited number of steps and without its regular expressions.
+a limited number of steps and without its regular expressions. The model is shown it in a form that every provider
+accepts (tenure/domain/tool_schemas.py).
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from time import thread_time
 from typing import Any, Final
 
 import attrs
-from jsonschema import Draft202012Validator, ValidationError, validators
+from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator, ValidationError, validators
 from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS  # type: ignore[import-untyped]  # it has no stubs
 from referencing import Registry as Documents
 
 from services.tools.schema_fit import compile_fit
 from services.tools.tool import Arguments
-from tenure.domain.tool_arguments import strict_json
+from tenure.domain.tool_arguments import storable_json, strict_json
+from tenure.domain.tool_schemas import ShownSchema, shown_schema
 
 __all__ = [
     "Arguments",
@@ -176,30 +178,35 @@ _LONGEST_PROBLEM: Final = 300
 
 
 class Schema:
-    """A compiled JSON schema of an object. Its draft is the one that it names, or 2020-12.
+    """A compiled JSON schema of an object. Its draft is the one that it names, or 2020-12. One that names none and is
+    not valid in 2020-12 may be of draft 7 or 4, if it is valid there.
 
-    Raises ValueError for an invalid schema, and for one that refers to another document: a source could make the
-    service fetch from any address. `is_ours` False: an untrusted schema.
+    Raises ValueError for an invalid schema, for one that refers to another document (a source could make the service
+    fetch from any address), and for one without a form that model providers accept. `is_ours` False: an untrusted
+    schema.
+    `shown`: the form for the model. `shown_json`: its text.
     """
 
     def __init__(self, schema_json: str, *, is_ours: bool = True) -> None:
         try:
-            schema = json.loads(schema_json)
+            schema = json.loads(schema_json) if is_ours else storable_json(schema_json)
             kind = validator_for(schema if isinstance(schema, dict) else True, default=Draft202012Validator)
             if is_ours:
                 kind.check_schema(schema)
-            elif problem := fault(kind, schema, len(schema_json)):
-                raise ValueError(problem)  # noqa: TRY301  reported like the error of check_schema
+            else:
+                kind = _valid_kind(kind, schema, len(schema_json))
             reference = next(_references_outside(schema), None)
         except TooManySteps:
             raise ValueError("checking its schema takes too long") from None
         except Exception as error:
             message = shortened(str(error).partition(chr(10))[0])
             raise ValueError(f"its schema is invalid: {message or type(error).__name__}") from error
-        if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        if not isinstance(schema, dict) or "object" not in _types_of(schema):
             raise ValueError("its schema does not describe an object")
         if reference is not None:
             raise ValueError(f"its schema refers to another document: {shortened(reference)}")
+        self.shown = ShownSchema(schema) if is_ours else _shown(schema, kind, len(schema_json))
+        self.shown_json = schema_json if self.shown.schema == schema else json.dumps(self.shown.schema)
         self._fits = compile_fit(kind, schema)
         documents: Documents[Any] = Documents()
         self._validator = (kind if is_ours else bounded(kind))(schema, registry=documents)
@@ -217,6 +224,39 @@ class Schema:
             return [f"the tool's own schema cannot be applied to them ({type(error).__name__})"]
         shown = [f"{_place(error.json_path)}{shortened(error.message)}" for error in errors[:_MAX_PROBLEMS]]
         return [*shown, "and more"] if len(errors) > _MAX_PROBLEMS else shown
+
+
+def _valid_kind(kind: Any, schema: Any, characters: int) -> Any:
+    """Returns the draft in which the schema is valid. Raises ValueError, and TooManySteps."""
+    problem = fault(kind, schema, characters)
+    names_none = isinstance(schema, dict) and "$schema" not in schema
+    for older in (Draft7Validator, Draft4Validator) if problem and names_none else ():
+        if not fault(older, schema, characters):
+            return older
+    if problem:
+        raise ValueError(problem)
+    return kind
+
+
+def _types_of(schema: dict[str, Any]) -> list[str]:
+    types = schema.get("type", "object")
+    return types if isinstance(types, list) else [types]
+
+
+def _shown(schema: dict[str, Any], kind: Any, characters: int) -> ShownSchema:
+    """Returns the form of a valid schema for the model. Raises ValueError if providers accept none."""
+    try:
+        shown = shown_schema(schema)
+        # the rewriting keeps a schema of 2020-12 valid
+        problem = "" if kind is Draft202012Validator else fault(Draft202012Validator, shown.schema, characters)
+    except (TooManySteps, RecursionError):
+        raise ValueError("to check its schema takes too long") from None
+    if problem:
+        shortened_problem = shortened(problem)
+        raise ValueError(
+            f"its schema does not fit JSON Schema 2020-12, which model providers demand: {shortened_problem}"
+        )
+    return shown
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.outbound import is_clear_text, origin_only
-from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition, encode
 from tenure.validators import MIN_OUTPUT_BYTES, TOOL_NAME
 
 # The common parts of the config file's sections. They are not in edges/tools_config.py, which imports the sections.
@@ -89,13 +90,13 @@ def offered(
     """
     taken: dict[str, ToolDefinition] = {}
     problems: list[str] = []
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     too_many = 0
     for definition in described:
-        seen.add(definition.name)
-        if rules.allow is not None and definition.name not in rules.allow:
+        seen[definition.name] += 1
+        if definition.name in taken or (rules.allow is not None and definition.name not in rules.allow):
             continue
-        if problem := unusable.get(definition.name) or _problem(source, definition, taken):
+        if problem := unusable.get(definition.name) or _problem(source, definition):
             problems.append(f"{definition.name[:100]!r} is left out: {problem}")
         elif len(taken) == MAX_TOOLS:
             too_many += 1
@@ -105,11 +106,17 @@ def offered(
         problems.append(
             f"{too_many} tools are left out: a source may have {MAX_TOOLS}; name the tools that you want in `allow`"
         )
-    missing = sorted(((rules.allow or frozenset()) | rules.effects.keys()) - seen)
+    problems += [
+        f"{name[:100]!r} is listed {count} times: only the first one is taken"
+        for name, count in seen.items()
+        if count > 1 and name in taken
+    ]
+    problems = list(dict.fromkeys(problems))
+    missing = sorted(((rules.allow or frozenset()) | rules.effects.keys()) - seen.keys())
     return taken, problems + [f"{name!r} is named in the config file, but there is no such tool" for name in missing]
 
 
-def _problem(source: str, definition: ToolDefinition, taken: Container[str]) -> str:
+def _problem(source: str, definition: ToolDefinition) -> str:
     """Returns why the tool is left out, or "".
 
     A tool with a too long description is left out, because half a description may say the opposite of the whole.
@@ -117,10 +124,10 @@ def _problem(source: str, definition: ToolDefinition, taken: Container[str]) -> 
     name = f"{source}{SEPARATOR}{definition.name}"
     if not TOOL_NAME.match(name) or not definition.name:
         return f"{name[:100]!r} is not a name of 1 to 64 characters of [a-zA-Z0-9_-]"
-    if definition.name in taken:
-        return "there are two tools of this name"
     if len(definition.description) > MAX_DESCRIPTION_CHARACTERS:
         return f"its description has more than {MAX_DESCRIPTION_CHARACTERS} characters"
+    if encode(definition.description).decode() != definition.description:
+        return "its description has half of a surrogate pair"
     if len(definition.input_schema_json) > MAX_SCHEMA_CHARACTERS:
         return f"its schema has more than {MAX_SCHEMA_CHARACTERS} characters"
     return ""

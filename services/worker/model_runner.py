@@ -278,5 +278,6 @@ def _failure(message: ledger_pb2.ModelFailure) -> ModelCallFailed:
     )
     failure.usage, failure.request_id = usage_to_domain(message.usage), message.provider_request_id
     failure.context_window_tokens = message.context_window_tokens
+    failure.refused_tools = tuple(message.refused_tools)
     failure.was_answered = failure.usage.total > 0 or message.error_class in _MAYBE_ANSWERED
     return failure

@@ -54,6 +54,7 @@ def failure_entry(attempt: entries.ModelAttempt, error: ModelCallFailed) -> entr
         usage=billed(attempt, error.usage) if error.was_answered else error.usage,
         provider_request_id=error.request_id,
         context_window_tokens=error.context_window_tokens,
+        refused_tools=error.refused_tools,
     )
 
 
@@ -148,7 +149,7 @@ class ModelStep:
         self._counted: tuple[ModelRequest, int | None] | None = None
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
-        """Takes the tool definitions that the task keeps."""
+        """Takes the tool definitions that the model is shown."""
         self._tools = [_tool_to_provider(tool) for tool in tools]
         self.context_window = ContextWindow(self._ledger, self._window, self._system, self._tools, self._seen_by)
 

@@ -5,9 +5,10 @@ reserve ──▶ call the model ──▶ commit answer + intents ──▶ run
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from services.worker.claim_ledger import StepEntry
 from services.worker.interrupts import Interruption
@@ -35,6 +36,8 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.schema_checks import validate_in_child
 
+_log: Final = logging.getLogger(__name__)
+
 
 class TaskLoop(Loop):
     """The loop of an agent."""
@@ -43,7 +46,8 @@ class TaskLoop(Loop):
 
     async def _work(self) -> ReleaseReason:
         self._begin()
-        self._model.use_tools(await self._define_tools())
+        refused = self._point.refused_tools
+        self._model.use_tools([tool for tool in await self._define_tools() if tool.name not in refused])
         while True:
             self._held_task.interrupts.check()
             transition = await self._carry_out_next_action()
@@ -148,6 +152,8 @@ class TaskLoop(Loop):
         if failure.error_class == entries.PROMPT_TOO_LONG or self._point.is_refusal_of_images(failure):
             await self._flush()
             return None
+        if failure.refused_tools and await self._goes_on_without(failure):
+            return None
         if late := late_call(self._point, self._spec.policy, failure):
             return late
         failures = [*self._point.failures, failure]
@@ -160,6 +166,21 @@ class TaskLoop(Loop):
         await self._settle_failure()
         await self._back_off(verdict.wait_seconds)
         return None
+
+    async def _goes_on_without(self, failure: entries.ModelFailure) -> bool:
+        """Leaves the refused tools out of the further requests. False: the task has no tool left, and cannot work.
+
+        The ledger has the refusal, so the next owner leaves out the same tools. Each refusal takes a tool away, so
+        there are at most as many as tools; none of them costs anything.
+        """
+        if not set(failure.refused_tools).isdisjoint(self._point.refused_tools):
+            return False
+        await self._settle_failure()
+        tools = self._point.shown_tools
+        if tools:
+            _log.warning("tools are left out of a task", extra={"tools": failure.refused_tools, "why": failure.message})
+            self._model.use_tools(tools)
+        return bool(tools)
 
     async def _execute(self, move: ExecuteTools) -> entries.Transition | None:
         return await self._execute_calls(move) or await self._call_model(CallModel(move.step + 1, 1))

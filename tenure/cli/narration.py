@@ -190,6 +190,9 @@ class Narrator:
             )
             yield self._line("  ✗ ", f"{step}: the model call failed, {failure.error_class}{code}{retry}", "red")
             yield from self._block(failure.message, "red", indent=4)
+            if failure.refused_tools:
+                left_out = f"without {', '.join(failure.refused_tools)}: the task goes on without these tools"
+                yield self._line("  ! ", left_out, "yellow")
         if self.task.live.discard():
             self._later.append(self._discarded())
         if not body.HasField("attempt_lost"):

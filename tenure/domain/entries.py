@@ -115,6 +115,7 @@ class ModelFailure:
     """A model call failed. Settles its model attempt.
 
     `context_window_tokens`: of the model at its endpoint; 0: unknown.
+    `refused_tools`: the tools whose definitions the provider refused. The task's further requests do not have them.
     """
 
     attempt_number: int
@@ -126,6 +127,7 @@ class ModelFailure:
     usage: TokenUsage = field(default_factory=TokenUsage)
     provider_request_id: str = ""
     context_window_tokens: int = 0
+    refused_tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,8 @@ class ResumePoint:
     `said`: of a control function, all messages of users so far.
     `window_tokens`: the context window that the endpoint of the model has; 0: unknown.
     `progress`: whether the agent's steps bring something new, without the newest step.
+    `refused_tools`: the tools whose definitions the model provider refused in this attempt of the task. Its requests
+    do not have them.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     """
 
@@ -128,6 +130,7 @@ class ResumePoint:
     has_new_summary: bool = False
     refused_images: set[str] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
+    refused_tools: set[str] = field(default_factory=set)
     counted: tuple[int, int] | None = None
     window_tokens: int = 0
     progress: Progress = Progress()
@@ -145,6 +148,11 @@ class ResumePoint:
     def open_intents(self) -> list[ToolIntent]:
         """The intents without an outcome, in the model's order. Equal to the ledger's open calls for every loop."""
         return list(self.open_calls.values())
+
+    @property
+    def shown_tools(self) -> tuple[ToolDefinition, ...]:
+        """The tools that the model is shown: the task's, without those that its provider refuses."""
+        return tuple(tool for tool in self.tools or () if tool.name not in self.refused_tools)
 
     @property
     def has_unread_messages(self) -> bool:
@@ -272,6 +280,7 @@ class ResumePoint:
         self.counted = None  # the system prompt and the tools may have changed
         self.window_tokens = 0  # and so may the model
         self.refused_images.clear()
+        self.refused_tools.clear()
         self.cancel_reason = None
         self._drop_dead_end()
 
@@ -390,6 +399,8 @@ class ResumePoint:
             self._overflow(attempt)
         elif self.is_refusal_of_images(body):
             self.refused_images.update(source["digest"] for source in images_in(self.messages))
+        elif body.refused_tools and self.is_agent:
+            self.refused_tools.update(body.refused_tools)
         else:
             self.failures.append(body)
 

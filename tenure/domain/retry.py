@@ -72,6 +72,7 @@ class FailureClass(StrEnum):
     INTERRUPTED = "INTERRUPTED"  # the worker stopped the call: this settles the attempt and is not the provider's fault
     INVALID_REQUEST = "INVALID_REQUEST"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"  # the worker compacts the conversation before it sends the next call
+    TOOL_REFUSED = "TOOL_REFUSED"  # the definition of a tool; the worker sends the call again without that tool
     REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
     AUTHENTICATION = "AUTHENTICATION"
     PERMISSION = "PERMISSION"

@@ -23,6 +23,9 @@ ERROR_HEAD: Final = "The call failed: "
 """Begins the result of a failed call: a chat message has no member for a failure."""
 
 IMAGES_OF_CALL: Final = "Images in the result of the call {call}:"
+LONGEST_DESCRIPTION: Final = 1024
+"""Of a tool, for OpenAI: "string too long. Expected a string with maximum length 1024"."""
+GOES_ON: Final = " … (goes on in the description of the parameters)"
 
 EMPTY_RESULT: Final = "(no output)"
 """Stands for an empty result, which some servers refuse."""
@@ -66,17 +69,19 @@ def chat_messages(system: str, messages: Iterable[Message], dialect: ChatDialect
 
 def chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns tool definitions in the form of the Chat Completions API."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool["description"],
-                "parameters": tool["input_schema"],
-            },
-        }
-        for tool in tools
-    ]
+    return [{"type": "function", "function": _function(tool)} for tool in tools]
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a definition. Of a description that OpenAI finds too long, the parameters have the rest."""
+    description, schema = tool["description"], tool["input_schema"]
+    if len(description) > LONGEST_DESCRIPTION:
+        kept = description[: LONGEST_DESCRIPTION - len(GOES_ON)]
+        own = schema.get("description")
+        rest = description[len(kept) :]
+        schema = {**schema, "description": f"{rest}\n\n{own}" if isinstance(own, str) else rest}
+        description = f"{kept}{GOES_ON}"
+    return {"name": tool["name"], "description": description, "parameters": schema}
 
 
 def _of_assistant(blocks: Sequence[ContentBlock], dialect: ChatDialect) -> Iterator[dict[str, Any]]:

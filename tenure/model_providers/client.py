@@ -26,6 +26,7 @@ from tenure.domain.model_parameters import NO_PARAMETERS, ModelParameters
 from tenure.domain.models import LIMITS_REMEDY, vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tool_arguments import TRUNCATED, escaped, strict_json
+from tenure.domain.tool_schemas import refused_tools
 from tenure.model_providers.endpoint import NO_LIMITS, KnownEndpoint, stated_limits
 from tenure.model_providers.http import HTTP_ERRORS, made_no_connection
 from tenure.model_providers.stream import (
@@ -122,7 +123,8 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
     """The call gave no answer.
 
     `retryable`: another attempt may succeed. `usage`: the known usage, which is billed. `was_answered`: the provider
-    accepted the request and began a stream. `was_sent`: the request may have reached the provider.
+    accepted the request and began a stream. `was_sent`: the request may have reached the provider. `refused_tools`: the
+    tools whose definitions it refused.
     """
 
     def __init__(
@@ -144,6 +146,14 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
         self.context_window_tokens = 0
         self.was_answered = False
         self.was_sent = True
+        self.refused_tools: tuple[str, ...] = ()
+
+    def blame(self, tools: Sequence[str]) -> None:
+        """Names the tools whose definitions the provider refused."""
+        self.error_class, self.refused_tools = FailureClass.TOOL_REFUSED, tuple(tools)
+        message = f"the provider refuses the definition of {', '.join(tools)}: {self.message}"
+        self.message = escaped(message, MAX_FAILURE_CHARACTERS)
+        self.args = (f"{self.error_class}: {self.message}",)
 
     def append(self, text: str) -> None:
         """Adds a sentence to the message."""
@@ -284,6 +294,10 @@ class ModelClient:
             if failure.message == SILENT and silence_seconds is not None:
                 provider.endpoint.met_silence(model, silence_seconds)
                 failure.append(SILENCE_REMEDY.format(seconds=silence_seconds))
+            if failure.error_class is FailureClass.INVALID_REQUEST and (
+                tools := refused_tools(failure.message, [tool["name"] for tool in request.tools])
+            ):
+                failure.blame(tools)
             failure.usage = call.usage
             failure.request_id = _id(getattr(error, "request_id", None) or call.request_id)
             failure.was_answered = call.stream.size_bytes > 0

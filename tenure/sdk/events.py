@@ -114,7 +114,10 @@ class ModelAttemptEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFailureEvent(Event):
-    """A model call failed. `status_code`: of the provider's answer; 0: none. `retryable`: another try may succeed."""
+    """A model call failed. `status_code`: of the provider's answer; 0: none. `retryable`: another try may succeed.
+
+    `refused_tools`: the tools whose definitions the provider refused; the task goes on without them.
+    """
 
     attempt_number: int
     error_class: str
@@ -123,6 +126,7 @@ class ModelFailureEvent(Event):
     retryable: bool
     retry_after_seconds: float | None
     usage: TokenUsage
+    refused_tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -317,6 +317,7 @@ class ModelFailure(message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
     CONTEXT_WINDOW_TOKENS_FIELD_NUMBER: builtins.int
+    REFUSED_TOOLS_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """The attempt."""
     error_class: builtins.str
@@ -339,6 +340,10 @@ class ModelFailure(message.Message):
     def usage(self) -> task_pb2.TokenUsage:
         """The usage of the failed call, as far as the provider reported it."""
 
+    @builtins.property
+    def refused_tools(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The tools whose definitions the provider refused (TOOL_REFUSED). The task's further requests do not have them."""
+
     def __init__(
         self,
         *,
@@ -351,10 +356,11 @@ class ModelFailure(message.Message):
         usage: task_pb2.TokenUsage | None = ...,
         provider_request_id: builtins.str = ...,
         context_window_tokens: builtins.int = ...,
+        refused_tools: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["retry_after", b"retry_after", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "context_window_tokens", b"context_window_tokens", "error_class", b"error_class", "message", b"message", "provider_request_id", b"provider_request_id", "retry_after", b"retry_after", "retryable", b"retryable", "status_code", b"status_code", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "context_window_tokens", b"context_window_tokens", "error_class", b"error_class", "message", b"message", "provider_request_id", b"provider_request_id", "refused_tools", b"refused_tools", "retry_after", b"retry_after", "retryable", b"retryable", "status_code", b"status_code", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -204,6 +204,17 @@ SCENARIOS: Final[dict[str, Any]] = {
         },
         {"text": "That was it."},
     ],
+    "e2e-hostile-tools": [
+        {
+            "text": "One plain call, one with a wrapper, one with other keys.",
+            "calls": [
+                {"name": "odd__good", "arguments": {"text": "hello"}},
+                {"name": "odd__top_any", "arguments": {"arguments": {"b": "x"}}},
+                {"name": "odd__dollar", "arguments": {"_filter": "y", "_top": 3}},
+            ],
+        },
+        {"text": "{{result.0.0}} {{result.0.1}} {{result.0.2}}"},
+    ],
     "e2e-mcp": [
         {
             "text": "Two servers.",

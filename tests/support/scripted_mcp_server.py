@@ -1,8 +1,9 @@
 """An MCP server over stdin and stdout that misbehaves when told to. Of the standard library only: it starts quickly.
 
-    scripted_mcp_server.py [DIRECTORY]
+    scripted_mcp_server.py [DIRECTORY [TOOLS]]
 
-DIRECTORY is the outside: what its tools do and hear is one line each of its files.
+DIRECTORY is the outside: what its tools do and hear is one line each of its files. TOOLS is a JSON file: the server
+lists these tools, and each of them returns its arguments.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "fetched_schema": {"inputSchema": {**OBJECT, "properties": {"x": {"$ref": "http://127.0.0.1:1/schema.json"}}}},
     "no name for models!": {"inputSchema": OBJECT},
 }
+LISTED = json.loads(Path(sys.argv[2]).read_text()) if len(sys.argv) > 2 else None
 PAGE = 5
 _PTRACE_SEIZE = 0x4206
 
@@ -197,6 +199,10 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": facts}
     if method == "ping":
         return {}
+    if LISTED is not None and method == "tools/list":
+        return {"tools": LISTED}
+    if LISTED is not None and method == "tools/call":
+        return {"content": [{"type": "text", "text": json.dumps(params["arguments"], sort_keys=True)}]}
     if method == "tools/list":
         start = int(params.get("cursor", "0"))
         page = [{"name": name, **facts} for name, facts in list(TOOLS.items())[start : start + PAGE]]

@@ -14,7 +14,15 @@ from devstack.simulator.chat_endpoint import to_messages_body
 from devstack.simulator.http_server import ApiError
 from tenure.domain.conversation import text_block
 from tenure.domain.models import vendor_of
-from tenure.model_providers.chat_messages import EMPTY_RESULT, ERROR_HEAD, chat_messages, chat_tools, without_chat_parts
+from tenure.model_providers.chat_messages import (
+    EMPTY_RESULT,
+    ERROR_HEAD,
+    GOES_ON,
+    LONGEST_DESCRIPTION,
+    chat_messages,
+    chat_tools,
+    without_chat_parts,
+)
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 JSON = st.recursive(
@@ -165,3 +173,13 @@ def test_another_vendor_gets_no_part_of_a_chat_server() -> None:
     ]
     assert plain[0] is messages[0]
     assert without_chat_parts(plain) is plain
+
+
+def test_a_long_description_of_a_tool_goes_on_in_its_parameters() -> None:
+    words = "".join(map(str, range(1000)))
+    schema = {"type": "object", "properties": {}, "description": "All of it."}
+    (tool,) = chat_tools([{"name": "t", "description": words, "input_schema": schema}])
+    described, rest = tool["function"]["description"], tool["function"]["parameters"]["description"]
+    assert len(described) == LONGEST_DESCRIPTION
+    assert described.removesuffix(GOES_ON) + rest.removesuffix("\n\nAll of it.") == words
+    assert schema["description"] == "All of it."

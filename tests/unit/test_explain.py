@@ -27,6 +27,25 @@ from tenure.v1 import ledger_pb2, task_pb2, tenant_service_pb2, tool_pb2
 from tenure.wire.common import duration
 from tests.unit.golden_files import compare_with_golden
 
+
+def refusal(*tools: str) -> ledger_pb2.Entry:
+    failure = ledger_pb2.ModelFailure(error_class="TOOL_REFUSED", refused_tools=tools)
+    return ledger_pb2.Entry(body=ledger_pb2.EntryBody(model_failure=failure))
+
+
+def test_refused_tools_are_those_of_the_newest_attempt() -> None:
+    requeued = ledger_pb2.StateTransition(
+        from_state=task_pb2.TASK_STATE_FAILED, to_state=task_pb2.TASK_STATE_QUEUED, reason="REQUEUED"
+    )
+    again = ledger_pb2.Entry(body=ledger_pb2.EntryBody(transition=requeued))
+    task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING)
+    first, newest = [refusal("x"), again, refusal("a")], [refusal("b", "a")]
+    facts = gather_facts(task, newest, [], [], [], 0, first=first, now=0.0)
+    assert facts.refused_tools == ("a", "b")
+    (line,) = [line for line in explain(replace(FACTS, refused_tools=("a", "b"))) if "not shown" in line]
+    assert "because the provider refuses their definitions: a, b" in line
+
+
 FACTS = Facts(
     state=TaskState.RUNNING,
     reason="OPENED",

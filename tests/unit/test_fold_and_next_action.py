@@ -25,7 +25,7 @@ from tenure.domain.next_action import (
 )
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))
@@ -270,3 +270,18 @@ def test_an_approved_call_stays_open() -> None:
     leave = facts.WaitResolution("w", "1.0", WaitKind.TOOL_APPROVAL, WaitAnswerKind.DECISION, "edit", "", '{"a": 1}')
     point = fold(ledger((1, intent("1.0", "x")), (2, attempt()), (2, leave)))
     assert [(one.call_id, one.arguments_json) for one in point.open_intents] == [("1.0", '{"a": 1}')]
+
+
+def test_a_refused_tool_is_left_out_until_the_next_attempt() -> None:
+    tools = tuple(ToolDefinition(name, "", "{}", EffectClass.PURE) for name in ("a", "b"))
+    refusal = facts.ModelFailure(1, "TOOL_REFUSED", "no", retryable=False, refused_tools=("a",))
+    history = ledger((0, facts.ToolsDefined(tools)), (1, attempt()), (1, refusal))
+    point = fold(history)
+    assert [tool.name for tool in point.shown_tools] == ["b"]
+    assert (point.failures, next_action(point)) == ([], CallModel(1, 2))
+    moves = [
+        facts.Transition(TaskState.FAILED, "MODEL_REJECTED", from_state=TaskState.RUNNING),
+        facts.Transition(TaskState.QUEUED, "REQUEUED", from_state=TaskState.FAILED),
+    ]
+    again = fold([*history, *(facts.Entry(len(history) + 1 + n, 1, move) for n, move in enumerate(moves))])
+    assert [tool.name for tool in again.shown_tools] == ["a", "b"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from services.models.ends import failure_end
+from services.worker.model_runner import _failure
 from services.worker.transitions import RetryModelCall, after_failure, is_late
 from tenure.domain.entries import ModelFailure, Transition
 from tenure.domain.retry import (
@@ -22,15 +24,26 @@ from tenure.domain.retry import (
     wait_for_provider,
 )
 from tenure.domain.states import Reason, TaskState
-from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
+from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, ModelCallFailed, _retry_after_seconds
+from tenure.v1 import model_service_pb2
 
 POLICY = RetryPolicy(max_attempts=2, initial_seconds=4.0)
-LASTING = {"INVALID_REQUEST", "PROMPT_TOO_LONG", "REQUEST_TOO_LARGE", "NOT_FOUND"}
+LASTING = {"INVALID_REQUEST", "PROMPT_TOO_LONG", "REQUEST_TOO_LARGE", "NOT_FOUND", "TOOL_REFUSED"}
 AWAY = sorted((RETRYABLE | ACCOUNT_FAULTS) - UNUSABLE - {FailureClass.INTERRUPTED})
 
 
 def failure(error_class: FailureClass, **fields: Any) -> ModelFailure:
     return ModelFailure(1, error_class.value, "words", error_class in RETRYABLE, **fields)
+
+
+def test_refused_tools_reach_the_worker_of_a_model_runner() -> None:
+    refusal = ModelCallFailed(FailureClass.INVALID_REQUEST, "tools.0.custom.input_schema: no", status_code=400)
+    refusal.blame(["a"])
+    sent = model_service_pb2.GenerateResponse.FromString(failure_end(1, refusal)).failure
+    received = _failure(sent)
+    assert (received.error_class, received.refused_tools) == (FailureClass.TOOL_REFUSED, ("a",))
+    assert received.message == "the provider refuses the definition of a: tools.0.custom.input_schema: no"
+    assert not received.retryable
 
 
 def test_every_class_is_of_one_kind() -> None:

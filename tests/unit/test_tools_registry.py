@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from services.tools.own_tools import check_own_call
 from services.tools.registry import LIST_PATIENCE_SECONDS, PATIENCE_SECONDS, ToolRegistry
 from services.tools.tool import Tool, define
-from tenure.domain.errors import Unavailable
+from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
@@ -202,3 +203,11 @@ def test_a_source_s_patterns_are_not_matched_and_ours_are() -> None:
     assert registry.put("s", [patterned("s__a")]) == []
     assert registry.check_call(ALL, "s__a", '{"a": "x"}') == {"a": "x"}
     assert isinstance(registry.check_call(ALL, "a", '{"a": "x"}'), Outcome)
+
+
+def test_an_own_tool_that_no_model_can_read_is_refused() -> None:
+    claims = Claims("tasks/t", "acme", 1, "c", "w")
+    definition = replace(tool("own").definition, input_schema_json='{"type": "object", "maxProperties": NaN}')
+    with pytest.raises(InvalidRequest) as refusal:
+        check_own_call(ToolRegistry([]), claims, definition, "{}")
+    assert "NaN is not a JSON number" in str(refusal.value)

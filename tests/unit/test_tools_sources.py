@@ -48,11 +48,12 @@ def test_invalid_tool_is_left_out_with_its_reason() -> None:
     )
     assert list(taken) == ["x", "long"]
     assert [problem.partition(" is left out: ")[2] for problem in problems] == [
-        "there are two tools of this name",
         f"'s__{'x' * 62}' is not a name of 1 to 64 characters of [a-zA-Z0-9_-]",
         "'s__' is not a name of 1 to 64 characters of [a-zA-Z0-9_-]",
         "'s__a.b' is not a name of 1 to 64 characters of [a-zA-Z0-9_-]",
+        "",
     ]
+    assert problems[-1] == "'x' is listed 2 times: only the first one is taken"
 
 
 def test_tools_of_a_source_are_limited() -> None:

@@ -15,17 +15,20 @@ from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
+import httpx2
 import mcp_types as types
 import pytest
+from pydantic import ValidationError
 
 from edges.mcp_client import connection as held_module
 from edges.mcp_client.calling import MAX_PARTS_KEPT, McpToolCaller, tools_of
 from edges.mcp_client.connection import McpSession, Open
-from edges.mcp_client.delivery_errors import AnswerLost, CallNotSent
+from edges.mcp_client.delivery_errors import AnswerLost, CallNotSent, full_message_of
 from edges.mcp_client.servers import LinkTimes, Listed, SharedServer, TaskServers
 from edges.mcp_client.settings import McpServer
 from edges.mcp_client.sources import ToolsOfServer
-from edges.mcp_client.stdio_framing import meta_of
+from edges.mcp_client.stdio_framing import CallWrites, meta_of
+from edges.mcp_client.tool_lists import MAX_LISTED, ListedTools
 from services.tools.calls.effects import NeverBegan, ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
@@ -94,7 +97,7 @@ async def test_a_tenants_server_has_no_tools_for_others(tmp_path: Path) -> None:
     fact = registry.facts.add("s", ToolSourceKind.MCP, settings.tenants)
     server = SharedServer(fact, partial(Failing, OSError("nobody asks for it")), AsyncMock(), TIMES)
     tools = ToolsOfServer(fact, settings, registry, keeper(tmp_path), ThreadPoolExecutor(1), server)
-    await tools.take([types.Tool(name="t", input_schema={"type": "object"})])
+    await tools.take(ListedTools([types.Tool(name="t", input_schema={"type": "object"})]))
 
     def offered(tenant: str) -> list[str]:
         return [tool.name for tool in registry.definitions(Claims("tasks/t", tenant, 1, "c", "w"))]
@@ -112,8 +115,8 @@ class Idler:
         self.idle.set()
         self.tell_idle: Callable[[], None] = lambda: None
 
-    async def list_tools(self) -> list[types.Tool]:
-        return []
+    async def list_tools(self) -> ListedTools:
+        return ListedTools([])
 
     async def watch(self) -> None: ...
 
@@ -140,10 +143,10 @@ def task_servers(starts: Starts, most: int, listed: Listed | None = None, idle_s
 
 
 async def test_a_changed_list_is_read_from_a_server_without_files() -> None:
-    starts, lists = Starts(), list[list[types.Tool]]()
+    starts, lists = Starts(), list[ListedTools]()
     starts.may_start.set()
 
-    async def take(listed: list[types.Tool]) -> None:
+    async def take(listed: ListedTools) -> None:
         lists.append(listed)
 
     async with task_servers(starts, 2, take, idle_seconds=0.1) as servers:
@@ -307,14 +310,14 @@ async def _unanswered(root: Path, effect_class: EffectClass) -> ToolAnswer:
 
 async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when what closes a failed connection hangs: the next link must not wait for that."""
-    monkeypatch.setattr(held_module, "OPEN_SECONDS", 0.1)
+    monkeypatch.setattr(held_module, "CLOSE_SECONDS", 0.1)
 
     @asynccontextmanager
     async def never() -> AsyncIterator[McpSession]:
         await asyncio.Event().wait()
         yield cast("McpSession", None)
 
-    held = held_module.HeldConnection("hanging", never, linger_seconds=1.0)
+    held = held_module.HeldConnection("hanging", never, linger_seconds=1.0, start_seconds=0.0)
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(CallNotSent):
             await held.link()
@@ -323,20 +326,48 @@ async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch: pyte
 
 async def test_a_list_of_tools_without_end_is_read_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     page = [types.Tool(name=f"t{number}", input_schema={}) for number in range(1000)]
-    listing = AsyncMock(return_value=types.ListToolsResult(tools=page, next_cursor="more"))
-    session = McpSession(Mock(session=Mock(list_tools=listing)), Mock(), asyncio.Event(), asyncio.Event())
-    assert len(await session.list_tools()) == held_module.MAX_LISTED
+    pages = [types.ListToolsResult(tools=page, next_cursor=f"more {number}") for number in range(9)]
+    listing = AsyncMock(side_effect=pages)
+    session = McpSession(Mock(session=Mock(list_tools=listing)), CallWrites(Mock()), asyncio.Event(), asyncio.Event())
+    assert len((await session.list_tools()).tools) == MAX_LISTED
     assert listing.await_count == 5
-    assert "only the first 4096 are read" in caplog.text
+    assert "only the first 4096 tools are read" in caplog.text
 
 
-async def test_a_program_that_does_not_get_ready_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_that_repeats_its_cursor_ends(caplog: pytest.LogCaptureFixture) -> None:
+    page = types.ListToolsResult(tools=[types.Tool(name="t", input_schema={})], next_cursor="same")
+    listing = AsyncMock(return_value=page)
+    session = McpSession(Mock(session=Mock(list_tools=listing)), CallWrites(Mock()), asyncio.Event(), asyncio.Event())
+    assert len((await session.list_tools()).tools) == 2
+    assert "the list has no end" in caplog.text.replace("an MCP server's", "the")
+
+
+async def test_a_program_that_does_not_get_ready_is_explained() -> None:
     """As `npx -y` without its registry: it runs, and says nothing."""
-    monkeypatch.setattr(held_module, "CONNECT_SECONDS", 0.2)
-    silent = McpServer(command="sleep", args=("60",), unconfined=True)
+    silent = McpServer(command="sleep", args=("60",), unconfined=True, start_seconds=0.2)
     held = held_module.HeldConnection("npx", partial(held_module.program_link, "npx", silent, {}), 1.0)
     try:
-        with pytest.raises(TimeoutError, match=r"did not answer `initialize` \(npx and uvx .*within 0.2 s"):
+        with pytest.raises(TimeoutError, match=r"did not answer `initialize` within 0.2 s: raise start_seconds "):
             await held.link()
     finally:
         await held.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (TimeoutError(), "it did not answer in time"),
+        (BaseExceptionGroup("g", [TimeoutError()]), "it did not answer in time"),
+        (httpx2.ConnectTimeout(""), "it did not answer in time"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_last_error_is_a_sentence(error: BaseException, sentence: str) -> None:
+    assert full_message_of(error) == sentence
+
+
+def test_last_error_does_not_quote_a_message_of_the_server() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        types.ListToolsResult.model_validate({"tools": "hush"}, by_name=False)
+    said = full_message_of(refusal.value)
+    assert said == "its answer is not as the protocol says: tools: Input should be a valid list"

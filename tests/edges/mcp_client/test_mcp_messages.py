@@ -79,7 +79,7 @@ def test_texts_are_joined_and_other_parts_are_named() -> None:
         types.ResourceLink(uri="file:///a", name="a", size=3),
         types.EmbeddedResource(resource=types.TextResourceContents(uri="x://t", text="two")),
         types.EmbeddedResource(resource=types.BlobResourceContents(uri="x://b", blob=encoded, mime_type="../../etc")),
-        structured={"not": "shown"},
+        structured={"more": "facts"},
     )
     assert text.splitlines() == [
         "one",
@@ -89,12 +89,38 @@ def test_texts_are_joined_and_other_parts_are_named() -> None:
         "[resource x://t]",
         "two",
         "[resource x://b (../../etc), 5 bytes: kept 5 .bin]",
+        '{"more": "facts"}',
     ]
 
 
 def test_a_structured_answer_without_text_is_shown_as_json() -> None:
     assert json.loads(shown(structured={"é": [1, None]})) == {"é": [1, None]}
     assert shown() == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured", "is_added"),
+    [
+        (["failed; the full result is in structuredContent"], {"errors": [{"line": 121}]}, True),
+        (['{"b": 2, "a": [1]}'], {"a": [1], "b": 2}, False),
+        (["in words", '{"a": 1}'], {"a": 1}, False),
+        (["a plain text"], {"result": "a plain text"}, False),
+        (["7"], {"result": 7}, False),
+        (['{"a": 1}', '{"a": 2}'], {"result": [{"a": 1}, {"a": 2}]}, False),
+        (["one", "two"], {"result": ["one", "two"]}, False),
+        (['{"a": 1}'], {"a": 1, "b": 2}, True),
+        (["nothing"], {"result": None}, True),
+        (["done"], {}, False),
+    ],
+)
+def test_structured_content_is_added_unless_the_texts_have_it(
+    texts: list[str], structured: dict[str, Any], is_added: bool
+) -> None:
+    text = shown(*(types.TextContent(text=one) for one in texts), structured=structured)
+    said = "\n".join(texts)
+    added = text.removeprefix(said).strip()
+    assert text.startswith(said)
+    assert (json.loads(added) == structured) if is_added else (added == "")
 
 
 class Portions(httpx2.AsyncByteStream):

@@ -28,6 +28,7 @@ from edges.mcp_client.stdio_framing import (
     RateLimit,
     WatchedReads,
 )
+from edges.mcp_client.tool_lists import ListedTools, ToolLists
 from services.tools.registry import ToolRegistry
 from services.tools.source_facts import MAX_PROBLEMS
 from services.tools.tool import CallContext
@@ -133,7 +134,7 @@ async def test_pace_limits_every_kind_of_message(monkeypatch: pytest.MonkeyPatch
     may = asyncio.Event()
     monkeypatch.setattr(RateLimit, "next", lambda _self: may.wait())
     inner = Mock(receive=AsyncMock())
-    taking = asyncio.create_task(WatchedReads(inner, asyncio.Event()).receive())
+    taking = asyncio.create_task(WatchedReads(inner, asyncio.Event(), ToolLists()).receive())
     await asyncio.sleep(0)
     assert not inner.receive.called
     may.set()
@@ -178,7 +179,8 @@ async def test_some_of_a_thousand_list_problems_are_logged(
     fact = registry.facts.add("s", ToolSourceKind.MCP)
     tools = ToolsOfServer(fact, McpServer(command="a"), registry, Mock(), Mock(), Mock())
     with caplog.at_level(logging.WARNING):
-        await tools.take([types.Tool(name=f"no name {n}", input_schema={"type": "object"}) for n in range(1000)])
+        listed = [types.Tool(name=f"no name {n}", input_schema={"type": "object"}) for n in range(1000)]
+        await tools.take(ListedTools(listed))
     assert len(caplog.records) == MAX_PROBLEMS + 1
     assert vars(caplog.records[-1])["count"] == 1000 - MAX_PROBLEMS
 
