@@ -5,6 +5,7 @@ Most come from tenure/sdk/submit_options.py. The others, which only the command 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -312,5 +313,10 @@ def typed_names(given: Mapping[str, Any], goal: str = "GOAL") -> Callable[[str],
     names = {option.path: option.opts[0] for option in reversed(known)} | {"goal": goal}
     names["agent_pin"] = names["control.function"]
     names["source"] = "--conversation" if given.get("conversation") else "--source"
-    names |= {option.name or "": option.opts[0] for option in TASK_OPTIONS if not option.path}
-    return lambda field: argument_of(field, names)
+    of_request = {option.name or "": option.opts[0] for option in TASK_OPTIONS if not option.path}
+
+    def typed(field: str) -> str:
+        name = re.split(r"[.\[]", field, maxsplit=1)[0]
+        return of_request[name] + field.removeprefix(name) if name in of_request else argument_of(field, names)
+
+    return typed

@@ -140,6 +140,7 @@ NAMES = [
     ("spec.agent_pin.revision", "agent", "--function"),
     ("definition.agent.system", "system", "--system"),
     ("request_id", "request_id", "--request-id"),
+    ("files[1].path", "files[1].path", "--file[1].path"),
     ("overrides.limits.max_tokens", "overrides.limits.max_tokens", "overrides.limits.max_tokens"),
 ]
 
