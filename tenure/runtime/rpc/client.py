@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Never, Self
@@ -100,6 +101,8 @@ class TranslatedCall:
     def __init__(self, call: Any, rules: CallRules) -> None:
         self._call, self._rules = call, rules
 
+    # Each method deletes its `self` before it raises, so that the traceback of the error does not keep the call.
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
 
@@ -107,11 +110,14 @@ class TranslatedCall:
         try:
             return (yield from self._call.__await__())
         except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
+            translated = self._rules.error_of(error)
+            del self
+            raise translated from error.with_traceback(None)
         except asyncio.CancelledError as cancelled:
             if _is_task_cancelled():
                 raise
-            raise _call_cancelled() from cancelled
+            del self
+            raise _call_cancelled() from cancelled.with_traceback(None)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._messages()
@@ -121,35 +127,44 @@ class TranslatedCall:
             async for message in self._call:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
+            translated = self._rules.error_of(error)
+            del self
+            raise translated from error.with_traceback(None)
         except asyncio.CancelledError as cancelled:
             if _is_task_cancelled():
                 raise
-            raise _call_cancelled() from cancelled
+            del self
+            raise _call_cancelled() from cancelled.with_traceback(None)
 
     async def read(self) -> Any:
         """Returns the next message, or `grpc.aio.EOF` if the peer ended the stream in order."""
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
+            translated = self._rules.error_of(error)
+            del self
+            raise translated from error.with_traceback(None)
         except asyncio.CancelledError as cancelled:
             if _is_task_cancelled():
                 raise
-            raise _call_cancelled() from cancelled
+            del self
+            raise _call_cancelled() from cancelled.with_traceback(None)
 
     async def write(self, request: Any) -> None:
         """Sends one message. Waits while the peer's window is full. Raises the peer's error if the stream has ended."""
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
+            translated = self._rules.error_of(error)
+            del self
+            raise translated from error.with_traceback(None)
         except asyncio.InvalidStateError:
             await self._raise_ending()
         except asyncio.CancelledError as cancelled:
             if _is_task_cancelled():
                 raise
-            raise _call_cancelled() from cancelled
+            del self
+            raise _call_cancelled() from cancelled.with_traceback(None)
 
     async def _raise_ending(self) -> Never:
         """Raises the error with which the peer ended the stream.
@@ -205,13 +220,19 @@ class TenureChannel(grpc.aio.Channel):
         """Does the same as in gRPC, with a `TranslatedCall`: `write` to it, and iterate it or `read` its messages."""
         return self._method("stream_stream", args, kwargs)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it belongs to the event loop in which it was opened. After `suspend_channels` it does not."""
+        return self._renewal.is_open
+
     def _method(self, arity: str, args: Any, kwargs: Any, *, needs_timeout: bool = False) -> Any:
-        channel, method = self.raw, getattr(self.raw, arity)(*args, **kwargs)
+        def make() -> Any:
+            return getattr(self.raw, arity)(*args, **kwargs)
 
         def on_current_channel(*request: Any, **options: Any) -> Any:
-            nonlocal channel, method
-            if channel is not self.raw:
-                channel, method = self.raw, getattr(self.raw, arity)(*args, **kwargs)
+            method = self._renewal.methods.get(make)
+            if method is None:
+                method = self._renewal.methods[make] = make()
             return method(*request, **options)
 
         return wrapped(on_current_channel, self._rules, needs_timeout=needs_timeout)
@@ -308,18 +329,39 @@ _log: Final = logging.getLogger(__name__)
 
 
 class ChannelRenewal:
-    """The gRPC channel of a `TenureChannel`. `tls` None: without TLS. It needs a running event loop."""
+    """The gRPC channel of a `TenureChannel`. `tls` None: without TLS. It needs a running event loop.
+
+    `methods`: those of the current channel, by what makes them.
+    """
 
     def __init__(self, target: str, options: Options, tls: ChannelTls | None) -> None:
         self._target, self._options, self._tls = target, options, tls
         self._former: set[grpc.aio.Channel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        if tls is None:
-            self.current = grpc.aio.insecure_channel(target, options=options)
-        else:
-            files = tls.read()
-            self.current = self._opened(tls, files)
-            self._run(self._renew_forever(tls, files), f"certificates for {target}")
+        self._current: grpc.aio.Channel | None = None
+        self.methods: dict[Callable[[], Any], Any] = {}
+        self._open()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a channel. It opens another one after a `suspend`."""
+        return self._current is not None
+
+    @property
+    def current(self) -> grpc.aio.Channel:
+        """The channel for new calls."""
+        return self._current or self._open()
+
+    def belongs_to(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether it is open in this event loop."""
+        return self.is_open and self._loop is loop
+
+    async def suspend(self) -> None:
+        """Closes the connections and ends the calls that still run. The next call opens them again."""
+        await self.close(None)
+        self._current = None
+        self._former.clear()
+        self.methods.clear()
 
     async def close(self, grace: float | None) -> None:
         """Closes the connections and, after `grace` seconds, ends the calls that still run."""
@@ -327,7 +369,19 @@ class ChannelRenewal:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.gather(*(channel.close(grace) for channel in (self.current, *self._former)))
+        opened = [self._current] if self._current else []
+        await asyncio.gather(*(channel.close(grace) for channel in (*opened, *self._former)))
+
+    def _open(self) -> grpc.aio.Channel:
+        self._loop = asyncio.get_running_loop()
+        if self._tls is None:
+            self._current = grpc.aio.insecure_channel(self._target, options=self._options)
+        else:
+            files = self._tls.read()
+            self._current = self._opened(self._tls, files)
+            self._run(self._renew_forever(self._tls, files), f"certificates for {self._target}")
+        _open_channels.add(self)
+        return self._current
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -362,7 +416,8 @@ class ChannelRenewal:
         except asyncio.CancelledError:
             await second.close()
             raise
-        former, self.current = self.current, second
+        former, self._current = self.current, second
+        self.methods.clear()
         self._former.add(former)
         self._run(self._drain(former), f"drain of {self._target}")
         _log.info("connected with new certificate files", extra={"target": self._target})
@@ -371,3 +426,16 @@ class ChannelRenewal:
         await asyncio.sleep(DRAIN_SECONDS)
         self._former.discard(former)
         await former.close()
+
+
+_open_channels: Final[weakref.WeakSet[ChannelRenewal]] = weakref.WeakSet()
+
+
+async def suspend_channels() -> None:
+    """Closes all channels of this event loop. Each opens again at its next call, in the event loop of that call.
+
+    Calls that run end with Unavailable, and no error keeps a call: gRPC ends its threads when its last object is gone.
+    """
+    loop = asyncio.get_running_loop()
+    for channel in [each for each in _open_channels if each.belongs_to(loop)]:
+        await channel.suspend()
