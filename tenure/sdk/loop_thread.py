@@ -14,6 +14,7 @@ import os
 import select
 import selectors
 import threading
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import Any, Final, TypeVar, cast
 from weakref import WeakSet
 
 from tenure.domain.errors import Unavailable
-from tenure.runtime.rpc.client import suspend_channels
+from tenure.runtime.rpc.channels import suspend_channels
 
 T = TypeVar("T")
 
@@ -208,14 +209,12 @@ class _Shared:
         self.lock.acquire()
         if self._thread is None:
             return
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                self._thread.resume()
-                gc.collect()  # an error may keep a call in a cycle
+        self._thread.pause(_disconnect)
+        if _has_threads():
+            gc.collect()  # a cycle may keep a call
+            self._thread.resume()
             self._thread.pause(_disconnect)
-            self._has_threads = _has_threads()
-            if not self._has_threads:
-                return
+        self._has_threads = _has_threads()
 
     def _after_in_parent(self) -> None:
         if self.is_current():
@@ -238,9 +237,10 @@ class _Shared:
 
 
 async def _disconnect() -> None:
-    await suspend_channels()
-    for _ in range(_ATTEMPTS):  # the calls that ended leave gRPC
-        await asyncio.sleep(0)
+    give_up_at = time.monotonic() + _DISCONNECT_SECONDS
+    while _has_threads() and time.monotonic() < give_up_at:
+        await suspend_channels()  # again, when a call that ended was repeated meanwhile
+        await asyncio.sleep(0.001)
 
 
 def _has_threads() -> bool:
@@ -248,7 +248,8 @@ def _has_threads() -> bool:
     return any("(_poll_wrapper)" in thread.name for thread in threading.enumerate())
 
 
-_ATTEMPTS: Final = 5
+_DISCONNECT_SECONDS: Final = 2.0
+"""For calls to end, before a fork. Longer than a moment only when someone else uses grpc.aio in this process."""
 _GRPC_RAN: Final = (
     "gRPC still ran in this process when it was forked, so it cannot run in the child: close each asyncio Client, and "
     "end each use of grpc.aio of your own, before the fork"
