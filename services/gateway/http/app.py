@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.answers import HealthStatus
-from services.gateway.http.body import json_body
+from services.gateway.http.body import DropsUnreadBody, json_body
 from services.gateway.http.call import REQUEST_ID_HEADER, TENANT_HEADER, TENANT_PARAMETER, HttpCall, Stubs
 from services.gateway.http.forwarded import Forwarded
 from services.gateway.http.json_text import json_bytes
@@ -88,6 +88,7 @@ class HttpApp:
         app = Starlette(
             routes=[*map(self._api_route, self._routes), *self._own_routes(), *more_routes],
             middleware=[
+                Middleware(DropsUnreadBody),
                 Middleware(Forwarded, trusted=self._proxies),
                 Middleware(SafeHeaders),
                 *([cors] if self._cors_origins else []),
