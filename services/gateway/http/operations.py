@@ -12,9 +12,7 @@ from tenure.domain.errors import InvalidRequest
 from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.sdk import operations_from_wire as convert
 from tenure.sdk import operations_info as info
-from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import task_info
-from tenure.sdk.submit_options import argument_of
 from tenure.sdk.submit_request import is_given
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
@@ -29,11 +27,6 @@ from tenure.wire.common import OVERLAP_POLICIES, duration, optional_timestamp
 from tenure.wire.tool import decision_to_wire
 
 _DAY_SECONDS = 24 * 3600
-
-
-def _field_of(field: str) -> str:
-    """Returns what the body of a request calls a field: `task.max_cost` for `spec.limits.max_nano_usd`."""
-    return f"task.{argument_of(field)}" if field.startswith("spec.") else field
 
 
 async def caller(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.KnownCaller:
@@ -69,8 +62,7 @@ async def create_schedule(call: HttpCall, _query: req.NoQuery, body: req.Schedul
         start_time=optional_timestamp(body.start_at),
         end_time=optional_timestamp(body.end_at),
     )
-    with api_errors("", _field_of):
-        created = await call.one(call.stubs.schedules.CreateSchedule, request)
+    created = await call.one(call.stubs.schedules.CreateSchedule, request)
     return convert.schedule_info(created.schedule)
 
 
@@ -100,8 +92,7 @@ async def update_schedule(call: HttpCall, _query: req.NoQuery, body: req.Schedul
     )
     if body.overlap_policy is not None:
         request.overlap_policy = OVERLAP_POLICIES.to_wire(body.overlap_policy)
-    with api_errors("", _field_of):
-        updated = await call.one(call.stubs.schedules.UpdateSchedule, request)
+    updated = await call.one(call.stubs.schedules.UpdateSchedule, request)
     return convert.schedule_info(updated.schedule)
 
 
@@ -232,7 +223,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
         case req.ResolutionKind.HAPPENED:
             return Happened(body.result)
         case req.ResolutionKind.DID_NOT_HAPPEN:
-            return DidNotHappen(body.runner_is_gone, body.runner_proven_gone)
+            return DidNotHappen(body.runner_is_gone)
         case req.ResolutionKind.ABANDONED:
             return Abandon()
 
