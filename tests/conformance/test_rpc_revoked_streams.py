@@ -57,7 +57,11 @@ async def test_a_revoked_stream_ends_with_the_refusal(monkeypatch: pytest.Monkey
         is_revoked = True
         if reader == "slow":
             await ended.wait()
-        with pytest.raises(Unauthenticated, match="revoked"):
+
+        async def to_the_end() -> None:
             while await call.read():
                 pass
+
+        with pytest.raises(Unauthenticated, match="revoked"):
+            await to_the_end()
         await ended.wait()

@@ -43,19 +43,6 @@ async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run: Any) -
     assert done.err.startswith("SUCCEEDED · 1 step · ")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-async def test_a_terminal_gets_what_its_encoding_has(
-    run: Any, monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
-    goal = "find \N{RIGHTWARDS ARROW} \N{GRINNING FACE}"
-    task_id = (await run("submit", goal, "--model", "sim-hello")).out.strip()
-    monkeypatch.setenv("PYTHONIOENCODING", encoding)
-    shown = await run("get", task_id)
-    assert shown.code == Exit.OK
-    assert "find ? ?" in shown.out
-    assert (await run("--json", "get", task_id)).values[0]["goal"] == goal
-
-
 async def test_a_goal_comes_from_stdin_and_every_option_is_sent(run: Any) -> None:
     done = await run(
         *("--json", "submit", "-", "--model", "sim-hello", "--system", "be brief", "--tools", "read_file,list_files"),
