@@ -151,7 +151,7 @@ print(next(stream))
 """
 
 
-def test_an_iteration_of_before_a_fork_continues_only_in_the_parent() -> None:
+def test_an_iteration_goes_on_only_in_the_parent_of_a_fork() -> None:
     run = subprocess.run(
         [sys.executable, "-c", USED_AFTER_A_FORK], capture_output=True, text=True, check=True, timeout=60
     )
