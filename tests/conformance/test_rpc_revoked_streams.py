@@ -40,7 +40,7 @@ async def test_a_revoked_stream_ends_with_the_refusal(monkeypatch: pytest.Monkey
             ended.set()
 
     def register(_servicer: object, server: grpc.aio.Server) -> None:
-        handlers = {"Read": grpc.unary_stream_rpc_method_handler(stream)}
+        handlers: Any = {"Read": grpc.unary_stream_rpc_method_handler(stream)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     rules = {"Read": Access(permission=Permission.READ)}

@@ -93,5 +93,5 @@ def test_a_terminal_gets_what_its_encoding_has(monkeypatch: pytest.MonkeyPatch, 
     replace_unknown_characters()
     echo(text)
     echo(json_line({"goal": text}))
-    shown, as_json = stdout.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
+    shown, as_json = stdout.buffer.getvalue().decode(encoding).splitlines()
     assert (shown, json.loads(as_json)) == ("find ? ?", {"goal": text})

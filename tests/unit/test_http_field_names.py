@@ -49,8 +49,9 @@ class SendingCall:
         raise Sent(request)
 
     async def many(self, _method: Any, request: Message) -> Any:
+        for answer in ():
+            yield answer
         raise Sent(request)
-        yield
 
     async def while_connected(self, work: Any) -> Any:
         return await work
@@ -91,17 +92,21 @@ def leaves(message: Message, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the path and the value of each field that is set."""
     for field, value in message.ListFields():
         name = f"{path}{field.name}"
-        if isinstance(value, Message) and not field.message_type.full_name.startswith("google.protobuf."):
+        if isinstance(value, Message) and not value.DESCRIPTOR.full_name.startswith("google.protobuf."):
             yield name, None
             yield from leaves(value, f"{name}.")
         else:
             yield name, str(value)
 
 
+async def handled(route: ApiRoute, query: Any, body: Any) -> None:
+    await route.handler(SendingCall(), query, body)
+
+
 def request_of(route: ApiRoute, query: Mapping[str, Any], body: Mapping[str, Any]) -> Message:
     made_body = None if route.body is None else route.body(**body)
     with pytest.raises(Sent) as sent:
-        asyncio.run(route.handler(SendingCall(), route.query(**query), made_body))
+        asyncio.run(handled(route, route.query(**query), made_body))
     request = sent.value.args[0]
     assert isinstance(request, Message)
     return request

@@ -360,9 +360,7 @@ async def test_a_chunked_body_that_is_too_large_is_refused(http_server: Open, mo
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/tasks", 413), ("/v1/nothing", 404), ("/healthz", 405)])
-async def test_a_client_that_sends_first_gets_the_refusal(
-    http_server: Open, path: str, status: int
-) -> None:
+async def test_a_client_that_sends_first_gets_the_refusal(http_server: Open, path: str, status: int) -> None:
     address = (await http_server()).removeprefix("http://")
 
     def posted() -> int:
