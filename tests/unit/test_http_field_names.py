@@ -49,7 +49,8 @@ class SendingCall:
         raise Sent(request)
 
     async def many(self, _method: Any, request: Message) -> Any:
-        for answer in ():
+        nothing: tuple[Any, ...] = ()
+        for answer in nothing:
             yield answer
         raise Sent(request)
 
