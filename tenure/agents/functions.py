@@ -13,6 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaMode
 
 from tenure.agents.execution import executing
+from tenure.agents.own_calls import check_finite
 from tenure.control.work import Function, Work
 from tenure.domain.agents import AgentContent, AgentKind
 
@@ -113,6 +114,7 @@ def _durable(body: Body, name: str, version: str) -> DurableFunction:
         arguments = (_validated(name, given_type, given),) if takes_input else ()
         with executing(work):
             result = await body(work, *arguments)
+        check_finite(result, f"the function {name}")
         return result_type.dump_python(result, mode="json")
 
     return DurableFunction(name, run, describe)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final
 
+from pydantic_core import to_jsonable_python
+
 from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.control.work import RecordedCall, Work
 from tenure.domain.tool_arguments import storable_json
@@ -38,6 +40,14 @@ def value_of(content: str) -> Any:
         return json.loads(content)
     except ValueError:
         return content
+
+
+def check_finite(value: Any, what: str) -> None:
+    """Raises ValueError for NaN and infinity in a result: JSON has neither, and Pydantic writes null in their place."""
+    try:
+        json.dumps(to_jsonable_python(value, fallback=str), allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"{what} ran, and its result cannot be recorded: {error}; return a text or None") from None
 
 
 def _problem_of(arguments: Mapping[str, Any]) -> str:

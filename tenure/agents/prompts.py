@@ -15,11 +15,12 @@ FromInput = Callable[[Any], Any]
 
 def prompt_of(agent: str, goal: str, given: Any) -> str:
     """Returns the task's goal; without one, its input. Raises InputMismatch for a task without both."""
-    if goal or isinstance(given, str):
-        return goal or given
-    if given is None:
+    prompt = goal if goal.strip() else given
+    if isinstance(prompt, str) and prompt.strip():
+        return prompt
+    if prompt is None or isinstance(prompt, str):
         raise InputMismatch(f"the task has no goal for the agent {agent}: submit one")
-    return json.dumps(given, ensure_ascii=False)
+    return json.dumps(prompt, ensure_ascii=False)
 
 
 async def made_from(make: FromInput, given: Any) -> Any:

@@ -15,7 +15,7 @@ from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_
 from tenure.cli.exit_codes import HELP
 from tenure.cli.group import ClientOption, Group
 from tenure.cli.groups import add_commands
-from tenure.cli.output import make_console
+from tenure.cli.output import make_console, replace_unknown_characters
 from tenure.client.client import check_stays_here
 from tenure.runtime.rpc.client import target_of
 from tenure.runtime.security.tls import ClientTls
@@ -171,4 +171,5 @@ for _command in cli.commands.values():
 
 def main() -> None:
     """Runs `tenure`: the entry point of the package."""
+    replace_unknown_characters()
     cli.main(prog_name="tenure")

@@ -97,11 +97,14 @@ def spec_of(goal: str, **options: Any) -> task_pb2.TaskSpec:
         if one in given and other in given:
             flags = (f"--{name.replace('_', '-')}" for name in (one, other))
             raise click.UsageError(f"{' and '.join(flags)} cannot be given together")
+    if "-" == goal == given.get("given"):
+        raise click.UsageError("GOAL and --input cannot both come from standard input")
+    goal = _text(goal)
     spec = _of_code(goal, given)
     for option in TASK_OPTIONS:
         if option.is_in(options) and option.path and not option.path.startswith("control."):
             put_field(spec, option.path, option.to_wire(options[option.name or ""]))
-    spec.goal = _text(goal)
+    spec.goal = goal
     return spec
 
 
@@ -119,16 +122,14 @@ def _of_code(goal: str, given: Mapping[str, Any]) -> task_pb2.TaskSpec:
     agent, function = given.get("agent", ""), given.get("function", "")
     if agent and given.keys() & {"model", "system", "tools", "no_tools", "max_output_tokens", *PARAMETERS}:
         raise click.UsageError("the agent chooses its model with its parameters, system prompt and tools itself")
-    if agent and not goal:
-        raise click.UsageError("give a GOAL: the agent begins with it")
+    if agent and not goal.strip():
+        raise click.UsageError("give a GOAL that is not blank: the agent begins with it")
     if not (agent or function):
         if "given" in given:
             raise click.UsageError("--input works only with --function or --agent")
-        if not goal:
-            raise click.UsageError("give a GOAL or a --function")
+        if not goal.strip():
+            raise click.UsageError("give a GOAL that is not blank, or a --function")
         return task_pb2.TaskSpec()
-    if "-" == goal == given.get("given"):
-        raise click.UsageError("GOAL and --input cannot both come from standard input")
     try:
         name, revision = read_reference(agent or function)
     except ValueError as error:

@@ -187,10 +187,11 @@ def use_of_running(quota: Quota, running: int) -> QuotaUse:
 def decide_start(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: bool = True) -> StartDecision:
     """Decides when a task that is submitted now may start. Raises LimitReached (TENANT_QUOTA) if the policy refuses.
 
-    `may_refuse` False, for a schedule's run: no caller could handle the refusal, so the start is delayed instead.
+    `may_refuse` False, for a schedule's run: no caller could handle the refusal, so the start is delayed instead. A
+    quota of no submits refuses it, too: it would start although the tenant may start nothing.
     """
     reached = [use for use in uses.values() if use.is_reached]
-    refusing = [use for use in reached if may_refuse and _refuses(use)]
+    refusing = [use for use in reached if _refuses(use) and (may_refuse or _allows_no_submits(use))]
     if refusing:
         raise refusal(tenant, max(refusing, key=lambda use: use.room_after_seconds))
     # Offers hold back tasks beyond the running ones: a task may start at the moment at which another one ends.
@@ -234,6 +235,10 @@ def refusal(tenant: str, use: QuotaUse) -> LimitReached:
             "most": str(use.quota.most),
         },
     )
+
+
+def _allows_no_submits(use: QuotaUse) -> bool:
+    return use.quota.kind is QuotaKind.SUBMITS_PER_MINUTE and use.quota.most == 0
 
 
 def _refuses(use: QuotaUse) -> bool:

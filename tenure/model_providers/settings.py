@@ -12,6 +12,7 @@ from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.model_providers.client import ModelProvider
 from tenure.model_providers.endpoint import ModelOptions
 from tenure.model_providers.platforms import API, PLATFORMS, missing_extra
+from tenure.model_providers.proxies import problem_of_proxy
 from tenure.runtime.fast_start import imports_kept
 from tenure.runtime.settings import ConfigurationError, Secret, group, setting
 
@@ -117,6 +118,8 @@ class ModelProviderSettings:
             yield f"TENURE_ANTHROPIC_PLATFORM: {missing}"
         for name, vendor in (("ANTHROPIC", self.anthropic), ("OPENAI", self.openai)):
             url = vendor.base_url
+            if self.is_set(name.lower()) and (problem := problem_of_proxy(url)):
+                yield f"{name}_BASE_URL: {problem}"
             if problem := problem_of_key(vendor.api_key.reveal()):
                 yield f"{name}_API_KEY: {problem}"
             if problem := problem_of_url(url):

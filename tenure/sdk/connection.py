@@ -57,6 +57,8 @@ class GatewayConnection:
             raise RuntimeError("the client is closed: make another one")
         if self._client is None:
             self._client, self._loop = self._made().connect(), loop
+        if not self._client.is_open:
+            self._loop = loop
         if self._loop is not loop:
             raise RuntimeError(
                 "this Client belongs to another event loop: make one Client in each loop, or use SyncClient, which has "

@@ -36,8 +36,8 @@ def submit_request(
     for argument in ("model", "system", "tools", "max_output_tokens", *PARAMETERS):
         if options.get(argument) not in (None, ""):
             raise invalid_argument(argument, f"cannot be chosen for the agent {name}: its code chooses it")
-    if not goal:
-        raise invalid_argument("goal", f"must not be empty: the agent {name} begins with it")
+    if not goal.strip():
+        raise invalid_argument("goal", f"must not be blank: the agent {name} begins with it")
     return _of_code(request, name, revision, "" if input is None else json_text("input", input))
 
 

@@ -1480,8 +1480,8 @@ class TaskSpec(message.Message):
     RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     AGENT_PIN_FIELD_NUMBER: builtins.int
     goal: builtins.str
-    """The goal, as the first user message of the conversation; 1 byte to 256 KiB. For control work: a description for
-    people; may be empty.
+    """The goal, as the first user message of the conversation; not blank, at most 256 KiB. For control work: a description
+    for people; may be empty.
     """
     priority: Priority.ValueType
     """The priority tier."""

@@ -50,6 +50,11 @@ _LAST_SECOND = 32_503_680_000
 """The year 3000."""
 
 
+def check_not_blank(field: str, text: str, v: Violations) -> None:
+    """Checks a goal or a message for an agent: model providers refuse a blank text."""
+    v.require(bool(text.strip()), field, "must not be blank")
+
+
 def is_json(text: str) -> bool:
     """Whether a text is one JSON value, as strict as its readers: without NaN and with bounded nesting."""
     try:

@@ -26,10 +26,10 @@ from tenure.domain.waits import problems_of_steps
 from tenure.v1 import task_pb2
 from tenure.validators.common import (
     MAX_ALLOWED_TOOLS_BYTES,
-    MAX_GOAL_BYTES,
     MAX_WINDOW_TOKENS,
     MIN_WINDOW_TOKENS,
     check_duration,
+    check_not_blank,
     check_source_fields,
     is_json,
 )
@@ -108,7 +108,8 @@ def _paths(kind: Descriptor, above: tuple[Descriptor, ...] = ()) -> tuple[tuple[
 def check_spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
     """Checks the field `spec` of a request."""
     is_control = spec.HasField("control")
-    v.require(is_control or bool(spec.goal), "spec.goal", f"must have 1 to {MAX_GOAL_BYTES} bytes")
+    if spec.goal or not is_control:
+        check_not_blank("spec.goal", spec.goal, v)
     check_agent(spec.agent, v, "spec.agent")
     _pin(spec, v)
     _loop(spec.agent.loop, v, "spec.agent.loop", is_control=is_control)

@@ -25,6 +25,7 @@ from tenure.validators.common import (
     check_duration,
     check_entries,
     check_list,
+    check_not_blank,
     is_json,
 )
 from tenure.validators.rules import CALL_ID, Violations
@@ -42,8 +43,8 @@ from tenure.wire.common import WAIT_KINDS, seconds
 
 
 def check_message_text(field: str, text: str, v: Violations) -> None:
-    """Checks a message for an agent. It must not be blank, because model providers refuse a blank text."""
-    v.require(bool(text.strip()), field, "must not be blank")
+    """Checks a message for an agent."""
+    check_not_blank(field, text, v)
     v.require(len(text.encode()) <= MAX_GOAL_BYTES, field, f"at most {MAX_GOAL_BYTES} bytes")
 
 

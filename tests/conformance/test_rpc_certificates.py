@@ -20,7 +20,7 @@ from tenure.domain.access import DEFAULT_INSTALLATION, Access, Role
 from tenure.domain.errors import Unauthenticated, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc import client as channel_renewal
+from tenure.runtime.rpc import channels as channel_renewal
 from tenure.runtime.rpc.client import TenureChannel, open_channel
 from tenure.runtime.rpc.options import ServerLimits
 from tenure.runtime.rpc.server import RpcServer

@@ -276,9 +276,17 @@ class TestQuotas:
                 await asking
             assert refused.value.reason == "TENANT_QUOTA"
 
-    async def limit(self, replica: Checkpoint, policy: tenants.QuotaPolicy.ValueType) -> None:
-        """One submit a minute."""
-        quota = tenants.Quota(kind=tenants.QUOTA_KIND_SUBMITS_PER_MINUTE, most=1, policy=policy)
+    async def test_a_run_under_a_quota_of_0_is_recorded_as_not_created(self, schedules: Schedules) -> None:
+        await self.limit(schedules.replica, tenants.QUOTA_POLICY_DELAY, most=0)
+        schedule = await schedules.create()
+        await schedules.come_due(schedule)
+        (run,) = await schedules.until(schedule, 1, STARTED, FAILED)
+        assert (run.outcome, run.reason, run.task_id) == (FAILED, "NOT_CREATED", "")
+        assert "0 of 0 submits a minute" in run.message
+
+    async def limit(self, replica: Checkpoint, policy: tenants.QuotaPolicy.ValueType, *, most: int = 1) -> None:
+        """The submits a minute."""
+        quota = tenants.Quota(kind=tenants.QUOTA_KIND_SUBMITS_PER_MINUTE, most=most, policy=policy)
         request = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="their plan", actor="olga")
         await TenantServiceStub(replica.channel).UpdateTenantLimits(request, timeout=TIMEOUT_SECONDS)
 

@@ -17,7 +17,7 @@ from devstack.options import HOST
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.errors import Unauthenticated
-from tenure.runtime.rpc.client import CHECK_SECONDS
+from tenure.runtime.rpc.channels import CHECK_SECONDS
 from tenure.runtime.security.certificates import Authority, write_certificate
 from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import task_pb2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,27 @@ async def test_failed_tool_is_reported_to_the_model() -> None:
     assert await agent.durable_function.run(work.begin(), None) == "Sorry."
     assert "no such order" in str(script.seen[1])
     assert work.tools[0].effect is Effect.UNSAFE
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+async def test_a_result_with_a_number_that_json_lacks_is_refused(number: float) -> None:
+    """Pydantic would write null in its place. The failure says that the tool ran."""
+    script = Script(call("price"), text_response("No price."))
+    agent = Agent("support", model=FunctionModel(script))
+
+    @agent.tool_plain
+    def price() -> Any:
+        return {"usd": number}
+
+    assert await agent.durable_function.run(JournalWork("Price?").begin(), None) == "No price."
+    assert "the tool price ran, and its result cannot be recorded" in str(script.seen[1])
+
+    @function
+    async def mean(work: Work) -> Any:
+        return {"usd": number}
+
+    with pytest.raises(ValueError, match="the function mean ran"):
+        await mean.run(JournalWork().begin(), None)
 
 
 @pytest.mark.parametrize(

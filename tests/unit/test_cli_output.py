@@ -13,7 +13,7 @@ from rich.text import Text
 
 import tenure.cli
 from tenure.cli.formatting import cut_text, make_grid, make_list, make_table
-from tenure.cli.output import SafeConsole, echo, json_line
+from tenure.cli.output import SafeConsole, echo, json_line, replace_unknown_characters
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\x7f\u202ed\u2066e\rf\x00"
 ACTS_ON_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -79,3 +79,17 @@ def test_every_command_prints_through_one_module() -> None:
         if bypass.search(line) and "console.print(" not in line
     ]
     assert lines == []
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "koi8-r"])
+def test_a_terminal_gets_what_its_encoding_has(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    text = "find \N{RIGHTWARDS ARROW} \N{GRINNING FACE}"
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    monkeypatch.setattr("sys.stdout", stdout)
+    with pytest.raises(UnicodeEncodeError):
+        stdout.write(text)
+    replace_unknown_characters()
+    echo(text)
+    echo(json_line({"goal": text}))
+    shown, as_json = stdout.buffer.getvalue().decode(encoding).splitlines()
+    assert (shown, json.loads(as_json)) == ("find ? ?", {"goal": text})

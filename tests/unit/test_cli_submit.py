@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import click
@@ -91,10 +92,21 @@ def test_function_and_input_are_sent() -> None:
     assert not request_of("go").spec.HasField("control")
 
 
-@pytest.mark.parametrize(("goal", "given"), [("", ""), ("go", "{}")], ids=["no goal", "an input for nobody"])
+@pytest.mark.parametrize(
+    ("goal", "given"), [("", ""), (" \n", ""), ("go", "{}")], ids=["no goal", "blanks", "an input for nobody"]
+)
 def test_goal_or_function_is_required(goal: str, given: str) -> None:
     with pytest.raises(click.UsageError, match="--function"):
         request_of(goal, given=given)
+
+
+@pytest.mark.parametrize("typed", ["", " \n"])
+def test_an_agent_needs_a_goal_that_is_not_blank(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    with pytest.raises(click.UsageError, match="GOAL"):
+        request_of(typed, agent="support")
+    monkeypatch.setattr("sys.stdin", StringIO(typed))
+    with pytest.raises(click.UsageError, match="GOAL"):
+        request_of("-", agent="support")
 
 
 def test_start_is_a_time_or_a_delay() -> None:

@@ -6,10 +6,11 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,7 @@ async def test_a_connection_without_a_request_ends(http_server: Open, monkeypatc
 
 async def test_a_body_that_does_not_come_is_refused(http_server: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(body, "DROP_SECONDS", 0.01)
     reader, writer = await connection(await http_server())
     writer.write(
         b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
@@ -259,6 +261,7 @@ async def test_a_body_that_does_not_come_is_refused(http_server: Open, monkeypat
 
 async def test_a_body_for_mcp_that_does_not_come_is_refused(http_server: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(body, "DROP_SECONDS", 0.01)
     reader, writer = await connection(await http_server())
     writer.write(
         b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -357,8 +360,40 @@ async def test_a_chunked_body_that_is_too_large_is_refused(http_server: Open, mo
         assert (response.status_code, response.json()["code"]) == (413, "BODY_TOO_LARGE")
 
 
+@pytest.mark.parametrize(("path", "status"), [("/v1/tasks", 413), ("/v1/nothing", 404), ("/healthz", 405)])
+async def test_a_client_that_sends_first_gets_the_refusal(http_server: Open, path: str, status: int) -> None:
+    address = (await http_server()).removeprefix("http://")
+
+    def posted() -> int:
+        with closing(HTTPConnection(address, timeout=CALL_SECONDS)) as sender:
+            sender.request("POST", path, b" " * (8 << 20), {"content-type": "application/json"})
+            with sender.getresponse() as answer:
+                return answer.status
+
+    assert await asyncio.to_thread(posted) == status
+
+
+async def test_a_body_without_an_end_is_dropped_within_bounds(
+    http_server: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "DROP_SECONDS", 0.05)
+    reader, writer = await connection(await http_server())
+    writer.write(b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n ")
+    async with asyncio.timeout(CALL_SECONDS):
+        assert b" 404 " in await reader.readline()
+    writer.close()
+    monkeypatch.setattr(body, "DROP_SECONDS", 10 * CALL_SECONDS)
+    monkeypatch.setattr(body, "DROPPED_BYTES", 1000)
+    reader, writer = await connection(await http_server())
+    writer.write(b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" + b" " * 2000)
+    async with asyncio.timeout(CALL_SECONDS):
+        assert b" 404 " in await reader.readline()
+    writer.close()
+
+
 async def test_bodies_that_arrive_are_bounded_together(http_server: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read before their callers are known."""
+    monkeypatch.setattr(body, "DROP_SECONDS", 0.01)
     monkeypatch.setattr(body, "MAX_ARRIVING_BYTES", 1000)
     url = await http_server()
     head = (

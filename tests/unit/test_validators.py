@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,6 +48,26 @@ def commit(**changes: object) -> checkpoint.CommitRequest:
 
 def test_a_goal_is_all_a_submit_needs() -> None:
     validate(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="find out")))
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\t\u3000"])
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda goal: tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal=goal)),
+        lambda goal: checkpoint.CreateTaskRequest(spec=task_pb2.TaskSpec(goal=goal)),
+        lambda goal: schedules.CreateScheduleRequest(name="n", cron="@daily", spec=task_pb2.TaskSpec(goal=goal)),
+        lambda goal: schedules.UpdateScheduleRequest(schedule="n", spec=task_pb2.TaskSpec(goal=goal)),
+    ],
+)
+def test_a_blank_goal_is_refused(request_of: Callable[[str], Any], blank: str) -> None:
+    assert "spec.goal" in fields(request_of(blank))
+
+
+def test_a_function_has_no_description_or_one_that_is_not_blank() -> None:
+    control = task_pb2.ControlWork(function="month_end", input_json="{}")
+    validate(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(control=control)))
+    assert fields(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal=" ", control=control))) == {"spec.goal"}
 
 
 def test_violations_are_reported_together() -> None:

@@ -266,6 +266,18 @@ def test_a_directory_that_vanishes_ends_no_listing(
     assert asyncio.run(ran(listing, context, {})).content == "gone/\nstays (1 bytes)"
 
 
+def test_a_listing_has_one_line_for_each_name(workspaces: Workspaces, source: Path) -> None:
+    listing = next(tool for tool in file_tools(workspaces) if tool.name == "list_files")
+    context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
+    for name in (b"a\nb", b"bad\xff\x1b[31m", "caf\u00e9 \u00df".encode()):
+        Path(os.fsdecode(os.fsencode(source) + b"/" + name)).write_text("x")
+    assert asyncio.run(ran(listing, context, {})).content.splitlines() == [
+        "a\\nb [escaped name] (1 bytes)",
+        "bad\\xff\\x1b[31m [escaped name] (1 bytes)",
+        "caf\u00e9 \u00df (1 bytes)",
+    ]
+
+
 def test_a_name_that_no_file_can_have_is_refused(source: Path, tmp_path: Path) -> None:
     file_requests = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
     with pytest.raises(InvalidRequest) as refused:

@@ -17,7 +17,7 @@ from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow
 from services.checkpoint.submit.create import CreateResult, create_in
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
-from tenure.domain.errors import Refused
+from tenure.domain.errors import LimitReached, Refused
 from tenure.domain.schedules import (
     MAX_CATCH_UP_RUNS,
     MAX_WAITING_RUNS,
@@ -50,7 +50,7 @@ async def start_run(
 ) -> CreateResult:
     """Creates the run's task, in the transaction that records the run.
 
-    Raises what CreateTask raises. A quota only delays the task, unless `may_refuse`.
+    Raises what CreateTask raises. A quota above 0 only delays the task, unless `may_refuse`.
     """
     spec = task_pb2.TaskSpec.FromString(row.spec)
     spec.source.kind = task_pb2.SOURCE_KIND_SCHEDULER
@@ -172,7 +172,7 @@ async def _start(
         return Announcement()
     try:
         created = await start_run(connection, row, run_id_of(plan.start), defaults)
-    except Refused as error:
+    except (Refused, LimitReached) as error:  # LimitReached: the tenant may start nothing
         record.add(plan.start, RunOutcome.FAILED, RunReason.NOT_CREATED, str(error))
         return Announcement()
     record.add(plan.start, RunOutcome.STARTED, task_id=created.task.task_id)

@@ -13,6 +13,7 @@ origins.py       which web pages may call
 routes.py        the table of all routes; openapi.py makes /openapi.json of it
 requests.py      what requests have; answers.py: what answers have, besides the public dataclasses
 shapes.py        dataclasses from JSON and from query strings, and as JSON Schema
+field_names.py   what requests call the fields of the contract, for refusals
 call.py          one request as a caller of the gRPC server
 translation.py   handlers that only translate: path, query and body to one method, and its answer back
 tasks.py         handlers for tasks that do more; operations.py: for everything else

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.answers import HealthStatus
-from services.gateway.http.body import json_body
+from services.gateway.http.body import DropsUnreadBody, json_body
 from services.gateway.http.call import REQUEST_ID_HEADER, TENANT_HEADER, TENANT_PARAMETER, HttpCall, Stubs
 from services.gateway.http.forwarded import Forwarded
 from services.gateway.http.json_text import json_bytes
@@ -42,6 +42,7 @@ from services.gateway.http.shapes import read_json, read_query
 from services.gateway.http.streams import LAST_EVENT_ID
 from tenure.domain.errors import InvalidRequest, TenureError, Unauthenticated
 from tenure.runtime.rpc.status import PeerFailed
+from tenure.sdk.errors import named_arguments
 from tenure.sdk.json_shape import PublicValue
 
 _log: Final = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class HttpApp:
         app = Starlette(
             routes=[*map(self._api_route, self._routes), *self._own_routes(), *more_routes],
             middleware=[
+                Middleware(DropsUnreadBody),
                 Middleware(Forwarded, trusted=self._proxies),
                 Middleware(SafeHeaders),
                 *([cors] if self._cors_origins else []),
@@ -140,7 +142,11 @@ class HttpApp:
             await call.known()
         body = None if route.body is None else read_json(route.body, await _body_of(route, request))
         try:
-            value = await route.handler(call, query, body)
+            with named_arguments(route.name_of):
+                value = await route.handler(call, query, body)
+        except InvalidRequest as error:
+            error.hint = error.hint or (f"change {error.field}" if error.field else "")
+            raise
         except (ValueError, OverflowError) as error:
             raise _number_out_of_range(error) from error
         return value if isinstance(value, Response) else json_response(value, route.status)

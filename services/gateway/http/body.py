@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.problems import HttpRefusal
 from tenure.domain.errors import InvalidRequest
@@ -22,6 +25,44 @@ MAX_STRANGERS_BYTES: Final = 16 * 1024
 """A larger body is read only after its caller is known (`HttpCall.known`)."""
 MAX_JSON_VALUES: Final = 200_000
 """The commas and brackets of a body: the parser makes an object of each value."""
+
+
+DROPPED_BYTES: Final = 16 * 1024 * 1024
+DROP_SECONDS: Final = 5.0
+"""Bounds of what is read and dropped of a body before an answer that does not need it."""
+
+
+class DropsUnreadBody:
+    """Reads and drops the rest of a body before the answer begins, within bounds.
+
+    A client that sends its body before it reads, as Python's http.client does, would lose an answer after which the
+    connection closes.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request (ASGI)."""
+        headers = Headers(scope=scope)
+        has_more = ("content-length" in headers or "transfer-encoding" in headers) and "expect" not in headers
+
+        async def noted() -> Message:
+            nonlocal has_more
+            message = await receive()
+            has_more = has_more and message.get("more_body", False)
+            return message
+
+        async def after_the_body(message: Message) -> None:
+            if message["type"] == "http.response.start" and has_more:
+                dropped_bytes = 0
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(DROP_SECONDS):
+                        while has_more and dropped_bytes < DROPPED_BYTES:
+                            dropped_bytes += len((await noted()).get("body", b""))
+            await send(message)
+
+        await self._app(scope, noted, after_the_body)
 
 
 class _Arriving:

@@ -15,7 +15,6 @@ from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.sdk import operations_from_wire as convert
 from tenure.sdk.from_wire import task_info
 from tenure.sdk.option_values import nano_usd
-from tenure.sdk.submit_options import argument_of
 from tenure.sdk.submit_request import is_given
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
@@ -27,11 +26,6 @@ from tenure.wire.tool import decision_to_wire
 
 _DAY_SECONDS = 24 * 3600
 ACT_SECONDS = 60.0
-
-
-def _field_of(field: str) -> str:
-    """Returns what the body of a request calls a field: `task.max_cost` for `spec.limits.max_nano_usd`."""
-    return f"task.{argument_of(field)}" if field.startswith("spec.") else field
 
 
 async def caller(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.KnownCaller:
@@ -61,7 +55,6 @@ def _spec(body: req.SubmitBody) -> task_pb2.TaskSpec:
 AS_SCHEDULE: Final[dict[str, Any]] = {
     "rename": {"task": "spec", "catch_up_seconds": "catch_up_window"},
     "convert": {"task": (_spec, None)},
-    "field_of": _field_of,
 }
 """How the bodies of schedules differ from the requests of the method."""
 
@@ -95,7 +88,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
         case req.ResolutionKind.HAPPENED:
             return Happened(body.result)
         case req.ResolutionKind.DID_NOT_HAPPEN:
-            return DidNotHappen(body.runner_is_gone, body.runner_proven_gone)
+            return DidNotHappen(body.runner_is_gone)
         case req.ResolutionKind.ABANDONED:
             return Abandon()
 

@@ -394,7 +394,6 @@ class ResolutionBody:
     reason: str = given("why; it is recorded")
     result: str = given("with HAPPENED: what the agent reads as its result", "")
     runner_is_gone: bool = given("with DID_NOT_HAPPEN: the old runner is gone, although nothing proves it", False)
-    runner_proven_gone: bool = given("with DID_NOT_HAPPEN: `runner_gone` was true when you decided", False)
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 

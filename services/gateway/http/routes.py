@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from services.gateway.http import answers, operations, streams, tasks
 from services.gateway.http import requests as req
+from services.gateway.http.field_names import name_of
 from services.gateway.http.translation import Handler, translating
 from tenure.sdk import events
 from tenure.sdk import operations_info as info
@@ -59,6 +61,12 @@ class ApiRoute:
     prepare: Callable[[Any], Any] | None = None
     group: str = "tasks"
     status: int = 200
+
+    def name_of(self, field: str) -> str:
+        """Returns what a request of this route calls a field of the contract."""
+        parts = [*fields(self.query), *(fields(self.body) if self.body else ())]
+        path = re.findall(r"{(\w+)", self.path)
+        return name_of(field, {*(part.name for part in parts), *path})
 
 
 def _route(method: str, path: str, handler: Handler | str, answer: Any, summary: str, **fields: Any) -> ApiRoute:

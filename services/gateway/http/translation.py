@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from google.protobuf import descriptor_pool
@@ -15,7 +14,6 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import public
 from tenure.sdk.public_value import PUBLIC
 from tenure.validators.rules import rule_of
@@ -35,15 +33,13 @@ def translating(
     path: str,
     sent: type[Any],
     answer: type[Any],
-    field_of: Callable[[str], str] | None = None,
     leaves_out: str = "",
     **options: Unpack[PairOptions],
 ) -> Handler:
     """Returns the handler that calls a method, "WebhookService.PauseWebhook".
 
-    `sent`: the dataclass of the body, or of the query without a body. `field_of`: what the body calls a field that the
-    method refuses. `leaves_out`: fields of the method's answer. `options`: how the request differs from path and
-    dataclass.
+    `sent`: the dataclass of the body, or of the query without a body. `leaves_out`: fields of the method's answer.
+    `options`: how the request differs from path and dataclass.
     """
     service, _, name = method.partition(".")
     rpc = descriptor_pool.Default().FindServiceByName(f"{_PACKAGE}.{service}").methods_by_name[name]
@@ -64,8 +60,7 @@ def translating(
             setattr(request, field, call.path(part))
         if repeats_safely and not request.request_id:
             request.request_id = call.request_id
-        with nullcontext() if field_of is None else api_errors("", field_of):
-            return shown(await call.one(call.stubs.unary(rpc_path, request_type, answer_type), request))
+        return shown(await call.one(call.stubs.unary(rpc_path, request_type, answer_type), request))
 
     handle.__name__ = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
     return handle

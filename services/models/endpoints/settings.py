@@ -36,6 +36,7 @@ from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.model_providers.dialects import NAMES as DIALECT_NAMES
 from tenure.model_providers.endpoint import ModelOptions
 from tenure.model_providers.platforms import API, BEDROCK, PLATFORMS, VERTEX, missing_extra
+from tenure.model_providers.proxies import problem_of_proxy
 from tenure.model_providers.settings import problem_of_key, problem_of_url
 from tenure.runtime.settings import ConfigurationError, Secret
 from tenure.validators.common import MAX_WINDOW_TOKENS, MIN_WINDOW_TOKENS
@@ -131,7 +132,7 @@ class EndpointSettings:
             yield f"api_key_file: {self.api_key_file} is empty"
         elif problem := problem_of_key(self.api_key.reveal()):
             yield f"api_key_file: {problem}"
-        if problem := problem_of_url(self.base_url):
+        if problem := problem_of_url(self.base_url) or problem_of_proxy(self.base_url):
             yield f"base_url: {problem}"
         elif is_clear_text(self.base_url) and not allows_insecure:
             yield (

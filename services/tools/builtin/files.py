@@ -207,7 +207,7 @@ def _lines(directory: int, prefix: str, depth: int = 0) -> Generator[str, None, 
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             continue  # a program has just removed the entry
-        shown = f"{prefix}{name}"
+        shown = f"{prefix}{_shown(name)}"
         if stat.S_ISDIR(status.st_mode):
             yield f"{shown}/"
             if depth < MAX_DEPTH:
@@ -216,6 +216,13 @@ def _lines(directory: int, prefix: str, depth: int = 0) -> Generator[str, None, 
             yield f"{shown} ({status.st_size} bytes)"
         else:
             yield f"{shown} (not a regular file)"
+
+
+def _shown(name: str) -> str:
+    """Returns a name in one line. A program may choose any bytes: those that are not UTF-8 cannot be requested."""
+    text = os.fsencode(name).decode(errors="backslashreplace")
+    escaped = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return escaped if escaped == name else f"{escaped} [escaped name]"
 
 
 def _lines_below(directory: int, name: str, prefix: str, depth: int) -> Generator[str, None, None]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tenure.agents.functions import function_table
 from tenure.control import Function
+from tenure.model_providers.proxies import problem_of_agents_proxy
 from tenure.runtime.settings import ConfigurationError
 from tenure.validators import FUNCTION_NAME, MAX_CHOICES
 
@@ -36,6 +37,8 @@ def load_functions(modules: Sequence[str], own: Mapping[str, Function] = NO_FUNC
         functions.update(table if isinstance(table, Mapping) else {})
     if len(functions) > MAX_FUNCTIONS:
         problems.append(f"a worker may have at most {MAX_FUNCTIONS} functions, the modules define {len(functions)}")
+    if problem := problem_of_agents_proxy():
+        problems.append(problem)
     if problems:
         raise ConfigurationError(problems)
     return functions

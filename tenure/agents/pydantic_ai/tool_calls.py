@@ -16,7 +16,7 @@ from tenure.agents.approvals import ANY_OBJECT
 from tenure.agents.calls import running_call
 from tenure.agents.effects import effect_class
 from tenure.agents.execution import Execution, unit
-from tenure.agents.own_calls import value_of
+from tenure.agents.own_calls import check_finite, value_of
 from tenure.agents.pydantic_ai.arguments import recordable
 from tenure.agents.shared_state import unchanged
 from tenure.control.own_tools import DEFAULT_OUTPUT_BYTES, ForModel, OwnTool, OwnToolContext, ToolError
@@ -88,6 +88,7 @@ async def call_tool(
         what = f"the tool {params.name}"
         with unit(what), running_call(call), unchanged(params.ctx.deps, what):
             result = await operation.handler(replace(called, ctx=_context(params.ctx, call, needs_approval)))
+            check_finite(getattr(result, "result", result), what)  # without the frame of Pydantic AI
             return _written(operation, operation.result_codec.dump(result))
 
     needs_approval = bool((definition.metadata or {}).get(NEEDS_APPROVAL))

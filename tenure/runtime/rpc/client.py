@@ -12,7 +12,7 @@ cancelled.
 from __future__ import annotations
 
 import asyncio
-import logging
+import weakref
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Never, Self
@@ -21,15 +21,14 @@ import grpc
 
 from tenure.domain.errors import TenureError, TryLater, Unavailable
 from tenure.runtime.request_context import TENANT_KEY, current_tenant, trace_metadata
+from tenure.runtime.rpc.channels import ChannelRenewal
 from tenure.runtime.rpc.options import Keepalive, channel_options
 from tenure.runtime.rpc.status import OUTCOME_UNKNOWN, PeerFailed, from_rpc_error
-from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 
-    from tenure.runtime.rpc.options import Options
-    from tenure.runtime.security.tls import ChannelTls, PemFiles
+    from tenure.runtime.security.tls import ChannelTls
     from tenure.runtime.settings import Secret
 
 
@@ -76,8 +75,13 @@ class CallRules:
         return translated
 
 
-def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Callable[..., TranslatedCall]:
-    """Returns the method for a stub: it has gRPC's arguments and returns a `TranslatedCall`."""
+def wrapped(
+    multicallable: Any, rules: CallRules, streams: weakref.WeakSet[TranslatedCall] | None = None
+) -> Callable[..., TranslatedCall]:
+    """Returns the method for a stub: it has gRPC's arguments and returns a `TranslatedCall`.
+
+    `streams`: gets the calls of a method with a stream. A method without one needs a timeout.
+    """
 
     def call(
         *request: Any,
@@ -85,9 +89,12 @@ def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Cal
         metadata: Iterable[tuple[str, str | bytes]] | None = None,
         **options: Any,
     ) -> TranslatedCall:
-        seconds = rules.timeout(timeout, needed=needs_timeout)
+        seconds = rules.timeout(timeout, needed=streams is None)
         call_metadata = (*(metadata or ()), *rules.metadata())
-        return TranslatedCall(multicallable(*request, timeout=seconds, metadata=call_metadata, **options), rules)
+        begun = TranslatedCall(multicallable(*request, timeout=seconds, metadata=call_metadata, **options), rules)
+        if streams is not None:
+            streams.add(begun)
+        return begun
 
     return call
 
@@ -95,10 +102,16 @@ def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Cal
 class TranslatedCall:
     """A gRPC call of any arity that raises domain errors. All other attributes (cancel, code, …) are gRPC's own."""
 
-    __slots__ = ("_call", "_rules")
+    __slots__ = ("__weakref__", "_call", "_rules")
 
     def __init__(self, call: Any, rules: CallRules) -> None:
         self._call, self._rules = call, rules
+
+    def release(self) -> None:
+        """Lets go of gRPC's call, whose channel was closed."""
+        self._call = _ReleasedCall()
+
+    # Each method deletes its `self` before it raises, so that the traceback of the error does not keep the call.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -107,49 +120,61 @@ class TranslatedCall:
         try:
             return (yield from self._call.__await__())
         except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
+            translated = self._rules.error_of(error)
+            del self
+            raise translated from error.with_traceback(None)
         except asyncio.CancelledError as cancelled:
             if _is_task_cancelled():
                 raise
-            raise _call_cancelled() from cancelled
+            del self
+            raise _call_cancelled() from cancelled.with_traceback(None)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._messages()
 
     async def _messages(self) -> AsyncIterator[Any]:
         try:
-            async for message in self._call:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
+            translated = self._rules.error_of(error)
+            del self
+            raise translated from error.with_traceback(None)
         except asyncio.CancelledError as cancelled:
             if _is_task_cancelled():
                 raise
-            raise _call_cancelled() from cancelled
+            del self
+            raise _call_cancelled() from cancelled.with_traceback(None)
 
     async def read(self) -> Any:
         """Returns the next message, or `grpc.aio.EOF` if the peer ended the stream in order."""
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
+            translated = self._rules.error_of(error)
+            del self
+            raise translated from error.with_traceback(None)
         except asyncio.CancelledError as cancelled:
             if _is_task_cancelled():
                 raise
-            raise _call_cancelled() from cancelled
+            del self
+            raise _call_cancelled() from cancelled.with_traceback(None)
 
     async def write(self, request: Any) -> None:
         """Sends one message. Waits while the peer's window is full. Raises the peer's error if the stream has ended."""
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
+            translated = self._rules.error_of(error)
+            del self
+            raise translated from error.with_traceback(None)
         except asyncio.InvalidStateError:
             await self._raise_ending()
         except asyncio.CancelledError as cancelled:
             if _is_task_cancelled():
                 raise
-            raise _call_cancelled() from cancelled
+            del self
+            raise _call_cancelled() from cancelled.with_traceback(None)
 
     async def _raise_ending(self) -> Never:
         """Raises the error with which the peer ended the stream.
@@ -162,6 +187,22 @@ class TranslatedCall:
             ending = grpc.aio.AioRpcError(code, None, trailing, details=await self._call.details())
             raise self._rules.error_of(ending) from None
         raise Unavailable("the peer has ended the stream", reason="STREAM_ENDED", metadata=OUTCOME_UNKNOWN) from None
+
+
+class _ReleasedCall:
+    """A call that ended with its channel."""
+
+    def cancel(self) -> bool:
+        """Does nothing."""
+        return False
+
+    async def read(self) -> Never:
+        """Raises what gRPC raises for a call that was cancelled."""
+        raise asyncio.CancelledError
+
+    async def write(self, _request: object) -> Never:
+        """Raises what gRPC raises for a call that was cancelled."""
+        raise asyncio.CancelledError
 
 
 def _is_task_cancelled() -> bool:
@@ -191,30 +232,36 @@ class TenureChannel(grpc.aio.Channel):
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as in gRPC, with a `TranslatedCall`: await it for the response."""
-        return self._method("unary_unary", args, kwargs, needs_timeout=True)
+        return self._method("unary_unary", args, kwargs, None)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as in gRPC, with a `TranslatedCall`: iterate it or `read` its messages."""
-        return self._method("unary_stream", args, kwargs)
+        return self._method("unary_stream", args, kwargs, self._renewal.streams)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as in gRPC, with a `TranslatedCall`: `write` to it, then await it for the response."""
-        return self._method("stream_unary", args, kwargs)
+        return self._method("stream_unary", args, kwargs, self._renewal.streams)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as in gRPC, with a `TranslatedCall`: `write` to it, and iterate it or `read` its messages."""
-        return self._method("stream_stream", args, kwargs)
+        return self._method("stream_stream", args, kwargs, self._renewal.streams)
 
-    def _method(self, arity: str, args: Any, kwargs: Any, *, needs_timeout: bool = False) -> Any:
-        channel, method = self.raw, getattr(self.raw, arity)(*args, **kwargs)
+    @property
+    def is_open(self) -> bool:
+        """Whether it belongs to the event loop in which it was opened. After `suspend_channels` it does not."""
+        return self._renewal.is_open
+
+    def _method(self, arity: str, args: Any, kwargs: Any, streams: weakref.WeakSet[TranslatedCall] | None) -> Any:
+        def make() -> Any:
+            return getattr(self.raw, arity)(*args, **kwargs)
 
         def on_current_channel(*request: Any, **options: Any) -> Any:
-            nonlocal channel, method
-            if channel is not self.raw:
-                channel, method = self.raw, getattr(self.raw, arity)(*args, **kwargs)
+            method = self._renewal.methods.get(make)
+            if method is None:
+                method = self._renewal.methods[make] = make()
             return method(*request, **options)
 
-        return wrapped(on_current_channel, self._rules, needs_timeout=needs_timeout)
+        return wrapped(on_current_channel, self._rules, streams)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Does the same as in gRPC."""
@@ -288,86 +335,3 @@ def target_of(addresses: Sequence[str]) -> str:
     if len(address_families) > 1:
         raise ValueError(f"{', '.join(addresses)}: IPv4 and IPv6 cannot be mixed in one channel")
     return f"ipv{address_families.pop()}:{','.join(numeric)}"
-
-
-# Replaces the connections of a channel when the files of its certificates change.
-#
-# gRPC fixes the credentials of a channel when it opens the channel. So a changed file leads to a second gRPC channel:
-# it connects, new calls go to it, and the calls of the first one have some time to end. A stream that is still open
-# then ends with Unavailable, as when its server ends the connection, and its loop opens it again.
-
-CHECK_SECONDS: Final = 5.0
-"""Between two looks at the files."""
-CONNECT_SECONDS: Final = 30.0
-"""For the second channel to connect. After that it replaces the first one anyway: an authority that the first one
-trusts may be withdrawn.
-"""
-DRAIN_SECONDS: Final = 60.0
-"""For the calls of the first channel to end: as long as a server gives them at the end of a connection."""
-_log: Final = logging.getLogger(__name__)
-
-
-class ChannelRenewal:
-    """The gRPC channel of a `TenureChannel`. `tls` None: without TLS. It needs a running event loop."""
-
-    def __init__(self, target: str, options: Options, tls: ChannelTls | None) -> None:
-        self._target, self._options, self._tls = target, options, tls
-        self._former: set[grpc.aio.Channel] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        if tls is None:
-            self.current = grpc.aio.insecure_channel(target, options=options)
-        else:
-            files = tls.read()
-            self.current = self._opened(tls, files)
-            self._run(self._renew_forever(tls, files), f"certificates for {target}")
-
-    async def close(self, grace: float | None) -> None:
-        """Closes the connections and, after `grace` seconds, ends the calls that still run."""
-        running = list(self._tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.gather(*(channel.close(grace) for channel in (self.current, *self._former)))
-
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _opened(self, tls: ChannelTls, files: PemFiles) -> grpc.aio.Channel:
-        credentials = grpc.ssl_channel_credentials(*files)
-        return grpc.aio.secure_channel(self._target, credentials, options=[*self._options, *tls.options()])
-
-    async def _renew_forever(self, tls: ChannelTls, used: PemFiles) -> None:
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            try:
-                files = tls.read()
-            except ConfigurationError as error:
-                _log.error("the certificate files cannot be read; the present ones stay in use", extra={"error": error})
-                continue
-            if files != used:
-                await self._replace(self._opened(tls, files))
-                used = files
-
-    async def _replace(self, second: grpc.aio.Channel) -> None:
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await second.channel_ready()
-        except TimeoutError:
-            _log.error(
-                "no server can be reached with the new certificate files; the former ones are not used any more",
-                extra={"target": self._target},
-            )
-        except asyncio.CancelledError:
-            await second.close()
-            raise
-        former, self.current = self.current, second
-        self._former.add(former)
-        self._run(self._drain(former), f"drain of {self._target}")
-        _log.info("connected with new certificate files", extra={"target": self._target})
-
-    async def _drain(self, former: grpc.aio.Channel) -> None:
-        await asyncio.sleep(DRAIN_SECONDS)
-        self._former.discard(former)
-        await former.close()

@@ -125,10 +125,11 @@ async def _readmitted(admit: Callable[[], Awaitable[Any]]) -> AsyncIterator[None
     watching = asyncio.create_task(watch())
     try:
         yield
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, GeneratorExit) as ending:  # GeneratorExit: gRPC sent a message meanwhile
         if not refusals:
             raise
-        handler.uncancel()
+        if isinstance(ending, asyncio.CancelledError):
+            handler.uncancel()
         raise refusals[0] from None
     finally:
         watching.cancel()

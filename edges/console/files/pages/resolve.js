@@ -84,10 +84,7 @@ function resolve(call, onResolved) {
       const resolution = data.get("resolution");
       const body = { call_attempt: call.call_attempt, resolution, reason: data.get("reason").trim() };
       if (resolution === "HAPPENED" && result.value) body.result = result.value;
-      if (resolution === "DID_NOT_HAPPEN") {
-        body.runner_is_gone = gone.checked;
-        body.runner_proven_gone = call.runner_gone; // When the person decided, not when it is sent.
-      }
+      if (resolution === "DID_NOT_HAPPEN") body.runner_is_gone = gone.checked;
       const task = await api.post(path`/v1/tasks/${call.task_id}/calls/${call.call_id}/resolve`, body);
       notice("Resolved: it is recorded, and the task goes on.");
       onResolved(task);

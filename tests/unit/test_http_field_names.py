@@ -1,0 +1,173 @@
+"""A refusal over HTTP names what the client sent: for each route, each of its fields alone, in every bad state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from types import SimpleNamespace, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from google.protobuf.message import Message
+
+from services.gateway.http.requests import SubmitBody
+from services.gateway.http.routes import ROUTES, ApiRoute
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.task import Source, SourceKind
+from tenure.sdk.errors import named_arguments
+
+LEFT_OUT = {
+    "policy": "its own type, which the options of a submit have apart",
+    "no_max_cost": "a flag of another field",
+    "exclusive": "a flag of another field",
+    "external": "a flag that chooses states",
+    "agent": "its name is checked before it is sent",
+    "function": "its input, null, is sent beside it",
+}
+
+
+class Sent(Exception):  # noqa: N818  the request, in place of an answer
+    """The request that a handler made."""
+
+
+class SendingCall:
+    """Stands for an HttpCall whose first request is refused."""
+
+    def __init__(self) -> None:
+        self.stubs: Any = SimpleNamespace(**{name: AnyMethod() for name in STUBS})
+        self.request: Any = SimpleNamespace(headers={})
+        self.request_id = ""
+
+    def path(self, name: str) -> str:
+        return f"path of {name}"
+
+    async def one(self, _method: Any, request: Message, **_options: Any) -> Any:
+        raise Sent(request)
+
+    async def many(self, _method: Any, request: Message) -> Any:
+        nothing: tuple[Any, ...] = ()
+        for answer in nothing:
+            yield answer
+        raise Sent(request)
+
+    async def while_connected(self, work: Any) -> Any:
+        return await work
+
+
+STUBS = ("tasks", "admin", "leases", "schedules", "tenants", "webhooks", "audit")
+
+
+class AnyMethod:
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+def value_for(hint: Any) -> Any:
+    """Returns a value of the type that is not the default of any field."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in {Union, UnionType}:
+        return value_for(next(each for each in arguments if each is not type(None)))
+    if origin is tuple:
+        return (value_for(arguments[0]),)
+    if origin in {Mapping, dict}:
+        return {"k": value_for(arguments[1])}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return list(hint)[-1]
+    if hint is SubmitBody:
+        return SubmitBody(goal="go")
+    if hint is Source:
+        return Source(SourceKind.MANUAL, "x")
+    plain = {str: "x", int: 77, bool: True, float: 7.5, Decimal: Decimal("0.5"), Any: {"a": 1}}
+    return datetime(2030, 1, 1, tzinfo=UTC) if hint is datetime else plain[hint]
+
+
+def is_required(one: Field[Any]) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+def leaves(message: Message, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the path and the value of each field that is set."""
+    for field, value in message.ListFields():
+        name = f"{path}{field.name}"
+        if isinstance(value, Message) and not value.DESCRIPTOR.full_name.startswith("google.protobuf."):
+            yield name, None
+            yield from leaves(value, f"{name}.")
+        else:
+            yield name, str(value)
+
+
+async def handled(route: ApiRoute, query: Any, body: Any) -> None:
+    await route.handler(SendingCall(), query, body)
+
+
+def request_of(route: ApiRoute, query: Mapping[str, Any], body: Mapping[str, Any]) -> Message:
+    made_body = None if route.body is None else route.body(**body)
+    with pytest.raises(Sent) as sent:
+        asyncio.run(handled(route, route.query(**query), made_body))
+    request = sent.value.args[0]
+    assert isinstance(request, Message)
+    return request
+
+
+def parts(route: ApiRoute) -> Iterator[tuple[str, str, Any]]:
+    """Yields where each field of a request is, its name and a value."""
+    for place, kind in (("query", route.query), ("body", route.body)):
+        hints = {} if kind is None else get_type_hints(kind)
+        for one in fields(kind) if kind else ():
+            if one.name not in LEFT_OUT:
+                yield place, one.name, value_for(hints[one.name])
+
+
+def required(route: ApiRoute) -> dict[str, Any]:
+    if route.body is None:
+        return {}
+    hints = get_type_hints(route.body)
+    return {one.name: value_for(hints[one.name]) for one in fields(route.body) if is_required(one)}
+
+
+CASES = [pytest.param(route, id=route.name) for route in ROUTES if route.name not in {"task_events", "task_changes"}]
+
+
+@pytest.mark.parametrize("route", CASES)
+def test_a_refusal_names_what_the_client_sent(route: ApiRoute) -> None:
+    base_body = required(route) | ({"goal": "go"} if route.body is SubmitBody else {})
+    base = dict(leaves(request_of(route, {}, base_body)))
+    for place, name, value in parts(route):
+        body = base_body | ({name: value} if place == "body" else {})
+        query = {name: value} if place == "query" else {}
+        try:
+            request = request_of(route, query, body)
+        except InvalidRequest:  # of the handler itself, which knows the names: a field is needed beside this one
+            continue
+        for field, content in leaves(request):
+            if base.get(field, "absent") != content and content is not None:
+                with pytest.raises(InvalidRequest) as error, named_arguments(route.name_of):
+                    raise InvalidRequest(violations=[(field, "must be otherwise")])
+                named = error.value.violations[0].field
+                assert named == name or named.startswith((f"{name}.", f"{name}["))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "named"),
+    [
+        ("create_schedule", "spec.limits.max_nano_usd", "task.max_cost"),
+        ("create_schedule", "spec.goal", "task.goal"),
+        ("create_schedule", "spec.control.function", "task.function"),
+        ("update_schedule", "spec.labels['a']", "task.labels['a']"),
+        ("update_schedule", "catch_up_window", "catch_up_seconds"),
+        ("fork_task", "overrides.limits.timeout", "timeout"),
+        ("answer_wait", "extra_budget_nano_usd", "extra_cost"),
+        ("wait_for_task", "timeout", "timeout_seconds"),
+        ("list_tasks", "filter.labels['a']", "label['a']"),
+        ("list_entries", "page_size", "limit"),
+        ("send_signal", "payload_json", "payload"),
+        ("get_task", "task_id", "task_id"),
+    ],
+)
+def test_known_names(name: str, field: str, named: str) -> None:
+    (route,) = (each for each in ROUTES if each.name == name)
+    assert route.name_of(field) == named
