@@ -14,10 +14,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 from google.protobuf.message import Message
 
-from services.gateway.http.requests import SubmitBody
+from services.gateway.http.requests import CallDecisionBody, SubmitBody, TaskFilterQuery
 from services.gateway.http.routes import ROUTES, ApiRoute
 from tenure.domain.errors import InvalidRequest
-from tenure.domain.task import Source, SourceKind
+from tenure.domain.task import InputFile, Source, SourceKind
 from tenure.sdk.errors import named_arguments
 
 LEFT_OUT = {
@@ -38,9 +38,9 @@ class SendingCall:
     """Stands for an HttpCall whose first request is refused."""
 
     def __init__(self) -> None:
-        self.stubs: Any = SimpleNamespace(**{name: AnyMethod() for name in STUBS})
+        self.stubs: Any = SimpleNamespace(unary=lambda *_: None, **{name: AnyMethod() for name in STUBS})
         self.request: Any = SimpleNamespace(headers={})
-        self.request_id = ""
+        self.request_id = "r-1"
 
     def path(self, name: str) -> str:
         return f"path of {name}"
@@ -77,12 +77,19 @@ def value_for(hint: Any) -> Any:
         return {"k": value_for(arguments[1])}
     if isinstance(hint, type) and issubclass(hint, Enum):
         return list(hint)[-1]
-    if hint is SubmitBody:
-        return SubmitBody(goal="go")
-    if hint is Source:
-        return Source(SourceKind.MANUAL, "x")
+    if hint in {SubmitBody, TaskFilterQuery, CallDecisionBody, InputFile, Source}:
+        return VALUES[hint]
     plain = {str: "x", int: 77, bool: True, float: 7.5, Decimal: Decimal("0.5"), Any: {"a": 1}}
     return datetime(2030, 1, 1, tzinfo=UTC) if hint is datetime else plain[hint]
+
+
+VALUES: dict[Any, Any] = {
+    SubmitBody: SubmitBody(goal="go"),
+    TaskFilterQuery: TaskFilterQuery(reason=("x",)),
+    CallDecisionBody: CallDecisionBody(call_id="1.0", decision="allow"),
+    InputFile: InputFile("x.txt", b"x"),
+    Source: Source(SourceKind.MANUAL, "x"),
+}
 
 
 def is_required(one: Field[Any]) -> bool:
@@ -163,6 +170,9 @@ def test_a_refusal_names_what_the_client_sent(route: ApiRoute) -> None:
         ("answer_wait", "extra_budget_nano_usd", "extra_cost"),
         ("wait_for_task", "timeout", "timeout_seconds"),
         ("list_tasks", "filter.labels['a']", "label['a']"),
+        ("list_tasks", "filter.reasons[0]", "reason[0]"),
+        ("act_on_tasks", "filter.reasons[0]", "filter.reason[0]"),
+        ("act_on_tasks", "filter.queue", "filter.queue"),
         ("list_entries", "page_size", "limit"),
         ("send_signal", "payload_json", "payload"),
         ("get_task", "task_id", "task_id"),

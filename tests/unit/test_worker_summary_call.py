@@ -52,7 +52,9 @@ async def test_a_call_for_a_summary_has_the_timeout_of_the_task() -> None:
     story.ask(through_step=1)
     policy = TaskPolicy(timeouts=Timeouts(model_call=PhaseTimeout(7.0)))
     spec = TaskSpec(goal="find out", agent=AgentSpec(model="m"), policy=policy)
-    dependencies = cast("Dependencies", SimpleNamespace(models=models, defaults=ModelDefaults("m", 1000)))
+    dependencies = cast(
+        "Dependencies", SimpleNamespace(models=models, defaults=ModelDefaults("m", 1000), tools=None, trust=None)
+    )
     held_task = HeldTask(Claims(f"{TASK_PREFIX}{TASK}", "acme", 1, "claim", "worker"), token_pb2.FencingToken(), "")
     ledger = cast("Any", SimpleNamespace(point=story.point))
     watch = AttemptWatch(held_task, ledger)

@@ -19,8 +19,12 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "end_time": ("end_at", "until"),
     "extra_budget_nano_usd": ("extra_cost",),
     "extra_budget_tokens": ("extra_tokens",),
+    "filter.agent_revision": ("agent",),
+    "filter.created_since": ("since",),
     "filter.labels": ("label",),
+    "filter.reasons": ("reason",),
     "filter.states": ("state",),
+    "filter.task_ids": ("task_id",),
     "group_by": ("by",),
     "page_size": ("page_size", "limit"),
     "payload_json": ("payload",),
@@ -40,6 +44,8 @@ _WITHIN: Final = {"filter": "", "overrides": "spec", "spec": "spec"}
 
 def name_of(field: str, own: Collection[str]) -> str:
     """Returns what a route calls a field. `own`: the names of its path, its query and its body."""
+    if field.startswith("filter.") and "filter" in own:
+        return "filter." + next(name for name in _possible(field) if not name.startswith(("filter.", "task.")))
     return next((name for name in _possible(field) if _first(name) in own), field)
 
 
