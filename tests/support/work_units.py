@@ -20,9 +20,25 @@ SCENES: Final = "_scenes.py"
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
-    scheduler = LoadFileScheduling(config, log)
-    scheduler._split_scope = unit_of
-    return scheduler
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # the package has no types
+        """Gives work units to the workers. pytest-xdist itself runs a test that ended its worker again, for ever."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+        def remove_node(self, node: Any) -> str | None:
+            """Takes the rest of the work from a worker that ended. Returns the test that ended it, if one did."""
+            units = self.assigned_work.pop(node)
+            ended_at = next((test for unit in units.values() for test, is_done in unit.items() if not is_done), None)
+            for name, unit in units.items():
+                unit.update({test: True for test in unit if test == ended_at})
+                if not all(unit.values()):
+                    self.workqueue[name] = unit
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return ended_at
+
+    return Scheduling(config, log)
 
 
 def unit_of(nodeid: str) -> str:
