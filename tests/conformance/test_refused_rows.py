@@ -112,6 +112,9 @@ IN_NO_BATCH = {
     "QUERIES.keep_signal": "SendSignal has a transaction of its own",
     "QUERIES.forget_signals": "a sweep",
     "QUERIES.take_signal": "its row is of the wait, and written by QUERIES.move too",
+    "FORKS.prepare_fork": "the gateway prepares an id in a transaction of its own",
+    "FORKS.take_prepared": "only of a submit with files and of a fork",
+    "FORKS.give_up_prepared": "a sweep",
     "QUEUE.take": "an offer has a transaction of its own",
     "SUB_AGENTS.take_raised": "a sweep",
 }

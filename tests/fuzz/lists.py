@@ -35,7 +35,7 @@ _FOR_OPERATORS: Final = frozenset({"gateway-TenantService.ListTenants"})
 LISTS: Final = tuple(
     one
     for one in METHODS
-    if "page_token" in one.descriptor.input_type.fields_by_name and str(one) not in _FOR_OPERATORS
+    if {"page_token", "page_size"} <= set(one.descriptor.input_type.fields_by_name) and str(one) not in _FOR_OPERATORS
 )
 ROWS: Final = 3
 

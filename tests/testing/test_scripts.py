@@ -88,7 +88,9 @@ def intent(step: int, call: str) -> Event:
 
 def outcome(step: int, call: str) -> Event:
     rest: dict[str, Any] = {"status": "SUCCEEDED", "truncated": False, "detail": "", "call_attempt": 1}
-    return ToolOutcomeEvent(**ENTRY, step=step, call_id=call, content="", output_path="", duration_seconds=0.0, **rest)
+    return ToolOutcomeEvent(
+        **ENTRY, step=step, call_id=call, content="", note="", output_path="", duration_seconds=0.0, **rest
+    )
 
 
 def made(step: int) -> Event:
