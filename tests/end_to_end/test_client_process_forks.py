@@ -13,7 +13,7 @@ from tests.end_to_end.forking_program import FORKS
 from tests.end_to_end.installation import Installation
 from tests.support.patience import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.faults]
 
 
 async def test_a_client_works_on_both_sides_of_each_fork(installation: Installation) -> None:
