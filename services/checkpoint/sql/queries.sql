@@ -128,8 +128,8 @@ update tasks
 
 -- name: create_task
 -- The unique (tenant, request_id) decides between two concurrent submits; the loser waits and finds the winner's row.
--- The indexes of live tasks of exclusive sources and of sources' runs work the same way. All timeouts of a task with a later start run from
--- that start, whether the client asked for it or a quota of the tenant delays the task.
+-- The indexes of live tasks of exclusive sources and of sources' runs work the same way. All timeouts of a task with a
+-- later start run from that start, whether the client asked for it or a quota of the tenant delays the task.
 insert into tasks as t ({new.columns}, sequence, change_xid, deadline_at, queued_until, starts_at, asked_start_at, queued_at)
 select {new.values}, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
        begin_at + make_interval(secs => %(queued_seconds)b::float8), case when begin_at > now() then begin_at end,
