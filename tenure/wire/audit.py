@@ -52,11 +52,16 @@ def reason_of(request: Any) -> str:
 
 
 def _fields(message: Message, prefix: str, seen: Iterator[int]) -> Iterator[tuple[str, str]]:
-    """Yields the fields that name something. `seen` counts the values that were looked at, in all messages."""
-    for descriptor, value in message.ListFields():
+    """Yields the fields that name something. `seen` counts the values that were looked at, in all messages.
+
+    A part of a oneof comes first, with its name: it says what the request does, and may have no fields.
+    """
+    for descriptor, value in sorted(message.ListFields(), key=lambda one: not _chosen_in(one[0])):
         if next(seen) >= MAX_TARGET:
             return
         name = f"{prefix}{descriptor.name}"
+        if chosen_in := _chosen_in(descriptor):
+            yield f"{prefix}{chosen_in}", descriptor.name
         if _is_no_target(descriptor):
             continue
         if isinstance(value, Timestamp | Duration):
@@ -69,6 +74,13 @@ def _fields(message: Message, prefix: str, seen: Iterator[int]) -> Iterator[tupl
         elif descriptor.type != FieldDescriptor.TYPE_STRING or _names_something(descriptor.name):
             values = value if descriptor.is_repeated else [value]
             yield name, ",".join(_shown(descriptor, one) for one in islice(values, MAX_TARGET))
+
+
+def _chosen_in(field: FieldDescriptor) -> str:
+    """Returns the oneof of which this part is one of several; "" for any other field."""
+    oneof = field.containing_oneof
+    is_part = field.message_type is not None and field.message_type.file.package != "google.protobuf"
+    return oneof.name if oneof is not None and is_part and len(oneof.fields) > 1 else ""
 
 
 def _is_no_target(field: FieldDescriptor) -> bool:

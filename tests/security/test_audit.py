@@ -101,7 +101,7 @@ async def test_an_act_on_many_tasks_needs_the_permission_of_its_verb(guarded: Gu
     found = await recorded(guarded, 2, subject=subject)
     allowed = [one for one in found if one.decision == pb.AUDIT_DECISION_ALLOWED]
     assert [(one.method, one.reason) for one in allowed] == [("AdminService/ActOnTasks", "it smokes")]
-    assert allowed[0].target == f"operation_id=operation-1 filter.task_ids={task_id}"
+    assert allowed[0].target == f"act=cancel operation_id=operation-1 filter.task_ids={task_id}"
     denied = [one for one in found if one.decision == pb.AUDIT_DECISION_DENIED]
     assert {one.reason for one in denied} == {"METHOD_NOT_ALLOWED"}
 

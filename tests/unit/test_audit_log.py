@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.audit import (
     MAX_KINDS,
@@ -27,7 +28,7 @@ from tenure.domain.audit import (
 )
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import api_key_service_pb2 as keys
-from tenure.v1 import task_pb2, tenant_service_pb2
+from tenure.v1 import ledger_pb2, task_pb2, tenant_service_pb2, tool_pb2
 from tenure.v1 import webhook_service_pb2 as webhooks
 from tenure.wire.access import access_rules
 from tenure.wire.audit import chained_from_wire, chained_to_wire, reason_of, target_of
@@ -216,6 +217,25 @@ REQUESTS = [
         webhooks.RotateWebhookSecretRequest(webhook="desk", overlap=Duration(nanos=-(2**31))),
         "webhook=desk overlap=invalid",
     ),
+    (
+        admin.ActOnTasksRequest(
+            operation_id="o", filter=task_pb2.TaskFilter(task_ids=["t" * 36] * 500), cancel=admin.ActOnTasksRequest.Cancel()
+        ),
+        f"act=cancel operation_id=o filter.task_ids={','.join(['t' * 36] * 500)}"[:MAX_TARGET],
+    ),
+    (
+        admin.ActOnTasksRequest(requeue=ledger_pb2.OperatorRequest.Requeue(extra_steps=5), reason=SECRET),
+        "act=requeue requeue.extra_steps=5",
+    ),
+    (
+        admin.ResolveInDoubtCallRequest(
+            task_id="t",
+            call_id="3.0",
+            decision=tool_pb2.InDoubtDecision(happened=tool_pb2.InDoubtDecision.Happened(result=SECRET)),
+        ),
+        "task_id=t call_id=3.0 decision.decision=happened",
+    ),
+    (admin.PruneTasksRequest(ended_before=Timestamp(seconds=1)), "ended_before=1970-01-01T00:00:01Z"),
     (admin.GrantBudgetRequest(task_id="t" * 2000, extra_tokens=7), f"task_id={'t' * 2000}"[:MAX_TARGET]),
 ]
 
