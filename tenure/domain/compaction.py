@@ -140,7 +140,7 @@ def _largest_part(point: ResumePoint) -> str:
     system = point.spec.agent.system if point.spec is not None else ""
     parts = {"the goal": point.conversation.goal, "the system prompt": system}
     results = [*point.conversation.results, *point.pending_results]
-    parts |= {f"the result of {result.call}": result.block["content"] for result in results}
+    parts |= {f"the result of {result.call}": result_text(result.block) for result in results}
     sizes = {name: len(text.encode("utf-8", "surrogatepass")) for name, text in parts.items()}
     largest = max(sizes, key=sizes.__getitem__)
     return largest_part_text(largest, sizes[largest])

@@ -20,11 +20,13 @@ from struct import unpack_from
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.models import ANTHROPIC, vendor_of
-from tenure.domain.texts import KeptContent, kept_as
+from tenure.domain.texts import KEPT_DIRECTORY, KeptContent, kept_as
 
 PNG, JPEG, GIF, WEBP = MEDIA_TYPES = "image/png", "image/jpeg", "image/gif", "image/webp"
 MAX_IMAGE_BYTES: Final = 5 * 1024 * 1024 // 4 * 3
 MAX_SIDE: Final = 8000
+MAX_PARTS: Final = 10_000
+"""The chunks or segments that are looked at. An encoder makes some hundreds; millions would take seconds."""
 MAX_SHOWN: Final = 20
 MAX_SHOWN_BYTES: Final = 15 * 1024 * 1024
 """Of all images of a request; 20 MiB in base64, which leaves room for the rest of the conversation."""
@@ -87,7 +89,9 @@ def read_header(content: bytes) -> Header:
 def _png(content: bytes) -> Header:
     size, at = (0, 0), 8
     kinds: set[bytes] = set()
-    while at + 12 <= len(content):
+    for _ in range(MAX_PARTS):
+        if at + 12 > len(content):
+            break
         length, kind = unpack_from(">I4s", content, at)
         end = at + 12 + length
         if end > len(content):
@@ -110,7 +114,9 @@ _ALONE: Final = frozenset({0x01, *range(0xD0, 0xD9)})
 
 def _jpeg(content: bytes) -> Header:
     at = 2
-    while at + 9 <= len(content) and content[at] == 0xFF:
+    for _ in range(MAX_PARTS):
+        if at + 9 > len(content) or content[at] != 0xFF:
+            break
         marker = content[at + 1]
         if marker == 0xFF:  # a byte that only fills
             at += 1
@@ -213,7 +219,7 @@ def sees_images(model: str, own: Iterable[str] = ()) -> bool:
 MAX_FILES_BYTES: Final = 3_000_000
 """Of all files of a submit: in base64, they fit into a request over HTTP."""
 MAX_FILE_DEPTH: Final = 8
-_PLAIN_NAME: Final = re.compile(r"(?!\.tenure-)(?!\.\.?\Z)[^/\0-\x1f\x7f]{1,200}")
+_PLAIN_NAME: Final = re.compile(rb"(?!\.tenure-)(?!\.\.?\Z)[^/\0-\x1f\x7f]{1,255}")
 
 
 def submitted_file(path: str, content: bytes) -> SubmittedFile:
@@ -228,15 +234,16 @@ def submitted_file(path: str, content: bytes) -> SubmittedFile:
 
 def problems_of_files(files: Iterable[tuple[str, int]]) -> Iterator[tuple[int, str]]:
     """Yields what is wrong with the files of a submit, each with its path and its size: the index, and why."""
-    total, taken = 0, dict[str, bool]()  # whether a path is a file; else it is a directory
+    total, taken = 0, {KEPT_DIRECTORY: False}  # whether a path is a file; else it is a directory
     for index, (path, size_bytes) in enumerate(files):
         parts = path.split("/")
         above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
         total += size_bytes
-        if len(parts) > MAX_FILE_DEPTH or not all(map(_PLAIN_NAME.fullmatch, parts)):
-            yield index, f"{path!r} must be a relative path of at most {MAX_FILE_DEPTH} plain names"
+        names = path.encode(errors="surrogatepass").split(b"/")
+        if len(parts) > MAX_FILE_DEPTH or not all(map(_PLAIN_NAME.fullmatch, names)):
+            yield index, f"{path!r} must be a relative path of at most {MAX_FILE_DEPTH} plain names of 255 bytes"
         elif path in taken or any(taken.get(one) for one in above):
-            yield index, f"{path!r} is the path of another file, too, or within one"
+            yield index, f"{path!r} is the path of another file or directory, too, or within a file"
         elif total > MAX_FILES_BYTES:
             yield index, f"{path!r} does not fit: all files have at most {MAX_FILES_BYTES} bytes together"
         taken |= dict.fromkeys(above, False) | {path: True}

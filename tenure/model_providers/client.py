@@ -518,7 +518,7 @@ def _date(text: str) -> datetime | None:
 
 
 def _id(message: str) -> str:
-    """ModelLimits the provider's id of a request to printable characters and a maximum length."""
+    """Limits the provider's id of a request to printable characters and a maximum length."""
     return escaped(message, _MAX_ID_CHARACTERS)
 
 

@@ -15,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
-from tenure.domain.images import MAX_FILES_BYTES
+from tenure.domain.images import MAX_FILES_BYTES, problems_of_files
 from tenure.domain.model_parameters import Effort
 from tenure.domain.task import InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
 from tenure.sdk.errors import invalid_argument, whole_texts
@@ -132,7 +132,10 @@ def files(argument: str, given: Iterable[InputFile | Path]) -> tuple[workspace_p
 
     A text is refused: in a request over HTTP it would name a file of the gateway.
     """
-    return tuple(_file(argument, one) for one in names(argument, given))  # type: ignore[arg-type]
+    read = tuple(_file(argument, one) for one in names(argument, given))  # type: ignore[arg-type]
+    for index, problem in problems_of_files((file.path, len(file.content)) for file in read):
+        raise invalid_argument(f"{argument}[{index}]", problem)
+    return read
 
 
 def _file(argument: str, given: InputFile | Path) -> workspace_pb2.InputFile:
@@ -144,9 +147,6 @@ def _file(argument: str, given: InputFile | Path) -> workspace_pb2.InputFile:
             raise invalid_argument(argument, f"{given}: {error.strerror or error}") from error
     if not isinstance(given, InputFile):
         raise invalid_argument(argument, f"must have an InputFile or a Path, not {given!r}", "write Path('photo.png')")
-    if len(given.content) > MAX_FILES_BYTES:
-        message = f"{given.path!r} does not fit: all files have at most {MAX_FILES_BYTES} bytes together"
-        raise invalid_argument(argument, message)
     with whole_texts({argument: given.path}):
         return workspace_pb2.InputFile(path=given.path, content=given.content)
 

@@ -353,6 +353,7 @@ async def test_a_submit_beyond_the_workspace_bound_is_refused(
     with pytest.raises(WrongState) as refused:
         await submit_with(world, a=bytes(100_001))
     assert refused.value.reason == "WORKSPACE_LIMIT"
+    assert refused.value.message.endswith("have 100001 bytes; a workspace may have 100000")
     await world.tools.kill()
     with pytest.raises(Unavailable):
         await submit_with(world, a=b"1")

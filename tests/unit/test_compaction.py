@@ -25,9 +25,11 @@ from tenure.domain.compaction import (
     window_of,
 )
 from tenure.domain.fold import ResumePoint, fold
+from tenure.domain.images import Image
 from tenure.domain.next_action import CallModel, CloseOut, next_action
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
+from tenure.domain.texts import kept_as
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tests.support.examples import examples
 
@@ -57,7 +59,9 @@ class Story:
         self.step += 1
         self.say(facts.ModelAttempt(1, "m", 10, 20, 30, through_step))
 
-    def turn(self, result: str | None = "r", calls: int = 1, stop: str = "", path: str = "") -> None:
+    def turn(
+        self, result: str | None = "r", calls: int = 1, stop: str = "", path: str = "", images: tuple[Image, ...] = ()
+    ) -> None:
         """An answer, with calls that all have this result; None: no calls."""
         self.ask()
         count = 0 if result is None else calls
@@ -66,7 +70,7 @@ class Story:
         stop = stop or ("tool_use" if uses else "end_turn")
         self.say(facts.AssistantMessage(1, content, stop, TokenUsage(100, 5)))
         self.say(*(facts.ToolIntent(f"{self.step}.{n}", f"u{self.step}_{n}", "t", "{}") for n in range(count)))
-        outcome = Outcome(OutcomeStatus.SUCCEEDED, result or "", output_path=path)
+        outcome = Outcome(OutcomeStatus.SUCCEEDED, result or "", output_path=path, images=images)
         self.say(*(facts.ToolOutcome(f"{self.step}.{n}", outcome) for n in range(count)))
 
     def summarise(self, through_step: int, words: str = "so far so good") -> None:
@@ -197,6 +201,21 @@ def test_a_prompt_that_stays_too_long_fails_the_task() -> None:
     story.ask()
     story.say(refused)
     assert isinstance(next_compaction(story.point, 0, WINDOW), WindowExhausted)
+
+
+def test_the_largest_part_is_named_also_beside_images() -> None:
+    story = Story()
+    story.turn()
+    story.turn(BIG, images=(Image(kept_as(b"an image"), "image/png", 64, 48),))
+    refused = facts.ModelFailure(1, facts.PROMPT_TOO_LONG, "prompt is too long", retryable=False)
+    story.ask()
+    story.say(refused)
+    story.summarise(1)
+    story.ask()
+    story.say(refused)
+    exhausted = next_compaction(story.point, 0, WINDOW)
+    assert isinstance(exhausted, WindowExhausted)
+    assert "its largest part is the result of t, call 2.0, " in exhausted.why
 
 
 def test_a_goal_that_does_not_fit_cannot_be_made_shorter() -> None:

@@ -27,6 +27,7 @@ from tenure.domain.fold import ResumePoint
 from tenure.domain.images import (
     MAX_FILES_BYTES,
     MAX_IMAGE_BYTES,
+    MAX_PARTS,
     MAX_SHOWN,
     MAX_SHOWN_BYTES,
     MAX_SIDE,
@@ -99,6 +100,19 @@ def test_hostile_headers_are_refused() -> None:
         read_header(b"\xff\xd8\xff\xe0\x00\x00" * 10)  # segments of no length
     with pytest.raises(NotAnImage, match=f"models take {MAX_IMAGE_BYTES}"):
         read_header(png(640, 480) + bytes(MAX_IMAGE_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("image", "part"),
+    [(png(4, 4), struct.pack(">I4sI", 0, b"teXt", zlib.crc32(b"teXt"))), (jpeg(4, 4), b"\xff")],
+    ids=["png", "jpeg"],
+)
+def test_an_image_of_too_many_parts_is_refused(image: bytes, part: bytes) -> None:
+    """To look at all that fit into one image would take seconds."""
+    start = 33 if image.startswith(b"\x89") else 2
+    assert read_header(image[:start] + part * (MAX_PARTS - 10) + image[start:])
+    with pytest.raises(NotAnImage):
+        read_header(image[:start] + part * MAX_PARTS + image[start:])
 
 
 def test_a_png_without_pixels_is_damaged() -> None:
@@ -212,10 +226,12 @@ def problems(*files: tuple[str, int]) -> list[tuple[int, str]]:
 
 def test_files_of_a_submit_have_plain_paths() -> None:
     assert problems(("a", 1), ("b/c.png", 2), ("b/d", 0), ("Grüße.txt", 1)) == []
-    plain = "must be a relative path of at most 8 plain names"
-    for path in ("", ".", "..", "/a", "a/", "a//b", "a/../b", "a\0", "a\n", ".tenure-x", "a/" * 8 + "b", "x" * 201):
+    plain = "must be a relative path of at most 8 plain names of 255 bytes"
+    for path in ("", ".", "..", "/a", "a/", "a//b", "a/../b", "a\0", "a\n", ".tenure-x", "a/" * 8 + "b", "é" * 128):
         assert problems((path, 1)) == [(0, plain)]
-    another = "is the path of another file, too, or within one"
+    assert problems(("é" * 127, 1), ("outputs/a", 1)) == []
+    another = "is the path of another file or directory, too, or within a file"
+    assert problems(("outputs", 1)) == [(0, another)], "copies of images have a place there"
     assert problems(("a", 1), ("a", 1), ("a/b", 1)) == [(1, another), (2, another)]
     assert problems(("a/b", 1), ("a", 1)) == [(1, another)]
     assert [index for index, _ in problems(("a", MAX_FILES_BYTES), ("b", 0), ("c", 1))] == [2]
@@ -250,16 +266,18 @@ def test_a_submit_reads_a_path_and_refuses_a_text(tmp_path: Path) -> None:
     path.write_bytes(b"true")
     [read, given] = values.files("files", [path, InputFile("b", b"1")])
     assert (read.path, read.content, given.path, given.content) == ("a.txt", b"true", "b", b"1")
-    for wrong in (
-        str(path),
-        [str(path)],
-        [tmp_path / "none"],
-        [tmp_path],
-        [InputFile("a", bytes(MAX_FILES_BYTES + 1))],
+    half = MAX_FILES_BYTES // 2 + 1
+    for wrong, field in (
+        (str(path), "files"),
+        ([str(path)], "files"),
+        ([tmp_path / "none"], "files"),
+        ([tmp_path], "files"),
+        ([InputFile("a", b""), InputFile("../b", b"")], "files[1]"),
+        ([InputFile("a", bytes(half)), InputFile("b", bytes(half))], "files[1]"),  # gRPC would refuse it by its size
     ):
         with pytest.raises(InvalidRequest) as refused:
             values.files("files", wrong)  # type: ignore[arg-type]
-        assert refused.value.violations[0].field == "files"
+        assert refused.value.violations[0].field == field
 
 
 def test_a_refusal_of_images_hides_them_once() -> None:

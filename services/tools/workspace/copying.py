@@ -147,7 +147,9 @@ def put_files(
     kept = {image.kept.path: content for image, content in zip(images, files.values(), strict=True) if image}
     content_bytes = sum(map(len, files.values())) + sum(map(len, kept.values()))
     if content_bytes > bounds.max_bytes:
-        raise WrongState(f"the files and copies of images have {content_bytes} bytes", reason="WORKSPACE_LIMIT")
+        have = f"the files, with copies of images, have {content_bytes} bytes"
+        message = f"{have}; a workspace may have {bounds.max_bytes}"
+        raise WrongState(message, reason="WORKSPACE_LIMIT")
     with _reporting_errors(), workspaces.tenant_opened(tenant, make=True) as parent:
         if _is_there(task_id, parent):
             return
