@@ -44,8 +44,6 @@ from tenure.v1 import task_service_pb2 as api
 HEADERS: Final = {"x-vercel-ai-ui-message-stream": "v1"}
 DONE: Final = b"data: [DONE]\n\n"
 MAX_ID: Final = 128
-_PARTS_OF_CALL: Final = 3
-"""The slashes in the id of an approval that names one of several calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +121,12 @@ class Approval:
     edited: Any = None
 
     @property
+    def parts(self) -> tuple[str, str, str, str]:
+        """The task, the wait, the digest of the call, and the call if it is one of several. "" for what is missing."""
+        task_id, wait_id, digest, call_id, *_ = (*self.identity.split("/", 3), "", "", "")
+        return task_id, wait_id, digest, call_id
+
+    @property
     def decision(self) -> str:
         if not self.is_approved:
             return DENY
@@ -150,25 +154,25 @@ async def answer_approvals(call: HttpCall, approvals: Iterable[Approval]) -> tup
     because a wait takes one answer. Returns the task and the wait of the last answer.
     """
     answered: dict[tuple[str, str], list[Approval]] = {}
-    for one in approvals:
-        task_id, wait_id, *_ = [*one.identity.split("/"), ""]
-        answered.setdefault((task_id, wait_id), []).append(one)
+    for one in {each.identity: each for each in approvals}.values():
+        answered.setdefault(one.parts[:2], []).append(one)
     for together in answered.values():
         await call.one(call.stubs.tasks.ResumeTask, _request_of(together))
     return list(answered)[-1] if answered else None
 
 
 def _request_of(together: list[Approval]) -> api.ResumeTaskRequest:
-    request = _answer_of(together[0].identity, together[0].comment)
     first = together[0]
-    if first.identity.count("/") < _PARTS_OF_CALL:
+    task_id, wait_id, _, one_of_several = first.parts
+    if len(together) == 1 and not one_of_several:
+        request = _answer_of(first.identity, first.comment)
         is_plain = first.is_approved and not request.call_digest and first.edited is None
         request.decision = APPROVE if is_plain else first.decision
         request.edited_arguments_json = first.edited_json
         return request
-    request.call_digest = request.comment = ""
+    request = _answer_of(f"{task_id}/{wait_id}", "")
     for one in together:
-        _, _, digest, call_id = one.identity.split("/", _PARTS_OF_CALL)
+        _, _, digest, call_id = one.parts  # without a call, the gateway refuses the answer
         decision = request.calls.add(call_id=call_id, decision=one.decision, call_digest=digest, comment=one.comment)
         decision.edited_arguments_json = one.edited_json
     return request

@@ -36,12 +36,20 @@ FAILURES: Final = _Thresholds(tell=2, leave=5)
 REPEATS: Final = _Thresholds(tell=9, leave=29)
 """For all stale steps. A successful call may be repeated for a good reason: its agent waits for a change."""
 WAITING_SECONDS: Final = 10.0
-"""A successful call that takes at least this long waits for something: it is not counted."""
+"""A successful call that takes at least this long waits for something. It is not counted, and neither are the successful
+calls of the few steps after it: an agent sleeps, and then looks again.
+"""
+
+_REFUSED: Final = frozenset({OutcomeStatus.INVALID_ARGUMENTS, OutcomeStatus.NOT_ALLOWED})
+"""The outcomes of calls that asked nobody and waited for nothing."""
 
 MARK: Final = "This call repeats itself: "
 _SHOWN_CHARACTERS: Final = 200
-_VARIABLE: Final = re.compile(r"(?=[\w.:+-]*\d)[\w.:+-]{4,}")
-"""Parts of an error that differ each time: times, ids, addresses. Status codes and small numbers have fewer digits."""
+_VARIABLE: Final = re.compile(r"(?<![\w.:+-])(?=[\w.:+-]*\d)[\w.:+-]{4,}")
+"""Parts of an error that differ each time: times, ids, addresses. Status codes and small numbers have fewer digits.
+
+The lookbehind looks for a digit once for each word. Without it, one long word without a digit takes minutes.
+"""
 
 
 CallKey = tuple[str, str]
@@ -71,7 +79,7 @@ class Progress:
     """The newest steps of an agent. `counts`: how often each call was made since the last step that was new.
 
     `stale`, `failing`: the stale steps since then, and those of them with a failed call. `is_told`: the model read
-    about it since then.
+    about it since then. `_since_wait`: the steps since a call that waited.
     """
 
     stale: int = 0
@@ -80,6 +88,7 @@ class Progress:
     newest: tuple[MadeCall, ...] = ()
     counts: Mapping[MadeCall, int] = field(default_factory=dict)
     _recent: tuple[frozenset[MadeCall], ...] = ()
+    _since_wait: int = LONGEST_CYCLE
 
     def after(self, made: Sequence[tuple[ToolIntent, Outcome]], *, only_failures: bool = False) -> Progress:
         """Returns the progress after one more step, which made these calls. A step without calls says nothing.
@@ -90,10 +99,12 @@ class Progress:
             return self
         newest = tuple(dict.fromkeys(_call_of(intent, outcome) for intent, outcome in made))
         recent = (*self._recent, frozenset(newest))[-LONGEST_CYCLE:]
+        since_wait = 0 if any(_has_waited(outcome) for _, outcome in made) else self._since_wait + 1
         if any(map(_is_new_by_nature, newest)) or not frozenset().union(*self._recent).issuperset(newest):
-            return Progress(newest=newest, counts=dict.fromkeys(newest, 1), _recent=recent)
+            counts = dict.fromkeys(newest, 1)
+            return Progress(newest=newest, counts=counts, _recent=recent, _since_wait=since_wait)
         has_failed = any(call.status is not OutcomeStatus.SUCCEEDED for call in newest)
-        is_wanted = max(outcome.duration_seconds for _, outcome in made) >= WAITING_SECONDS or only_failures
+        is_wanted = since_wait < LONGEST_CYCLE or only_failures
         return Progress(
             self.stale + (has_failed or not is_wanted),
             self.failing + has_failed,
@@ -101,6 +112,7 @@ class Progress:
             newest,
             {**self.counts, **{call: self.counts.get(call, 1) + 1 for call in newest}},
             recent,
+            since_wait,
         )
 
     def is_newest(self, intent: ToolIntent, outcome: Outcome) -> bool:
@@ -177,7 +189,11 @@ def _how_often(progress: Progress) -> str:
 
 def _is_new_by_nature(call: MadeCall) -> bool:
     """Whether the call asked a person, or waited for something: its answer is new, also if it is the same again."""
-    return call.tool in WAITING_TOOLS and call.status is not OutcomeStatus.INVALID_ARGUMENTS
+    return call.tool in WAITING_TOOLS and call.status not in _REFUSED
+
+
+def _has_waited(outcome: Outcome) -> bool:
+    return not outcome.is_error and outcome.duration_seconds >= WAITING_SECONDS
 
 
 def _call_of(intent: ToolIntent, outcome: Outcome) -> MadeCall:

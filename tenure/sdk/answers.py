@@ -62,9 +62,13 @@ def free_answer(wait: TaskWait, text: str) -> WaitReply:
 
 
 def _decided(wait: TaskWait, calls: Iterable[str] | None) -> list[CallToApprove]:
-    """Returns the calls of a wait for several calls that an answer is for. Raises InvalidRequest for an unknown one."""
+    """Returns the calls of a wait for several calls that an answer is for. Raises InvalidRequest for an unknown one, and
+    for none: an answer without calls decides on the first one.
+    """
     known = {call.call_id: call for call in wait.calls}
     wanted = list(known if calls is None else calls)
+    if calls is not None and not wanted:
+        raise invalid_argument("calls", "must name a call", "for all of them, leave it out")
     if unknown := [call for call in wanted if call not in known and call != wait.call_id]:
         raise invalid_argument("calls", f"{unknown[0]} is not a call of the wait: {', '.join(known) or wait.call_id}")
     return [known[call] for call in wanted if call in known]

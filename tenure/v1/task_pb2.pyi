@@ -737,8 +737,8 @@ class Wait(message.Message):
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[WaitingCall]:
         """For a TOOL_APPROVAL of several calls: all of them, in their order. The first is also in `call_id`, `tool` and
-        `arguments_json`. An answer may decide some of them: those that are left wait again, in a new wait, while the allowed
-        ones run. Empty: there is one call.
+        `arguments_json`. An answer may decide some of them: those that are left wait again, in a new wait, after the allowed
+        ones have run. Empty: there is one call.
         """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,9 +12,10 @@ from tenure import Client, InvalidRequest, TaskWait
 from tenure.cli.task_options import typed_names
 from tenure.client.leases import HeldLease
 from tenure.domain.task import Source, SourceKind
-from tenure.domain.waits import WaitKind
-from tenure.sdk.answers import approval
+from tenure.domain.waits import CallDecision, WaitKind
+from tenure.sdk.answers import WaitReply, approval, denial
 from tenure.sdk.submit_options import argument_of
+from tenure.sdk.task_info import CallToApprove
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,17 @@ def test_edited_arguments_must_be_json(value: Any) -> None:
     wait = a_wait(WaitKind.TOOL_APPROVAL)
     with pytest.raises(InvalidRequest, match="arguments"):
         approval(wait, {"order": value})
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_answer_without_a_call_is_refused(count: int) -> None:
+    """The list is the result of a computation. An answer without calls would allow the first one."""
+    calls = tuple(CallToApprove(f"3.{index}", "pay", {}, "d") for index in range(count))
+    wait = replace(a_wait(WaitKind.TOOL_APPROVAL), call_id="3.0", options=("allow", "deny"), calls=calls[1:] and calls)
+    for decide in (lambda: approval(wait, None, []), lambda: denial(wait, [])):
+        with pytest.raises(InvalidRequest, match="calls"):
+            decide()
+    assert approval(wait, None, ["3.0"]) in {WaitReply("allow"), WaitReply(calls=(CallDecision("3.0", "allow", "d"),))}
 
 
 def a_wait(kind: WaitKind) -> TaskWait:

@@ -133,6 +133,8 @@ def test_times_and_ids_of_failures_are_not_compared() -> None:
         ([failed(), read(str(number))] for number in count()),
         ([("sleep", "{}", Outcome(OutcomeStatus.SUCCEEDED, "", duration_seconds=60.0))] for _ in count()),
         ([read(seconds=30.0)] for _ in count()),
+        ([read("", tool="sleep", seconds=30.0) if number % 2 else read()] for number in count()),
+        ([read("", tool="sleep", seconds=30.0) if number % 4 == 0 else read()] for number in count()),
         ([read(tool="wait_external")] for _ in count()),
         ([failed(tool="ask_user")] for _ in count()),
     ],
@@ -144,6 +146,8 @@ def test_times_and_ids_of_failures_are_not_compared() -> None:
         "something new beside it",
         "a sleep",
         "a long poll",
+        "a poll after each sleep",
+        "polls after each sleep",
         "a wait for an event",
         "a question to a person",
     ],
@@ -161,6 +165,19 @@ def test_equal_successes_are_limited() -> None:
     assert "made 10 times with the same arguments and the same outcome" in run.notes[10]
     assert end is not None
     assert end.reason == "NO_PROGRESS"
+
+
+def test_long_word_is_compared_at_once() -> None:
+    """The whole worker stands still meanwhile: it took minutes before."""
+    run = Run()
+    number, _ = run.steps_until_end([failed("." * 65_536)] for _ in count())
+    assert number == 6
+
+
+def test_refused_sub_agents_are_counted() -> None:
+    refused = ("spawn_sub_agents", '{"goals": ["a"]}', Outcome(OutcomeStatus.NOT_ALLOWED, "the tree is full"))
+    number, end = Run().steps_until_end([refused] for _ in count())
+    assert (number, end is not None) == (6, True)
 
 
 def test_order_of_arguments_is_not_compared() -> None:

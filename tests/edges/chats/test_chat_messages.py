@@ -31,6 +31,7 @@ from tenure.sdk.events import (
 from tenure.sdk.from_wire import task_info
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.validators import validate
 
 
 def live(text: str, offset: int = 0, *, block: int = 0, step: int = 1, replaces: bool = False) -> LiveTextEvent:
@@ -285,6 +286,24 @@ async def test_approvals_of_one_wait_are_one_answer(protocol: str) -> None:
     assert (request.wait_id, request.WhichOneof("answer"), request.call_digest) == ("w7", None, "")
     decided = [(one.call_id, one.decision, one.call_digest, one.comment) for one in request.calls]
     assert decided == [("3.0", "allow", "d1", ""), ("3.1", "deny", "d2", "no")]
+
+
+@pytest.mark.parametrize("other", ["w7/d2", "w7", "w7/d1/3.1/x"])
+async def test_approvals_of_one_wait_that_do_not_fit_together_are_refused(other: str) -> None:
+    """The gateway refuses a decision without a call. None of them may be lost, and none may be an internal error."""
+    for ids in ([f"{ROOT}/w7/d1/3.0", f"{ROOT}/{other}"], [f"{ROOT}/{other}", f"{ROOT}/w7/d1/3.0"]):
+        request = ai_chat._request_of([ai_chat.Approval(one, is_approved=True) for one in ids])
+        assert len(request.calls) == 2
+        with pytest.raises(InvalidRequest, match="call_id"):
+            validate(request)
+
+
+async def test_a_repeated_approval_is_one_decision() -> None:
+    call = ChatCall(ResumeTask=[api.ResumeTaskResponse()])
+    told: Any = call
+    await ai_chat.answer_approvals(told, [ai_chat.Approval(f"{ROOT}/w7/d1", is_approved=False)] * 2)
+    (request,) = call.sent("ResumeTask")
+    assert (request.decision, list(request.calls)) == ("deny", [])
 
 
 def test_each_call_of_a_wait_has_an_approval() -> None:
