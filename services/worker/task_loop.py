@@ -156,11 +156,7 @@ class TaskLoop(Loop):
             return None
         if late := late_call(self._point, self._spec.policy, failure):
             return late
-        failures = [*self._point.failures, failure]
-        retry = self._spec.policy.retry
-        verdict = after_failure(
-            failures, self._point.retries, retry, result=self._point.last_text, random_fraction=random.random()
-        )
+        verdict = after_failure(self._point, failure, self._spec.policy.retry, random.random())
         if isinstance(verdict, entries.Transition):
             return verdict
         await self._settle_failure()

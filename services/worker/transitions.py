@@ -30,6 +30,7 @@ from tenure.domain.retry import (
     FailureClass,
     RetryPolicy,
     reason_of_retry,
+    unusable_text,
     wait_for_provider,
 )
 from tenure.domain.states import Reason, TaskState, is_terminal
@@ -66,33 +67,30 @@ def wait_before_attempt(failures: Sequence[ModelFailure], random_fraction: float
 
 
 def after_failure(
-    failures: Sequence[ModelFailure], retries: int, policy: RetryPolicy, *, result: str, random_fraction: float
+    point: ResumePoint, newest: ModelFailure, policy: RetryPolicy, random_fraction: float
 ) -> RetryModelCall | Transition:
-    """Decides after failed attempts of one step: retry the call, retry the task later, or fail the task.
+    """Decides after a failed attempt, the newest: retry the call, retry the task later, or fail the task.
 
-    `failures` are in a row, the newest last; `retries` counts the retries of the task; `result` is its result so far. A
-    failure of the request ends the task with the provider's message, and so do a few answers that were complete and
+    A failure of the request ends the task with the provider's message, and so do a few answers that were complete and
     cannot be used: the same prompt buys the same answer. A provider that is away, and an account that it refuses, are
     not faults of the task: it is retried with the policy's backoff until its deadline passes, whatever their count.
     """
-    newest = failures[-1]
+    result, unusable = point.last_text, point.progress.unusable + 1
     message = f"{newest.error_class}: {newest.message}"
     is_refused_account = newest.error_class in ACCOUNT_FAULTS
     if not newest.retryable and not is_refused_account:
         return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, message, result, error_class=newest.error_class)
-    unusable = sum(failure.error_class in UNUSABLE for failure in failures)
     if newest.error_class in UNUSABLE and unusable >= MAX_UNUSABLE_ANSWERS:
-        message = f"{unusable} answers of the model could not be used. The last one: {message}"
-        reason = Reason.MODEL_ANSWER_UNUSABLE
+        reason, message = Reason.MODEL_ANSWER_UNUSABLE, unusable_text(unusable, message)
         return Transition(TaskState.FAILED, reason, message, result, error_class=newest.error_class)
-    wait = None if is_refused_account else wait_before_attempt(failures, random_fraction)
+    wait = None if is_refused_account else wait_before_attempt([*point.failures, newest], random_fraction)
     if wait is not None:
         return RetryModelCall(wait)
     return Transition(
         TaskState.RETRY_SCHEDULED,
         reason_of_retry(newest.error_class),
         message,
-        retry_delay_seconds=wait_for_provider(policy, retries + 1, random_fraction, newest.retry_after_seconds),
+        retry_delay_seconds=wait_for_provider(policy, point.retries + 1, random_fraction, newest.retry_after_seconds),
         error_class=newest.error_class,
     )
 

@@ -49,15 +49,15 @@ from tenure.domain.images import images_in
 from tenure.domain.in_doubt import Resolution, ResolveCall
 from tenure.domain.outputs import TaskOutput, output_of
 from tenure.domain.progress import Progress
-from tenure.domain.retry import FailureClass
-from tenure.domain.states import BUDGET_WAIT_REASONS, TERMINAL, TaskState
+from tenure.domain.retry import UNUSABLE, FailureClass
+from tenure.domain.states import BUDGET_WAIT_REASONS, TERMINAL, Reason, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
-from tenure.domain.tools import Outcome, ToolDefinition
+from tenure.domain.tools import UNUSABLE_CALL, Outcome, ToolDefinition
 from tenure.domain.waits import WaitKind, leaves_call_open
 
 TRUNCATED = "max_tokens"
-_UNFINISHED = frozenset({TRUNCATED, "pause_turn"})
+PAUSED = "pause_turn"
 _TOO_LONG = "model_context_window_exceeded"
 _ABOUT_IMAGES = re.compile(r"image|multimodal|vision", re.IGNORECASE)
 _DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
@@ -73,8 +73,6 @@ class ResumePoint:
     """The state of a task after the entries so far. Call `apply` for each entry in order; it refuses a gap.
 
     `answer_text`: the newest answer, joined with the truncated answers that it continues.
-    `truncations`, `empty_answers`: how many of the newest answers in a row the output limit truncated, or had neither a
-    text nor a tool call.
     `corrections`: how many final answers result validation has rejected in this attempt of the task.
     `summary_through_step`: the step of the summary that the newest model attempt asks for, until the summary is
     committed; 0: the newest model attempt asks for no summary.
@@ -115,8 +113,6 @@ class ResumePoint:
     open_attempt: ModelAttempt | None = None
     reserved_epoch: int = 0
     answer: AssistantMessage | None = None
-    truncations: int = 0
-    empty_answers: int = 0
     retries: int = 0
     timeout_retries: int = 0
     last_text: str = ""
@@ -182,7 +178,19 @@ class ResumePoint:
         """Returns the progress with the calls of the newest step; `outcomes`: those that are not in the ledger yet."""
         settled = self.outcomes | {each.call_id: each.outcome for each in outcomes}
         calls = [(self.intents[call_id], settled[call_id]) for call_id in self._newest_calls if call_id in settled]
-        return self.progress.after(calls, only_failures=not self.is_agent)
+        fault = self.fault_of_answer()
+        progress = self.progress if fault is None else self.progress.after_answer(calls, is_usable=not fault)
+        return progress.after(calls, only_failures=not self.is_agent)
+
+    def fault_of_answer(self) -> str | None:
+        """Returns the reason for which the newest answer cannot be used as it is; "": it can; None: it says nothing."""
+        if self.answer is None or self.answer.stop_reason in _DEAD_ENDS | {PAUSED}:
+            return None
+        if self.answer.stop_reason == TRUNCATED:
+            return Reason.MODEL_TRUNCATED
+        if any(outcome.detail == UNUSABLE_CALL for outcome in self.outcomes.values()):
+            return Reason.MODEL_ANSWER_UNUSABLE
+        return "" if self.answer_text or self._newest_calls else Reason.MODEL_EMPTY_ANSWER
 
     @property
     def is_agent(self) -> bool:
@@ -273,8 +281,7 @@ class ResumePoint:
     def _begin_attempt(self) -> None:
         """Begins the task's next attempt (a requeue) or a fork's first: keeps the history and resets all counters."""
         self.failures.clear()
-        self.retries = self.timeout_retries = self.truncations = self.corrections = self.overflows = 0
-        self.empty_answers = 0
+        self.retries = self.timeout_retries = self.corrections = self.overflows = 0
         self.progress = Progress()
         self.summary_through_step, self.must_shorten = 0, False
         self.counted = None  # the system prompt and the tools may have changed
@@ -366,6 +373,7 @@ class ResumePoint:
         self.window_tokens = body.context_window_tokens or self.window_tokens
         if self.summary_through_step:  # not part of the conversation: the next entry, a compaction, uses the summary
             self.summary_through_step = self.attempts_in_step = 0
+            self.progress = self.progress.after_answer((), is_usable=True)
             return
         text = text_of(body.content)
         if self.is_agent:
@@ -387,13 +395,12 @@ class ResumePoint:
             self.overflows = self.refused_tokens = 0
         has_calls = any(block["type"] == "tool_use" for block in body.content)
         self.answer_text = self.answer_text + text if self._is_text_truncated else text
-        self.truncations = self.truncations + 1 if body.stop_reason == TRUNCATED else 0
         self._is_text_truncated = body.stop_reason == TRUNCATED and not has_calls
-        if body.stop_reason not in _UNFINISHED:
-            self.empty_answers = 0 if has_calls or self.answer_text else self.empty_answers + 1
 
     def _failure(self, body: ModelFailure) -> None:
         attempt, self.open_attempt = self.open_attempt, None
+        if body.error_class in UNUSABLE:
+            self.progress = self.progress.after_answer((), is_usable=False)
         self.window_tokens = body.context_window_tokens or self.window_tokens
         if body.error_class == PROMPT_TOO_LONG and self.is_agent:
             self._overflow(attempt)

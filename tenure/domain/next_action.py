@@ -14,15 +14,11 @@ from tenure.domain.entries import ResultRejected, ToolIntent, ToolOutcome, Trans
 from tenure.domain.fold import ResumePoint
 from tenure.domain.progress import leave_without_progress, note_of
 from tenure.domain.result_schema import ResultValidation, rejection
+from tenure.domain.retry import MAX_UNUSABLE_ANSWERS, unusable_text
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import NoProgressPolicy
+from tenure.domain.tools import UNUSABLE_CALL
 from tenure.domain.waiting_calls import asks
-
-MAX_TRUNCATIONS: Final = 3
-"""The task fails after this many truncated answers in a row: a model that never finishes would go on for ever."""
-
-MAX_EMPTY_ANSWERS: Final = 2
-"""The task fails after this many empty answers in a row."""
 
 CONTINUE_PROMPT: Final = "Your last message was cut off at the output limit. Go on exactly where it stopped."
 EMPTY_PROMPT: Final = "Your last message was empty. Give your final answer as a text, or go on with your work."
@@ -118,7 +114,7 @@ def next_action(point: ResumePoint) -> NextAction:
         return CallModel(point.step + 1, 1)
     if (stuck := without_progress(point)) is not None:
         return Leave(stuck)
-    if point.intents and point.truncations < MAX_TRUNCATIONS:
+    if point.intents:
         return CallModel(point.step + 1, 1)
     return _after_answer(point, point.answer.stop_reason)
 
@@ -139,9 +135,24 @@ def calls_to_make(point: ResumePoint, own_approvals: Sequence[str] = ()) -> Exec
 
 
 def without_progress(point: ResumePoint, outcomes: Iterable[ToolOutcome] = ()) -> Transition | None:
-    """Returns the transition of a task whose agent repeats itself; `outcomes`: those that are not in the ledger yet."""
+    """Returns the transition of a task whose agent repeats itself, or whose model gives no answer that can be used.
+
+    `outcomes`: those that are not in the ledger yet.
+    """
     policy = point.spec.policy.on_no_progress if point.spec is not None else NoProgressPolicy.END
-    return leave_without_progress(point.progress_after(outcomes), policy, point.last_text)
+    progress = point.progress_after(outcomes)
+    fault = point.fault_of_answer()
+    if fault and progress.unusable >= MAX_UNUSABLE_ANSWERS:
+        message = unusable_text(progress.unusable, _what_was_received(point, fault))
+        return Transition(TaskState.FAILED, fault, message, point.last_text)
+    return leave_without_progress(progress, policy, point.last_text)
+
+
+def _what_was_received(point: ResumePoint, fault: str) -> str:
+    for call_id, outcome in point.outcomes.items():
+        if outcome.detail == UNUSABLE_CALL:
+            return f"a call of {point.intents[call_id].tool}: {outcome.content}"
+    return "it was cut off at the output limit" if fault == Reason.MODEL_TRUNCATED else "it had neither text nor calls"
 
 
 def with_notes(point: ResumePoint, outcomes: Sequence[ToolOutcome]) -> list[ToolOutcome]:
@@ -163,14 +174,10 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextAction:
     match stop_reason:
         case "pause_turn":
             return CallModel(point.step + 1, 1)
-        case "max_tokens" if point.has_unread_messages and not point.intents:
+        case "max_tokens" if point.has_unread_messages:
             return CallModel(point.step + 1, 1)
-        case "max_tokens" if point.truncations < MAX_TRUNCATIONS:
-            return AskAgain(point.step, CONTINUE_PROMPT)
         case "max_tokens":
-            return _failed(
-                point, Reason.MODEL_TRUNCATED, f"the output limit truncated {MAX_TRUNCATIONS} answers in a row"
-            )
+            return AskAgain(point.step, CONTINUE_PROMPT)
         case "refusal":
             return _failed(point, Reason.MODEL_REFUSED, "the model refused to continue")
         case "model_context_window_exceeded" if point.overflows <= MAX_OVERFLOWS:
@@ -202,9 +209,7 @@ def _after_final_answer(point: ResumePoint) -> NextAction:
         return ValidateResult(point.step, schema_json, point.answer_text)
     if point.answer_text:
         return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.answer_text)
-    if point.empty_answers < MAX_EMPTY_ANSWERS:
-        return AskAgain(point.step, EMPTY_PROMPT)
-    return _failed(point, Reason.MODEL_EMPTY_ANSWER, f"{MAX_EMPTY_ANSWERS} answers of the model in a row were empty")
+    return AskAgain(point.step, EMPTY_PROMPT)
 
 
 def _failed(point: ResumePoint, reason: str, message: str) -> CloseOut:

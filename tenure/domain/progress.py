@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from tenure.domain.entries import ToolIntent, Transition
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import NoProgressPolicy
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus
 from tenure.domain.waiting_calls import WAITING_TOOLS, move_to_wait
 from tenure.domain.waits import CONTINUE, MAX_QUESTION_CHARACTERS, Wait, WaitKind, default_timeout_seconds
 
@@ -36,8 +36,8 @@ FAILURES: Final = _Thresholds(tell=2, leave=5)
 REPEATS: Final = _Thresholds(tell=9, leave=29)
 """For all stale steps. A successful call may be repeated for a good reason: its agent waits for a change."""
 WAITING_SECONDS: Final = 10.0
-"""A successful call that takes at least this long waits for something. It is not counted, and neither are the successful
-calls of the few steps after it: an agent sleeps, and then looks again.
+"""A successful call that takes at least this long waits for something. It is not counted, and neither are the
+successful calls of the few steps after it: an agent sleeps, and then looks again.
 """
 
 _REFUSED: Final = frozenset({OutcomeStatus.INVALID_ARGUMENTS, OutcomeStatus.NOT_ALLOWED})
@@ -79,9 +79,11 @@ class Progress:
     """The newest steps of an agent. `counts`: how often each call was made since the last step that was new.
 
     `stale`, `failing`: the stale steps since then, and those of them with a failed call. `is_told`: the model read
-    about it since then. `_since_wait`: the steps since a call that waited.
+    about it since then. `_since_wait`: the steps since a call that waited. `unusable`: the newest answers in a row that
+    could not be used as they were.
     """
 
+    unusable: int = 0
     stale: int = 0
     failing: int = 0
     is_told: bool = False
@@ -100,12 +102,13 @@ class Progress:
         newest = tuple(dict.fromkeys(_call_of(intent, outcome) for intent, outcome in made))
         recent = (*self._recent, frozenset(newest))[-LONGEST_CYCLE:]
         since_wait = 0 if any(_has_waited(outcome) for _, outcome in made) else self._since_wait + 1
-        if any(map(_is_new_by_nature, newest)) or not frozenset().union(*self._recent).issuperset(newest):
+        if self._is_new(newest):
             counts = dict.fromkeys(newest, 1)
-            return Progress(newest=newest, counts=counts, _recent=recent, _since_wait=since_wait)
+            return Progress(self.unusable, newest=newest, counts=counts, _recent=recent, _since_wait=since_wait)
         has_failed = any(call.status is not OutcomeStatus.SUCCEEDED for call in newest)
         is_wanted = since_wait < LONGEST_CYCLE or only_failures
         return Progress(
+            self.unusable,
             self.stale + (has_failed or not is_wanted),
             self.failing + has_failed,
             self.is_told or any(MARK in outcome.note for _, outcome in made),
@@ -114,6 +117,17 @@ class Progress:
             recent,
             since_wait,
         )
+
+    def after_answer(self, made: Sequence[tuple[ToolIntent, Outcome]], *, is_usable: bool) -> Progress:
+        """Counts an answer, which made these calls. One that cannot be used as it is begins the count anew when a call
+        of it that was run brought something new: of many files that an agent writes at once, the last one may be cut.
+        """
+        run = [_call_of(intent, outcome) for intent, outcome in made if outcome.detail != UNUSABLE_CALL]
+        earlier = 0 if self._is_new(run) else self.unusable
+        return replace(self, unusable=0 if is_usable else earlier + 1)
+
+    def _is_new(self, calls: Sequence[MadeCall]) -> bool:
+        return any(map(_is_new_by_nature, calls)) or not frozenset().union(*self._recent).issuperset(calls)
 
     def is_newest(self, intent: ToolIntent, outcome: Outcome) -> bool:
         """Whether `repeated` is this call."""

@@ -104,7 +104,7 @@ ACCOUNT_FAULTS: Final = frozenset({FailureClass.AUTHENTICATION, FailureClass.PER
 UNUSABLE: Final = frozenset({FailureClass.UNUSABLE_ANSWER, FailureClass.ANSWER_TOO_LARGE, FailureClass.NO_SUMMARY})
 """The classes of answers that were complete and are paid for: another attempt is another purchase."""
 MAX_UNUSABLE_ANSWERS: Final = 3
-"""A step whose call got so many unusable answers ends the task."""
+"""So many answers in a row that are empty, cut off or cannot be used end the task: the next one would be equal."""
 
 PROVIDER_AWAY: Final = (RETRYABLE - UNUSABLE - {FailureClass.INTERRUPTED}) | ACCOUNT_FAULTS
 """The classes that are not faults of a task. Such a provider is tried until the task's deadline."""
@@ -143,6 +143,11 @@ def wait_for_provider(
     """
     least = _LEAST_PACE.wait_seconds(failures - OWN_PACE_RETRIES, random_fraction) if failures > OWN_PACE_RETRIES else 0
     return max(least, policy.wait_seconds(failures, random_fraction, retry_after_seconds))
+
+
+def unusable_text(answers: int, last: str) -> str:
+    """Returns why a task ends after so many answers that could not be used."""
+    return f"{answers} answers of the model in a row could not be used. The last one: {last}"
 
 
 def reason_of_retry(error_class: str) -> str:

@@ -15,17 +15,18 @@ from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.next_action import (
     CONTINUE_PROMPT,
     EMPTY_PROMPT,
-    MAX_TRUNCATIONS,
     AskAgain,
     CallModel,
     CloseOut,
     ExecuteTools,
     JoinModelCall,
+    Leave,
     next_action,
 )
+from tenure.domain.retry import MAX_UNUSABLE_ANSWERS
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
+from tenure.domain.tools import UNUSABLE_CALL, EffectClass, Outcome, OutcomeStatus, ToolDefinition
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))
@@ -138,23 +139,22 @@ def test_truncated_answer_is_continued() -> None:
 
 def test_a_model_that_never_finishes_fails_with_its_text() -> None:
     bodies: list[tuple[int, facts.Body]] = []
-    for step in range(1, MAX_TRUNCATIONS + 1):
+    for step in range(1, MAX_UNUSABLE_ANSWERS + 1):
         bodies += [(step, attempt()), (step, answer(text(f"part {step}"), stop="max_tokens"))]
+    message = "3 answers of the model in a row could not be used. The last one: it was cut off at the output limit"
     move = next_action(fold(ledger(*bodies)))
-    assert move == CloseOut(
-        TaskState.FAILED, "MODEL_TRUNCATED", f"the output limit truncated {MAX_TRUNCATIONS} answers in a row", "part 3"
-    )
+    assert move == Leave(facts.Transition(TaskState.FAILED, "MODEL_TRUNCATED", message, "part 3"))
 
 
 def test_model_whose_calls_are_always_cut_fails_the_task() -> None:
     """Its calls are answered, and still count: the same answer would be bought until the step limit."""
     bodies: list[tuple[int, facts.Body]] = []
-    for step in range(1, MAX_TRUNCATIONS + 1):
+    for step in range(1, MAX_UNUSABLE_ANSWERS + 1):
         call = {"type": "tool_use", "id": f"t{step}", "name": "mail", "input": {}}
         intent = facts.ToolIntent(f"{step}.0", f"t{step}", "mail", "{}")
-        cut = facts.ToolOutcome(f"{step}.0", Outcome(OutcomeStatus.INVALID_ARGUMENTS, "cut off"))
+        cut = facts.ToolOutcome(f"{step}.0", Outcome(OutcomeStatus.INVALID_ARGUMENTS, "cut", detail=UNUSABLE_CALL))
         bodies += [(step, attempt()), (step, answer(call, stop="max_tokens")), (step, intent), (step, cut)]
-        expected = CallModel if step < MAX_TRUNCATIONS else CloseOut
+        expected = CallModel if step < MAX_UNUSABLE_ANSWERS else Leave
         assert isinstance(next_action(fold(ledger(*bodies))), expected)
     answered = [*bodies[:4], (2, attempt()), (2, answer(text("done")))]
     assert next_action(fold(ledger(*answered))) == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "done")
@@ -164,7 +164,7 @@ THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 
 
 @pytest.mark.parametrize("content", [[], [THOUGHT]], ids=["nothing", "thoughts"])
-def test_empty_answer_is_asked_for_again_once(content: list[Any]) -> None:
+def test_empty_answer_is_asked_for_again(content: list[Any]) -> None:
     """The text of an earlier step is not the result of a task."""
     call = {"type": "tool_use", "id": "t", "name": "mail", "input": {}}
     sent = facts.ToolOutcome("1.0", Outcome(OutcomeStatus.SUCCEEDED, "sent"))
@@ -180,9 +180,10 @@ def test_empty_answer_is_asked_for_again_once(content: list[Any]) -> None:
     story += [(2, facts.UserMessage(EMPTY_PROMPT)), (3, attempt())]
     said = next_action(fold(ledger(*story, (3, answer(text("done"))))))
     assert said == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "done")
-    failed = next_action(fold(ledger(*story, (3, answer(*content)))))
-    assert isinstance(failed, CloseOut)
-    assert (failed.to_state, failed.reason) == (TaskState.FAILED, "MODEL_EMPTY_ANSWER")
+    story += [(3, answer(*content)), (3, facts.UserMessage(EMPTY_PROMPT)), (4, attempt()), (4, answer(*content))]
+    failed = next_action(fold(ledger(*story)))
+    assert isinstance(failed, Leave)
+    assert (failed.transition.to_state, failed.transition.reason) == (TaskState.FAILED, "MODEL_EMPTY_ANSWER")
 
 
 @pytest.mark.parametrize("stop", ["pause_turn", "max_tokens"])
@@ -224,12 +225,12 @@ def test_folding_in_pieces_is_folding_at_once() -> None:
 
 
 def test_fork_ignores_earlier_validations() -> None:
-    cut = [(step, answer(text("part"), stop="max_tokens")) for step in range(1, MAX_TRUNCATIONS + 1)]
+    cut = [(step, answer(text("part"), stop="max_tokens")) for step in range(1, MAX_UNUSABLE_ANSWERS + 1)]
     bodies = [body for step, said in cut for body in ((step, attempt()), (step, said))]
     forked = (0, facts.Forked("t", 9, len(bodies)))
-    begin = (MAX_TRUNCATIONS, facts.Transition(TaskState.QUEUED, "FORKED"))
+    begin = (MAX_UNUSABLE_ANSWERS, facts.Transition(TaskState.QUEUED, "FORKED"))
     entries = [facts.Entry(n, step, body) for n, (step, body) in enumerate([START[0], forked, *bodies, begin], start=1)]
-    assert next_action(fold(entries)) == AskAgain(MAX_TRUNCATIONS, CONTINUE_PROMPT)
+    assert next_action(fold(entries)) == AskAgain(MAX_UNUSABLE_ANSWERS, CONTINUE_PROMPT)
 
 
 @pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded"])

@@ -76,7 +76,7 @@ def test_a_model_call_forgets_nothing_of_the_function() -> None:
     recorded = recorded_step(point, 2, "ask", is_model_call=True)
     assert recorded is not None
     assert recorded.result_json == '"hello"'
-    assert (point.step, point.last_text, point.messages, point.truncations) == (3, "cut", [], 0)
+    assert (point.step, point.last_text, point.messages, point.progress.unusable) == (3, "cut", [], 0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from services.models.ends import failure_end
 from services.worker.model_runner import _failure
 from services.worker.transitions import RetryModelCall, after_failure, is_late
-from tenure.domain.entries import ModelFailure, Transition
+from tenure.domain.entries import Body, Entry, ModelFailure, Submitted, Transition
+from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import (
     ACCOUNT_FAULTS,
     MAX_UNUSABLE_ANSWERS,
@@ -24,6 +26,7 @@ from tenure.domain.retry import (
     wait_for_provider,
 )
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import TaskSpec
 from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, ModelCallFailed, _retry_after_seconds
 from tenure.v1 import model_service_pb2
 
@@ -53,7 +56,7 @@ def test_every_class_is_of_one_kind() -> None:
 
 @pytest.mark.parametrize("error_class", sorted(LASTING))
 def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class: Any) -> None:
-    verdict = after_failure([failure(FailureClass(error_class))], 0, POLICY, result="so far", random_fraction=0.5)
+    verdict = after_failure(ResumePoint(last_text="so far"), failure(FailureClass(error_class)), POLICY, 0.5)
     assert isinstance(verdict, Transition)
     assert (verdict.to_state, verdict.reason) == (TaskState.FAILED, Reason.MODEL_REJECTED)
     assert (verdict.error_class, verdict.message, verdict.result) == (error_class, f"{error_class}: words", "so far")
@@ -61,13 +64,14 @@ def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class: Any
 
 @pytest.mark.parametrize("error_class", AWAY)
 def test_provider_that_is_away_never_ends_a_task(error_class: FailureClass) -> None:
-    failures = [failure(error_class)] * MODEL_CALL_TRIES
+    newest = failure(error_class)
+    before = [newest] * (MODEL_CALL_TRIES - 1)
     reason = {
         FailureClass.RATE_LIMITED: Reason.MODEL_RATE_LIMITED,
         **dict.fromkeys(ACCOUNT_FAULTS, Reason.MODEL_ACCOUNT_REFUSED),
     }.get(error_class, Reason.MODEL_UNAVAILABLE)
     for retries, delay_seconds in ((0, 2.0), (1, 4.0), (1000, 225.0)):
-        verdict = after_failure(failures, retries, POLICY, result="", random_fraction=0.5)
+        verdict = after_failure(ResumePoint(failures=before, retries=retries), newest, POLICY, 0.5)
         assert isinstance(verdict, Transition)
         assert (verdict.to_state, verdict.reason) == (TaskState.RETRY_SCHEDULED, reason)
         assert (verdict.error_class, verdict.retry_delay_seconds) == (error_class.value, delay_seconds)
@@ -83,28 +87,34 @@ def test_short_backoff_grows_when_the_provider_stays_away() -> None:
 
 def test_refused_account_is_not_asked_again_at_once() -> None:
     for error_class in ACCOUNT_FAULTS:
-        verdict = after_failure([failure(error_class)], 0, POLICY, result="", random_fraction=0.5)
+        verdict = after_failure(ResumePoint(), failure(error_class), POLICY, 0.5)
         assert isinstance(verdict, Transition)
         assert verdict.to_state is TaskState.RETRY_SCHEDULED
 
 
 @pytest.mark.parametrize("error_class", sorted(UNUSABLE))
 def test_unusable_answer_is_bought_again_twice_at_most(error_class: FailureClass) -> None:
-    passing = failure(FailureClass.CONNECTION)
-    failures = [failure(error_class)]
+    """A retry of the task in between does not begin the count anew."""
+    unusable, passing = failure(error_class), failure(FailureClass.CONNECTION)
+    later = Transition(TaskState.RETRY_SCHEDULED, Reason.MODEL_UNAVAILABLE, from_state=TaskState.RUNNING)
+    story: list[Body] = [Submitted(TaskSpec("g"))]
     for _ in range(MAX_UNUSABLE_ANSWERS - 1):
-        assert isinstance(after_failure(failures, 0, POLICY, result="so far", random_fraction=0.5), RetryModelCall)
-        failures += [passing, failure(error_class)]
-    verdict = after_failure(failures, 0, POLICY, result="so far", random_fraction=0.5)
+        assert isinstance(after_failure(folded(story), unusable, POLICY, 0.5), RetryModelCall)
+        story += [unusable, passing, later]
+    verdict = after_failure(folded(story), unusable, POLICY, 0.5)
     assert isinstance(verdict, Transition)
     assert (verdict.to_state, verdict.reason) == (TaskState.FAILED, Reason.MODEL_ANSWER_UNUSABLE)
-    assert (verdict.error_class, verdict.result) == (error_class.value, "so far")
-    assert "3 answers of the model could not be used" in verdict.message
+    assert (verdict.error_class, verdict.result) == (error_class.value, "")
+    assert "3 answers of the model in a row could not be used" in verdict.message
     assert "words" in verdict.message
 
 
+def folded(story: Sequence[Body]) -> ResumePoint:
+    return fold(Entry(number, 1, body) for number, body in enumerate(story, 1))
+
+
 def verdict(*failures: ModelFailure, random_fraction: float = 0.5) -> RetryModelCall | Transition:
-    return after_failure(failures, 0, POLICY, result="", random_fraction=random_fraction)
+    return after_failure(ResumePoint(failures=list(failures[:-1])), failures[-1], POLICY, random_fraction)
 
 
 def test_the_delay_grows_with_jitter() -> None:
@@ -122,11 +132,9 @@ def test_interrupted_calls_do_not_count() -> None:
 
 
 def test_a_long_retry_time_is_waited_for_without_a_worker() -> None:
-    verdict = after_failure(
-        [failure(FailureClass.RATE_LIMITED, retry_after_seconds=900.0)], 0, POLICY, result="", random_fraction=0.5
-    )
-    assert isinstance(verdict, Transition)
-    assert (verdict.to_state, verdict.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, 900.0)
+    late = verdict(failure(FailureClass.RATE_LIMITED, retry_after_seconds=900.0))
+    assert isinstance(late, Transition)
+    assert (late.to_state, late.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, 900.0)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count, islice, product
 from typing import Any
 
 import pytest
 
+from services.worker.transitions import after_failure
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.fold import ResumePoint
 from tenure.domain.next_action import CallModel, Leave, next_action, with_notes, without_progress
 from tenure.domain.progress import MARK
+from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import ControlWork, NoProgressPolicy, TaskPolicy, TaskSpec
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 Made = tuple[str, str, Outcome]
@@ -47,17 +49,21 @@ class Run:
         self.entries.append(entry)
         self.point.apply(entry)
 
-    def make(self, *calls: Made) -> facts.Transition | None:
+    def make(self, *calls: Made, stop: str = "tool_use") -> facts.Transition | None:
         """Makes one step. Returns the transition with which the task leaves."""
         self.step += 1
         blocks = tuple({"type": "tool_use", "id": f"t{self.step}.{i}", "name": "x"} for i in range(len(calls)))
         self.add(facts.ModelAttempt(1, "m", 10, 20, 30))
-        self.add(facts.AssistantMessage(1, blocks, "tool_use", TokenUsage(1, 1)))
+        self.add(facts.AssistantMessage(1, blocks, stop, TokenUsage(1, 1)))
         self.step += self.control is not None  # the calls of a function are a step of their own
         outcomes = []
         for index, (tool, arguments, outcome) in enumerate(calls):
             self.add(facts.ToolIntent(f"{self.step}.{index}", f"t{self.step}.{index}", tool, arguments))
-            outcomes.append(facts.ToolOutcome(f"{self.step}.{index}", outcome))
+            settled = facts.ToolOutcome(f"{self.step}.{index}", outcome)
+            if outcome.detail == UNUSABLE_CALL:  # in the commit of the answer
+                self.add(settled)
+            else:
+                outcomes.append(settled)
         noted = with_notes(self.point, outcomes)
         before = without_progress(self.point, noted)
         for each in noted:
@@ -229,6 +235,81 @@ def test_counting_begins_anew_after_help(entries: Sequence[facts.Body]) -> None:
     for body in entries:
         run.add(body)
     assert run.steps_until_end([failed()] for _ in count())[0] == 5, "the newest step before counts as the first"
+
+
+def unusable(content: str = "The arguments cannot be read") -> Made:
+    return "save", "{}", Outcome(OutcomeStatus.INVALID_ARGUMENTS, content, detail=UNUSABLE_CALL)
+
+
+def bad_json(run: Run, number: int) -> facts.Transition | None:
+    return run.make(unusable(f"received {number * 'a'}"))
+
+
+def bad_json_beside_a_repeat(run: Run, _number: int) -> facts.Transition | None:
+    return run.make(read(), unusable())
+
+
+def cut_call(run: Run, _number: int) -> facts.Transition | None:
+    return run.make(unusable("This call was cut off"), stop="max_tokens")
+
+
+def cut_call_beside_a_repeat(run: Run, _number: int) -> facts.Transition | None:
+    return run.make(read(), unusable("This call was cut off"), stop="max_tokens")
+
+
+def cut_thought(run: Run, _number: int) -> facts.Transition | None:
+    return run.make(stop="max_tokens")
+
+
+def empty(run: Run, _number: int) -> facts.Transition | None:
+    return run.make(stop="end_turn")
+
+
+def too_many_calls(run: Run, _number: int) -> facts.Transition | None:
+    run.step += 1
+    run.add(facts.ModelAttempt(1, "m", 10, 20, 30))
+    failure = facts.ModelFailure(1, "ANSWER_TOO_LARGE", "300 calls", retryable=True)
+    verdict = after_failure(run.point, failure, RetryPolicy(), 0.0)
+    run.add(failure)
+    return verdict if isinstance(verdict, facts.Transition) else None
+
+
+ANSWERS = {
+    bad_json: ("MODEL_ANSWER_UNUSABLE", f"a call of save: received {3 * 'a'}"),
+    bad_json_beside_a_repeat: ("MODEL_ANSWER_UNUSABLE", "a call of save: The arguments cannot be read"),
+    cut_call: ("MODEL_TRUNCATED", "a call of save: This call was cut off"),
+    cut_call_beside_a_repeat: ("MODEL_TRUNCATED", "a call of save: This call was cut off"),
+    cut_thought: ("MODEL_TRUNCATED", "it was cut off at the output limit"),
+    empty: ("MODEL_EMPTY_ANSWER", "it had neither text nor calls"),
+    too_many_calls: ("MODEL_ANSWER_UNUSABLE", "ANSWER_TOO_LARGE: 300 calls"),
+}
+
+
+@pytest.mark.parametrize("policy", NoProgressPolicy)
+def test_third_answer_in_a_row_that_cannot_be_used_ends_the_task(policy: NoProgressPolicy) -> None:
+    """Whatever the mixture: the same prompt buys the same answer."""
+    for kinds in product(ANSWERS, repeat=3):
+        run = Run(policy)
+        run.make(read())
+        first, second, end = (kind(run, number) for number, kind in enumerate(kinds, 1))
+        reason, received = ANSWERS[kinds[-1]]
+        assert first is second is None, kinds
+        assert end is not None, kinds
+        assert (end.to_state, end.reason) == (TaskState.FAILED, reason), kinds
+        assert end.message == f"3 answers of the model in a row could not be used. The last one: {received}"
+
+
+def test_answer_that_can_be_used_begins_the_count_anew() -> None:
+    run = Run()
+    for number in range(MOST_STEPS // 3):
+        assert bad_json(run, number) is bad_json(run, number) is run.make(read(str(number))) is None
+
+
+def test_cut_answer_that_brings_something_new_is_not_counted() -> None:
+    """An agent that writes many files at once has all of them after a few such answers."""
+    run = Run()
+    for number in range(MOST_STEPS):
+        assert run.make(read(str(number)), unusable("This call was cut off"), stop="max_tokens") is None
 
 
 def test_function_with_a_model_has_a_limit_of_failures() -> None:
