@@ -44,7 +44,7 @@ async def queue(installation: Installation, tmp_path: Path) -> Any:
     """A queue that the page's worker serves, with a model of the simulator's that says hello."""
     stack, queue = installation.stack, f"agents-{uuid.uuid4().hex[:12]}"
     program = tmp_path / "support.py"
-    program.write_text(GIVEN + BLOCKS[0].replace("claude-sonnet-4-5", "sim-hello"))
+    program.write_text(GIVEN + BLOCKS[0].replace("claude-sonnet-5", "sim-hello"))
     assert stack.simulator is not None
     addresses = stack.addresses()
     environment = {
