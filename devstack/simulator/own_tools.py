@@ -109,8 +109,8 @@ def _beside(name: str, goal: str) -> str:
     if not name:
         return ""
     spoken = re.escape(name).replace("_", r"[\s_-]")
-    found = re.search(rf"(-?\d[\d.]*)\s+{spoken}\b|\b{spoken}\W+([\w-]+)", goal, re.IGNORECASE)
-    return "" if found is None else found[1] or found[2]
+    match = re.search(rf"(-?\d[\d.]*)\s+{spoken}\b|\b{spoken}\W+([\w-]+)", goal, re.IGNORECASE)
+    return "" if match is None else match[1] or match[2]
 
 
 def _resolved(reference: str, root: Any) -> Any:

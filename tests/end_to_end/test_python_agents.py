@@ -72,7 +72,7 @@ async def test_the_worker_of_the_page_takes_submits(installation: Installation, 
         assert result
         with pytest.raises(InvalidRequest, match="its code chooses it"):
             await client.submit("Say hello", agent="support", model="claude-opus-4-5")
-        with pytest.raises(InvalidRequest, match="must not be empty"):
+        with pytest.raises(InvalidRequest, match="must not be blank"):
             await client.submit("", agent="support")
     submitted = await tenure("submit", "Say hello", "--agent", "support", "--queue", queue, "--watch", address=address)
     assert submitted.code == Exit.OK, submitted.out
