@@ -14,7 +14,7 @@ from tenure.domain.states import ReleaseReason
 from tenure.runtime.security.signing import write_key_pair
 from tenure.v1 import task_pb2
 from tenure.wire.token import read_claims
-from tests.support.fix_coordinator import SHORT, Fleet, epoch_of
+from tests.support.fix_coordinator import SHORT_LIFE, Fleet, epoch_of
 from tests.support.patience import PATIENCE_SECONDS
 
 QUEUED, SUCCEEDED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_SUCCEEDED
@@ -110,7 +110,7 @@ async def test_a_late_reattachment_returns_the_lost_claims(fleet: Fleet) -> None
 
 
 async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fleet) -> None:
-    replica = await fleet.coordinator(**SHORT)
+    replica = await fleet.coordinator(**SHORT_LIFE)
     frozen = await fleet.worker(replica)
     task_id = await fleet.submit()
     lost = await frozen.next_grant()
@@ -119,7 +119,7 @@ async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fl
     frozen.freeze()
     frozen_at = asyncio.get_running_loop().time()
     grant = await other.next_grant()
-    # Some 3.5 s, as etcd looks for dead leases every half second; nothing else that is waited for here is so short.
+    # Some 6.5 s, as etcd looks for dead leases every half second; nothing else that is waited for here is so short.
     assert asyncio.get_running_loop().time() - frozen_at < 30
     assert grant.task_id == task_id
     assert epoch_of(grant.token) > epoch_of(lost.token)

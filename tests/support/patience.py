@@ -19,6 +19,12 @@ CALL_SECONDS: Final = 60.0
 AGAIN: Final = RetryPolicy(max_attempts=60, initial_seconds=0.2, factor=1.5, cap_seconds=2.0)
 """As any client does that is told to try later: a service that is asked for much at once says so."""
 
+LONG_LIFE_SECONDS: Final = 60
+"""How long an owner, a runner or a lease lives without a renewal: no machine stands still for so long."""
+
+SHORT_LIFE_SECONDS: Final = 6
+"""The same where a test waits for the lapse: longer than a machine that is descheduled stands still (3 s)."""
+
 MAX_SLOWNESS: Final = 4.0
 
 
