@@ -101,7 +101,7 @@ async def test_progress_keeps_the_task(fleet: Fleet) -> None:
 
 
 async def test_a_grant_that_renewals_do_not_name_is_taken_back(fleet: Fleet) -> None:
-    replica = await fleet.coordinator(start_timeout_seconds="2")
+    replica = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
     idle = await fleet.worker(replica)
     idle.named = False
     task_id = await fleet.submit()

@@ -71,7 +71,7 @@ def run(gateway_process: ServiceProcess, tenant: str) -> Any:
 async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(
     client: Client, tenant: str, lease_replicas: list[str]
 ) -> None:
-    async with HeldLease(client.leases, "a", holder="one", ttl_seconds=5) as held:
+    async with HeldLease(client.leases, "a", holder="one", ttl_seconds=30) as held:
         assert read_claims(held.token).resource == "leases/a"
         with pytest.raises(LeaseHeld) as refused:
             async with HeldLease(client.leases, "a", holder="two"):
