@@ -70,9 +70,7 @@ async def test_a_worker_that_moved_keeps_tasks_with_a_short_lease(fleet: Fleet) 
     await worker.open(grant)
     worker.freeze()  # its old stream stays, as in a network that was cut
     again = fleet.keep(await worker.reattach(second.address))
-    await asyncio.sleep(
-        SHORT_LIFE_SECONDS + 3.0
-    )  # without its second stream the lease would have ended
+    await asyncio.sleep(SHORT_LIFE_SECONDS + 3.0)  # without its second stream the lease would have ended
     assert [claim.claim_id for claim in await fleet.claims(second)] == [grant.claim_id]
     assert again.ended_with is None
     assert (await fleet.task(task_id)).state == task_pb2.TASK_STATE_RUNNING
