@@ -32,7 +32,7 @@ async def ended_at_last(runner: ModelRunnerClient, owner: Owner) -> Any:
 async def test_another_replica_relays_the_call(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    slow(simulator, 4000)
+    slow(simulator, 6000)
     one, other = await model_runner(), await model_runner()
     owner = grants.claim()
     first = await one.generate(owner, **SLOW).speaking()
