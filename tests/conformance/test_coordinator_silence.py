@@ -26,7 +26,10 @@ async def test_a_replica_that_slept_past_a_ttl_takes_nothing(
     fleet: Fleet,
 ) -> None:
     lease = {**SHORT_LIFE, "ttl_seconds": "8"}
-    first, second = await fleet.coordinator(progress_timeout_seconds="2", **lease), await fleet.coordinator(**lease)
+    first, second = (
+        await fleet.coordinator(progress_timeout_seconds=str(SHORT_LIFE_SECONDS), **lease),
+        await fleet.coordinator(**lease),
+    )
     worker = await fleet.worker(first)
     await fleet.submit()
     grant = await worker.next_grant()

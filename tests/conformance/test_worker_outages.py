@@ -169,7 +169,7 @@ async def test_worker_without_coordinator_starts_no_effect(bench: WorkerBench) -
 async def test_a_slow_tool_is_stuck_only_without_progress(bench: WorkerBench) -> None:
     coordinator = bench.stack.services["coordinator"]
     coordinator.kill()
-    coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": "5"})
+    coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": str(SHORT_LIFE_SECONDS)})
     await coordinator.wait_ready()
     try:
         await bench.start_worker()

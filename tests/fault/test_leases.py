@@ -275,7 +275,7 @@ async def test_a_holder_without_renewal_is_stopped_before_the_next(backends: Bac
 @pytest.mark.faults
 async def test_a_lost_lease_stops_the_holder_and_releases_nothing(leases: Leases) -> None:
     async def work() -> None:
-        async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=3 * (SHORT_LIFE_SECONDS // 2)) as held:
+        async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=9) as held:
             await leases.transfer("two", lease=pb.LeaseReference(resource="a", epoch=held.epoch))
             await asyncio.sleep(60)
 
