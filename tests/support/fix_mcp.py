@@ -29,6 +29,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 MODERN = Path(__file__).with_name("modern_mcp_server.py")
 SCRIPTED = Path(__file__).with_name("scripted_mcp_server.py")
 _PORTS = HeldAddresses()
+atexit.register(_PORTS.close)
 
 
 @dataclass(frozen=True)
