@@ -31,15 +31,17 @@ GONE: Final = (FileNotFoundError, ProcessLookupError)
 def main(arguments: list[str]) -> int:
     """Returns pytest's exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--every", type=float, nargs=2, default=(10.0, 20.0), metavar="SECONDS")
-    parser.add_argument("--seconds", type=float, nargs=2, default=(2.0, 3.0), metavar="SECONDS")
+    for option, range_seconds in (("--every", (10.0, 20.0)), ("--seconds", (2.0, 3.0))):
+        parser.add_argument(option, type=float, nargs=2, default=range_seconds, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("pytest", nargs="*")
     options = parser.parse_args(arguments)
     adopt_orphans()
     chance = random.Random(options.seed)
-    say(f"pauses with --seed {options.seed}")
+    sys.stderr.write(f"pauses with --seed {options.seed}\n")
     run = subprocess.Popen([sys.executable, "-m", "pytest", *options.pytest])
+    signal.signal(signal.SIGINT, lambda *_: None)  # pytest gets it from the terminal too, and its end is awaited here
+    signal.signal(signal.SIGTERM, lambda *_: run.terminate())
     while (exit_code := ended_within(run, chance.uniform(*options.every))) is None:
         seconds = chance.uniform(*options.seconds)
         frozen = list(frozen_descendants(os.getpid()))
@@ -47,13 +49,8 @@ def main(arguments: list[str]) -> int:
         for pid in reversed(frozen):
             with suppress(*GONE):
                 os.kill(pid, signal.SIGCONT)
-        say(f"\n{time.strftime('%H:%M:%S')} paused {len(frozen)} processes for {seconds:.1f} s")
+        sys.stderr.write(f"\n{time.strftime('%H:%M:%S')} paused {len(frozen)} processes for {seconds:.1f} s\n")
     return exit_code
-
-
-def say(text: str) -> None:
-    """Writes it between the lines of pytest."""
-    sys.stderr.write(f"{text}\n")
 
 
 def adopt_orphans() -> None:
@@ -85,7 +82,7 @@ def frozen_descendants(pid: int) -> Iterator[int]:
 
 def children(pid: int) -> list[int]:
     """Returns the children of all threads of a process."""
-    found: list[int] = []
+    found = list[int]()
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(*GONE):
             found += map(int, thread.read_text().split())
