@@ -32,7 +32,7 @@ from tests.fault.test_zombies import COORDINATOR, logged
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_worker import WorkerBench
 from tests.support.lives import SHORT_LIFE
-from tests.support.model_log import model_calls
+from tests.support.model_log import read_model_calls
 from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 pytestmark = pytest.mark.server
@@ -161,8 +161,7 @@ async def check_history(bench: WorkerBench, task_id: str) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):  # the simulator writes a call down when it sees the connection end
         while any((call["attempt"] or "").startswith(task_id) for call in bench.simulator.running()):
             await asyncio.sleep(0.05)
-    lines = bench.simulator.log_path.read_text().splitlines()
-    calls = tuple(call for call in model_calls(lines) if call.task_id == task_id)
+    calls = tuple(call for call in read_model_calls(bench.simulator.log_path) if call.task_id == task_id)
     async with LowClient(bench.stack.gateway_address) as client:
         history = await collect_tasks(client, [task_id])
     assert examine(replace(history, model_calls=calls)).violations == ()

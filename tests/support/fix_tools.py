@@ -40,6 +40,7 @@ from tenure.wire.tool import outcome_to_domain
 from tests.support.forked import Process, start_program
 from tests.support.patience import CALL_SECONDS, LONG_LIFE_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 from tests.support.service_process import serving
+from tests.support.written_lines import whole_records
 
 TENANT = "default"
 SHORT_LIFE = {"runner_ttl_seconds": SHORT_LIFE_SECONDS, "runner_renew_interval_seconds": 0.4}
@@ -92,7 +93,7 @@ class Outside:
     def lines(self, file: str, tenant: str = "") -> list[dict[str, Any]]:
         """The record's lines: each is one effect that happened."""
         path = self.records / (tenant or self.tenant) / f"{file}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_records(path)
 
     def workspace(self, owner: Owner) -> Path:
         return self.workspaces / self.tenant / owner.task_id

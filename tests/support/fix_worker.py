@@ -11,7 +11,6 @@ share a worker:
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 import uuid
@@ -54,6 +53,7 @@ from tests.support.fix_postgres import MakeDatabase
 from tests.support.fix_simulator import REPOSITORY, SimulatorControl, running_simulator
 from tests.support.lives import LONG_LIFE
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.written_lines import whole_records
 
 READS: Final = RetryPolicy(max_attempts=30, initial_seconds=0.2, factor=1.0)
 
@@ -384,7 +384,7 @@ class WorkerBench:
         """The lines that the task's calls appended, outside of the system."""
         goal = (await self.task(task_id)).spec.goal
         path = self.stack.layout.records / DEFAULT_TENANT / f"{goal}.jsonl"
-        return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [record["line"] for record in whole_records(path)]
 
     def model_calls(self, task_id: str) -> list[dict[str, Any]]:
         """Returns the calls that the simulator got for this task, with their bills."""
