@@ -41,7 +41,8 @@ async def test_a_frozen_runner_woken_after_a_close_starts_nothing(
     call = frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
     await appear(tmp_path / "there")
     ending = grants.claim(owner.task_id, epoch=11)
-    calls = await (await tool_service()).fence(ending, close=True)
+    tools = await tool_service(close_wait_seconds=PATIENCE_SECONDS)  # longer than the life of the frozen one
+    calls = await tools.fence(ending, close=True)
     values = {"after_accept": tool_pb2.CALL_STATE_NOT_RUN, "before_effect": tool_pb2.CALL_STATE_IN_DOUBT}
     assert calls["1.0"].state == values[moment]
     frozen.thaw()
@@ -88,7 +89,7 @@ async def test_a_runner_declared_dead_stops_its_calls(
 ) -> None:
     frozen = await tool_service(**SHORT_LIFE)
     owner = grants.claim(epoch=10)
-    arguments = {"file": "a", "line": "x", "delay_ms": 60_000}
+    arguments = {"file": "a", "line": "x", "delay_ms": 25_000}
     call = frozen.begin(owner, "1.0", UNSAFE, **arguments)
     await frozen.started(owner)
     frozen.freeze()
