@@ -24,7 +24,6 @@ from typing import Final
 from devstack.child_process import freeze
 
 PR_SET_CHILD_SUBREAPER: Final = 36
-FROZEN: Final = "Tt"
 GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
@@ -55,26 +54,27 @@ def main(arguments: list[str]) -> int:
 
 def adopt_orphans() -> None:
     """Makes this process the parent of each descendant whose parent ends, so that none leaves the tree."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError("prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def ended_within(run: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Returns the exit code, or None after so long."""
-    with suppress(subprocess.TimeoutExpired):
-        return run.wait(seconds)
+    """Returns the exit code, or None after so long. Reaps orphans meanwhile, as init does."""
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == run.pid:
+                return run.wait()
+            os.waitpid(ended.si_pid, 0)
+        time.sleep(0.02)
     return None
 
 
 def frozen_descendants(pid: int) -> Iterator[int]:
-    """Freezes all descendants, a parent before its children, so that none can fork or freeze another meanwhile.
-
-    Yields those that ran.
-    """
+    """Freezes all descendants, a parent first: none can fork or freeze another meanwhile. Yields those that ran."""
     for child in children(pid):
         with suppress(*GONE):
-            if state(child) not in FROZEN:
+            if state(child) not in "Tt":
                 freeze(child)
                 yield child
             yield from frozen_descendants(child)
