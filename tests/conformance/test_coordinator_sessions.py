@@ -15,7 +15,7 @@ from tenure.runtime.security.signing import write_key_pair
 from tenure.v1 import task_pb2
 from tenure.wire.token import read_claims
 from tests.support.fix_coordinator import SHORT_LIFE, Fleet, epoch_of
-from tests.support.patience import LONG_LIFE_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import LONG_LIFE_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 QUEUED, SUCCEEDED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_SUCCEEDED
 
@@ -60,7 +60,7 @@ async def test_a_broken_stream_releases_its_tasks_after_the_grace(fleet: Fleet) 
 
 
 async def test_a_reattachment_within_the_grace_keeps_the_claim(fleet: Fleet) -> None:
-    replica = await fleet.coordinator(ttl_seconds="120", reconnect_grace_seconds="60")
+    replica = await fleet.coordinator(reconnect_grace_seconds=str(SHORT_LIFE_SECONDS))
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
     grant = await worker.next_grant()
