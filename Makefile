@@ -13,7 +13,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node node-if-reached demo dev test-fast test faults nightly check lint types imports protos protos-fresh lock lock-fresh audit sbom package docs bench bench-peers clean
+.PHONY: help setup node node-if-reached demo dev test-fast test test-pauses faults nightly check lint types imports protos protos-fresh lock lock-fresh audit sbom package docs bench bench-peers clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,7 +46,8 @@ node-if-reached: setup
 	@$(MAKE) --question $(NODE_STAMP) || $(BIN)/python tests/node/install.py --or-skip
 
 # The four commands of tests, by what they protect. CONTRIBUTING.md says which to run when.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+IN_PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest $(IN_PARALLEL)
 
 test-fast: setup ## The inner loop: rules and contracts, in about a minute
 	$(PYTEST) -m "not faults and not nightly" tests/unit tests/contract
@@ -59,7 +60,11 @@ faults: setup node-if-reached ## Sweeps over faults: MINUTES (10) of seeds, or t
 	$(if $(or $(SEED),$(SEEDS)),,$(BIN)/python -m spec --large || [ $$? = 2 ])
 	$(if $(or $(SEED),$(SEEDS)),,TENURE_EXAMPLES=10 $(PYTEST) -m "faults or fuzz")
 
+test-pauses: setup node-if-reached ## `make test` (or the FILES) on a machine that stands still for seconds now and then
+	$(BIN)/python -m tests.support.pauses -- $(IN_PARALLEL) -m "not faults and not nightly" $(FILES)
+
 nightly: setup node-if-reached ## Wheel, site, browsers, compose, peers: everything that neither of the others runs
+	$(MAKE) test-pauses FILES="tests/conformance tests/end_to_end"
 	TENURE_TEST_PEERS=1 $(PYTEST) -m nightly
 
 check: setup lint types imports protos-fresh lock-fresh audit ## Static checks: lint, types, imports, protos, locks, known holes

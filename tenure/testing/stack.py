@@ -41,14 +41,18 @@ LOOK_SECONDS: Final = 0.02
 QUICK: Final[Mapping[str, Mapping[str, str]]] = {
     "checkpoint": {"TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS": "0.05"},
     "coordinator": {
-        "TENURE_COORDINATOR_TTL_SECONDS": "3",
-        "TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS": "0.75",
-        "TENURE_COORDINATOR_START_TIMEOUT_SECONDS": "3",
+        "TENURE_COORDINATOR_TTL_SECONDS": "6",
+        "TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS": "0.5",
+        "TENURE_COORDINATOR_START_TIMEOUT_SECONDS": "6",
         "TENURE_COORDINATOR_RECONNECT_GRACE_SECONDS": "0.2",
         "TENURE_COORDINATOR_RECONCILE_INTERVAL_SECONDS": "1",
     },
+    "tools": {"TENURE_TOOLS_RUNNER_TTL_SECONDS": "6", "TENURE_TOOLS_RUNNER_RENEW_INTERVAL_SECONDS": "0.5"},
 }
-"""Settings with which a stack notices sooner what tests wait for: due times and lost workers."""
+"""Settings with which a stack notices sooner what tests wait for: due times and killed workers.
+
+A life of 6 s, renewed often, outlasts a machine that stands still for 3 s.
+"""
 
 
 class Stack:

@@ -10,7 +10,7 @@ from devstack.etcd import EtcdProcess
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_coordinator import WAITED_FOR, Fleet
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
 
@@ -85,14 +85,14 @@ async def test_an_unclear_claim_is_not_granted_and_the_task_is_once(own_fleet: F
 
 async def test_progress_keeps_the_task(fleet: Fleet) -> None:
     """For longer than a claim may go without it."""
-    replica = await fleet.coordinator(progress_timeout_seconds="5")
+    replica = await fleet.coordinator(progress_timeout_seconds=str(SHORT_LIFE_SECONDS))
     worker = await fleet.worker(replica)
     await fleet.submit()
     grant = await worker.next_grant()
     await worker.open(grant)
     clock = asyncio.get_running_loop().time
     began, tokens = clock(), 0
-    while clock() - began < 6.5:
+    while clock() - began < SHORT_LIFE_SECONDS + 1.5:
         tokens += 1
         worker.progress[grant.claim_id] = pb.Progress(output_tokens=tokens)
         await asyncio.sleep(0.2)
@@ -101,7 +101,7 @@ async def test_progress_keeps_the_task(fleet: Fleet) -> None:
 
 
 async def test_a_grant_that_renewals_do_not_name_is_taken_back(fleet: Fleet) -> None:
-    replica = await fleet.coordinator(start_timeout_seconds="2")
+    replica = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
     idle = await fleet.worker(replica)
     idle.named = False
     task_id = await fleet.submit()

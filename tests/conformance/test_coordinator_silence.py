@@ -11,8 +11,8 @@ import pytest
 
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.v1 import task_pb2
-from tests.support.fix_coordinator import SHORT, Fleet, epoch_of
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.fix_coordinator import SHORT_LIFE, Fleet, epoch_of
+from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 if TYPE_CHECKING:
     from devstack.etcd import EtcdProcess
@@ -25,8 +25,11 @@ SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"
 async def test_a_replica_that_slept_past_a_ttl_takes_nothing(
     fleet: Fleet,
 ) -> None:
-    lease = {**SHORT, "ttl_seconds": "8", "renew_interval_seconds": "0.5"}
-    first, second = await fleet.coordinator(progress_timeout_seconds="2", **lease), await fleet.coordinator(**lease)
+    lease = {**SHORT_LIFE, "ttl_seconds": "8"}
+    first, second = (
+        await fleet.coordinator(progress_timeout_seconds=str(SHORT_LIFE_SECONDS), **lease),
+        await fleet.coordinator(**lease),
+    )
     worker = await fleet.worker(first)
     await fleet.submit()
     grant = await worker.next_grant()
@@ -48,7 +51,7 @@ async def test_a_replica_that_slept_past_a_ttl_takes_nothing(
 
 @pytest.mark.faults
 async def test_a_replica_that_slept_renews_no_lease_attached_elsewhere(fleet: Fleet) -> None:
-    first, second = await fleet.coordinator(**SHORT), await fleet.coordinator(**SHORT)
+    first, second = await fleet.coordinator(**SHORT_LIFE), await fleet.coordinator(**SHORT_LIFE)
     worker = await fleet.worker(first)
     task_id = await fleet.submit()
     lost = await worker.next_grant()
@@ -141,7 +144,7 @@ async def test_workers_that_left_a_silent_etcd_keep_their_claims(own_fleet: Flee
 
 
 async def test_a_lease_that_ended_with_etcd_silent_is_not_a_crash(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
-    replica = await own_fleet.coordinator(**SHORT)
+    replica = await own_fleet.coordinator(**SHORT_LIFE)
     worker = await own_fleet.worker(replica)
     task_id = await own_fleet.submit()
     grant = await worker.next_grant()
@@ -149,7 +152,7 @@ async def test_a_lease_that_ended_with_etcd_silent_is_not_a_crash(own_fleet: Fle
     own_etcd.pause()
     try:
         await replica.logged("a renewal was not answered by etcd")
-        await asyncio.sleep(4.0)  # longer than the TTL: etcd ends the lease as soon as it wakes
+        await asyncio.sleep(SHORT_LIFE_SECONDS + 1.0)  # longer than the TTL: etcd ends the lease as soon as it wakes
     finally:
         own_etcd.resume()
     await worker.ends()

@@ -9,7 +9,7 @@ import pytest
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_coordinator import Fleet
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 FAIL = task_pb2.TIMEOUT_ACTION_FAIL
 RETRY = task_pb2.TIMEOUT_ACTION_RETRY
@@ -20,6 +20,7 @@ RETRY_SCHEDULED = task_pb2.TASK_STATE_RETRY_SCHEDULED
 def policy(action: task_pb2.TimeoutAction.ValueType, **phases: int) -> task_pb2.TaskPolicy:
     task_policy = task_pb2.TaskPolicy()
     task_policy.retry.initial_backoff.FromSeconds(3600)
+    task_policy.retry.jitter = task_pb2.JITTER_NONE  # else chance may say: at once
     for name, after_seconds in phases.items():
         phase = getattr(task_policy.timeouts, name)
         phase.after.FromSeconds(after_seconds)
@@ -43,33 +44,33 @@ async def test_a_named_but_unopened_task_follows_its_policy(fleet: Fleet) -> Non
 
 
 async def test_a_silent_worker_loses_tasks_with_a_short_lease_only(fleet: Fleet) -> None:
-    replica = await fleet.coordinator(ttl_seconds="60", renew_interval_seconds="0.5")
+    replica = await fleet.coordinator()
     silent = await fleet.worker(replica, slots=2)
     short = task_pb2.TaskPolicy()
-    short.lease_ttl.FromSeconds(5)
+    short.lease_ttl.FromSeconds(SHORT_LIFE_SECONDS)
     quick, patient = await fleet.submit(policy=short), await fleet.submit()
     for grant in await silent.next_grants(2):
         await silent.open(grant)
     silent.freeze()
     lost = await fleet.task_where(quick, lambda task: task.state == task_pb2.TASK_STATE_QUEUED)
     assert (lost.reason, lost.owner) == ("LEASE_EXPIRED", "")
-    assert "sent no renewal for 5 s" in lost.message
+    assert f"sent no renewal for {SHORT_LIFE_SECONDS} s" in lost.message
     assert (await fleet.task(patient)).state == task_pb2.TASK_STATE_RUNNING
     assert [claim.task_id for claim in await fleet.claims(replica)] == [patient]
 
 
 @pytest.mark.faults
 async def test_a_worker_that_moved_keeps_tasks_with_a_short_lease(fleet: Fleet) -> None:
-    first, second = [await fleet.coordinator(ttl_seconds="60", renew_interval_seconds="0.5") for _ in range(2)]
+    first, second = [await fleet.coordinator() for _ in range(2)]
     worker = await fleet.worker(first)
     short = task_pb2.TaskPolicy()
-    short.lease_ttl.FromSeconds(6)
+    short.lease_ttl.FromSeconds(SHORT_LIFE_SECONDS)
     task_id = await fleet.submit(policy=short)
     grant = await worker.next_grant()
     await worker.open(grant)
     worker.freeze()  # its old stream stays, as in a network that was cut
     again = fleet.keep(await worker.reattach(second.address))
-    await asyncio.sleep(9.0)  # longer than the lease: without its second stream the worker would have lost the task
+    await asyncio.sleep(SHORT_LIFE_SECONDS + 3.0)  # without its second stream the lease would have ended
     assert [claim.claim_id for claim in await fleet.claims(second)] == [grant.claim_id]
     assert again.ended_with is None
     assert (await fleet.task(task_id)).state == task_pb2.TASK_STATE_RUNNING
@@ -79,7 +80,7 @@ async def test_a_worker_that_moved_keeps_tasks_with_a_short_lease(fleet: Fleet) 
 async def test_a_worker_without_progress_loses_the_task_by_its_timeout(fleet: Fleet) -> None:
     replica = await fleet.coordinator(progress_timeout_seconds="120")
     stuck = await fleet.worker(replica)
-    task_id = await fleet.submit(policy=policy(RETRY, progress=2))
+    task_id = await fleet.submit(policy=policy(RETRY, progress=SHORT_LIFE_SECONDS))
     grant = await stuck.next_grant()
     await stuck.open(grant)
     assert (await stuck.hears("revoke")).reason == "WORKER_STUCK"
@@ -93,7 +94,7 @@ async def test_a_worker_cannot_outrun_a_timeout_by_attaching(fleet: Fleet) -> No
     """Each stream ends by its age, and a task's progress timeout may be longer than that."""
     replica = await fleet.coordinator(progress_timeout_seconds="120")
     stuck = await fleet.worker(replica)
-    task_id = await fleet.submit(policy=policy(RETRY, progress=3))
+    task_id = await fleet.submit(policy=policy(RETRY, progress=SHORT_LIFE_SECONDS))
     grant = await stuck.next_grant()
     stuck.progress[grant.claim_id] = pb.Progress(sequence=(await stuck.open(grant)).task.sequence)
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -26,7 +26,7 @@ SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"
 @pytest.mark.faults
 async def test_a_running_task_continues_without_its_returned_worker(fleet: Fleet) -> None:
     """As when it let go of the task, and the replica it said so to died before it read it."""
-    first, second = [await fleet.coordinator(start_timeout_seconds="3") for _ in range(2)]
+    first, second = [await fleet.coordinator(start_timeout_seconds=WAITED_FOR) for _ in range(2)]
     worker = await fleet.worker(first)
     task_id = await fleet.submit()
     lost = await worker.next_grant()
@@ -124,7 +124,7 @@ async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet)
 @pytest.mark.faults
 async def test_a_claim_without_a_session_is_deleted(fleet: Fleet) -> None:
     """As an unclear one that lands late, after the replica that made it died."""
-    replica = await fleet.coordinator(start_timeout_seconds="3")
+    replica = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
     worker = await fleet.worker(replica, slots=0)
     task_id = await fleet.submit()
     async with lease_store(fleet) as (_, store):

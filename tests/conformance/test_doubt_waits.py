@@ -17,7 +17,7 @@ from tenure.domain.tools import CallState, OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, answer, entry, reserve
-from tests.support.fix_tools import Grants, Outside, StartTools, appear
+from tests.support.fix_tools import SHORT_LIFE, Grants, Outside, StartTools, appear
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
@@ -108,7 +108,7 @@ async def test_a_late_outcome_has_its_task_go_on(
 ) -> None:
     replica = await checkpoint()
     monkeypatch.setattr(in_doubt_waits, "_POLL_SECONDS", 0.1)
-    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
+    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze", **SHORT_LIFE)
     late, lost = await waiting(replica), await waiting(replica)
     slept = grants.claim(late.task.task_id, epoch=10)
     frozen.begin(slept, "1.0", UNSAFE, file="a", line="x")

@@ -110,8 +110,8 @@ async def test_a_killed_ledger_sends_no_more_than_the_quota(
         "TENURE_CHECKPOINT_SMTP_PORT": str(mails.port),
         "TENURE_CHECKPOINT_SMTP_TLS": "none",
         "TENURE_CHECKPOINT_SMTP_FROM_ADDRESS": "tenure@example.com",
-        "TENURE_CHECKPOINT_SMTP_TIMEOUT_SECONDS": "3",
-        "TENURE_CHECKPOINT_WEBHOOK_LEASE_SECONDS": "8",
+        "TENURE_CHECKPOINT_SMTP_TIMEOUT_SECONDS": "5",
+        "TENURE_CHECKPOINT_WEBHOOK_LEASE_SECONDS": "12",
         "TENURE_CHECKPOINT_WEBHOOK_REQUEST_TIMEOUT_SECONDS": "4",
     }
     first = await checkpoint_process(failpoints="checkpoint.after_delivery=1#kill9", environment=settings)

@@ -17,7 +17,7 @@ from tenure.v1 import task_pb2, tool_pb2
 from tests.conformance.test_doubt_waits import UNSAFE, waiting
 from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_gateway import NOBODYS, Serve
-from tests.support.fix_tools import Grants, Outside, StartTools, appear
+from tests.support.fix_tools import SHORT_LIFE, Grants, Outside, StartTools, appear
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
@@ -71,7 +71,7 @@ async def test_resolutions_enter_the_ledger_unless_a_call_could_repeat(
     outside: Outside,
     tmp_path: Path,
 ) -> None:
-    frozen = await tool_service(failpoints=f"tools.before_effect=touch({tmp_path}/there)->freeze")
+    frozen = await tool_service(failpoints=f"tools.before_effect=touch({tmp_path}/there)->freeze", **SHORT_LIFE)
     dying, tools = await tool_service(failpoints="tools.before_effect=kill9"), await tool_service()
     replica = await checkpoint()
     asleep, gone = await waiting(replica), await waiting(replica)

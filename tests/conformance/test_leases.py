@@ -29,7 +29,7 @@ from tenure.wire.common import duration, seconds
 from tenure.wire.token import read_claims
 from tests.support.fix_coordinator import Fleet
 from tests.support.fix_leases import TIMEOUT_SECONDS, Leases, reference
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
 
@@ -148,7 +148,7 @@ async def test_a_renewal_extends_the_lease_under_the_same_epoch(leases: Leases) 
 
 
 async def test_an_unrenewed_lease_ends_and_its_renewal_fails(leases: Leases) -> None:
-    lease = await leases.acquire("a", "one", ttl_seconds=2)
+    lease = await leases.acquire("a", "one", ttl_seconds=SHORT_LIFE_SECONDS)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await leases.list()).leases:
             await asyncio.sleep(0.1)
@@ -305,7 +305,7 @@ async def test_a_watch_from_a_lists_revision_misses_nothing(leases: Leases) -> N
     await leases.acquire("elsewhere")
     two = await leases.transfer("two", token=one.token)
     await leases.release(two)
-    three = await leases.acquire("w/a", "three", ttl_seconds=2)  # and runs out
+    three = await leases.acquire("w/a", "three", ttl_seconds=SHORT_LIFE_SECONDS)  # and runs out
     events = await heard(leases.at(1), listed.revision, 5)
     assert [(kind, lease.holder) for kind, lease in events] == [
         ("held", "one"),

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.main import cli
 from tenure.client import Client
 from tenure.client.leases import HeldLease, watch_leases
-from tenure.domain.errors import LeaseHeld, LimitReached, OutOfRange, Unavailable
+from tenure.domain.errors import LeaseHeld, OutOfRange, TryLater, Unavailable
 from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
@@ -35,14 +35,20 @@ _tenants = itertools.count(1)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway_process(lease_fleet: Fleet, lease_replicas: list[str]) -> AsyncIterator[ServiceProcess]:
     settings = {
-        "LISTEN": "127.0.0.1:0",
         "CHECKPOINT_ADDRESS": lease_fleet.checkpoint.address,
         "COORDINATOR_ADDRESS": ",".join(lease_replicas),
     }
-    process = ServiceProcess("gateway", settings)
-    await process.start()
-    yield process
-    await process.kill()
+    async with gateway_with(settings) as process:
+        yield process
+
+
+@asynccontextmanager
+async def gateway_with(settings: dict[str, str]) -> AsyncIterator[ServiceProcess]:
+    process = ServiceProcess("gateway", {"LISTEN": "127.0.0.1:0", **settings})
+    try:
+        yield await process.start()
+    finally:
+        await process.kill()
 
 
 @pytest.fixture
@@ -71,7 +77,7 @@ def run(gateway_process: ServiceProcess, tenant: str) -> Any:
 async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(
     client: Client, tenant: str, lease_replicas: list[str]
 ) -> None:
-    async with HeldLease(client.leases, "a", holder="one", ttl_seconds=5) as held:
+    async with HeldLease(client.leases, "a", holder="one", ttl_seconds=30) as held:
         assert read_claims(held.token).resource == "leases/a"
         with pytest.raises(LeaseHeld) as refused:
             async with HeldLease(client.leases, "a", holder="two"):
@@ -102,30 +108,28 @@ async def test_a_watch_through_the_gateway_gets_the_events(client: Client) -> No
 
 
 async def test_a_watch_ends_when_the_gateway_drains(lease_fleet: Fleet, lease_replicas: list[str]) -> None:
-    settings = {"LISTEN": "127.0.0.1:0", "COORDINATOR_ADDRESS": lease_replicas[0]}
-    process = await ServiceProcess("gateway", settings).start()
-    async with Client(process.address) as client:
-        answers = aiter(client.leases.WatchLeases(pb.WatchLeasesRequest()))
-        await anext(answers)
-        stopping = asyncio.create_task(process.stop())
-        with pytest.raises(Unavailable) as ended:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await anext(answers)
-        assert ended.value.reason == "DRAINING"
-    assert await stopping == 0
+    async with gateway_with({"COORDINATOR_ADDRESS": lease_replicas[0]}) as process:
+        async with Client(process.address) as client:
+            answers = aiter(client.leases.WatchLeases(pb.WatchLeasesRequest()))
+            await anext(answers)
+            stopping = asyncio.create_task(process.stop())
+            with pytest.raises(Unavailable) as ended:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await anext(answers)
+            assert ended.value.reason == "DRAINING"
+        assert await stopping == 0
 
 
 async def test_watchers_that_leave_in_the_middle_leave_nothing(lease_replicas: list[str], tenant: str) -> None:
     """The coordinator lets a tenant watch with 64 streams: so many again begin only when the former are closed."""
-    settings = {"LISTEN": "127.0.0.1:0", "COORDINATOR_ADDRESS": lease_replicas[0]}
-    process = await ServiceProcess("gateway", settings).start()
-    async with Client(process.address, tenant=tenant) as client, asyncio.timeout(PATIENCE_SECONDS):
-        for _ in range(2):
-            watches = [await begun_watch(client) for _ in range(64)]
-            for watch in watches:
-                watch.cancel()
-        await begun_watch(client)
-    assert await process.stop() == 0
+    async with gateway_with({"COORDINATOR_ADDRESS": lease_replicas[0]}) as process:
+        async with Client(process.address, tenant=tenant) as client, asyncio.timeout(PATIENCE_SECONDS):
+            for _ in range(2):
+                watches = [await begun_watch(client) for _ in range(64)]
+                for watch in watches:
+                    watch.cancel()
+            await begun_watch(client)
+        assert await process.stop() == 0
     assert [line for line in process.lines if line["level"] not in {"INFO", "WARNING"}] == []
     assert "never retrieved" not in process.log_text()
 
@@ -136,7 +140,7 @@ async def begun_watch(client: Client) -> Any:
         watch = client.leases.WatchLeases(pb.WatchLeasesRequest())
         try:
             await anext(aiter(watch))
-        except LimitReached:
+        except TryLater:
             await asyncio.sleep(0.05)
         else:
             return watch

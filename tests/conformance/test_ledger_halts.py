@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.checkpoint import halt_rules as halts
-from tenure.domain.retry import RetryPolicy
+from tenure.domain.retry import Jitter, RetryPolicy
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, Owner, words
@@ -34,7 +34,9 @@ async def queued_again(replica: Checkpoint, task_id: str) -> None:
 async def test_a_second_halt_in_a_row_pauses_the_task(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(halts, "HALTS", RetryPolicy(max_attempts=9, initial_seconds=600.0, cap_seconds=600.0))
+    monkeypatch.setattr(
+        halts, "HALTS", RetryPolicy(max_attempts=9, initial_seconds=600.0, cap_seconds=600.0, jitter=Jitter.NONE)
+    )
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     assert (await halt(replica, await replica.claim(task_id))).state == QUEUED
@@ -47,7 +49,9 @@ async def test_a_second_halt_in_a_row_pauses_the_task(
 
 
 async def test_a_task_halted_too_often_ends(checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halts, "HALTS", RetryPolicy(max_attempts=3, initial_seconds=600.0, cap_seconds=600.0))
+    monkeypatch.setattr(
+        halts, "HALTS", RetryPolicy(max_attempts=3, initial_seconds=600.0, cap_seconds=600.0, jitter=Jitter.NONE)
+    )
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     await halt(replica, await replica.claim(task_id))

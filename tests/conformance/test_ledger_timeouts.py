@@ -32,6 +32,7 @@ def policy(
     task_policy = task_pb2.TaskPolicy()
     task_policy.retry.max_attempts = retries + 1
     task_policy.retry.initial_backoff.CopyFrom(duration(retry_seconds))
+    task_policy.retry.jitter = task_pb2.JITTER_NONE  # else chance may say: at once
     timeout = getattr(task_policy.timeouts, phase)
     timeout.action = task_pb2.TimeoutAction.Value(f"TIMEOUT_ACTION_{action or 'UNSPECIFIED'}")
     if after is not None:
@@ -85,9 +86,7 @@ async def test_an_unclaimed_task_follows_its_queue_timeout_policy(checkpoint: Ma
 
 
 async def test_a_backoff_without_jitter_is_exact(replica: Checkpoint) -> None:
-    exact = policy("RETRY", 1.0, retry_seconds=120)
-    exact.retry.jitter = task_pb2.JITTER_NONE
-    task = await replica.create(policy=exact)
+    task = await replica.create(policy=policy("RETRY", 1.0, retry_seconds=120))
     task = await task_where(replica, task.task_id, lambda task: task.state == RETRY_SCHEDULED)
     assert task.spec.policy.retry.jitter == task_pb2.JITTER_NONE
     scheduled = (await replica.entries(task.task_id))[-1].record_time

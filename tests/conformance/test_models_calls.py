@@ -17,7 +17,7 @@ SLOW: dict[str, Any] = {"model": "sim-slow"}
 """A prompt whose answer has a hundred pieces."""
 
 
-def slow(simulator: SimulatorControl, milliseconds: int = 3000) -> None:
+def slow(simulator: SimulatorControl, milliseconds: int = 5000) -> None:
     """The next answers take so long."""
     simulator.order_fault(latency_ms=milliseconds, count=10)
 

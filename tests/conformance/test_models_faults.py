@@ -16,10 +16,10 @@ from tenure.runtime.store.sql import migrate
 from tests.conformance.test_models_calls import SLOW, slow
 from tests.conformance.test_models_replicas import ended_at_last
 from tests.conformance.test_models_waiting import accepted, attempts
-from tests.support.fix_models import StartModels
+from tests.support.fix_models import SHORT_LIFE, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 LARGE: dict[str, Any] = {"messages_json": [json.dumps({"role": "user", "content": "x" * (24 * 1024 * 1024)})]}
 EARLIER = "update runners set renewed_at = renewed_at - interval '1 hour'"
@@ -30,7 +30,7 @@ async def test_a_clock_that_jumps_loses_no_call(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
     slow(simulator, 6000)
-    one, other = await model_runner(runner_ttl_seconds=30), await model_runner(runner_ttl_seconds=30)
+    one, other = await model_runner(), await model_runner()
     owner = grants.claim()
     first = await one.generate(owner, **SLOW).speaking()
     await models_database(EARLIER)
@@ -45,12 +45,12 @@ async def test_thawed_runner_does_not_declare_others_gone(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, models_database: Any
 ) -> None:
     """It cannot know who renewed while it was frozen: it looks again before it decides."""
-    slow(simulator, 12_000)
-    one, other = await model_runner(), await model_runner()
+    slow(simulator, 20_000)
+    one, other = await model_runner(**SHORT_LIFE), await model_runner(**SHORT_LIFE)
     owner = grants.claim()
     first = await one.generate(owner, **SLOW).speaking()
     other.freeze()
-    await asyncio.sleep(5)  # longer than the TTL
+    await asyncio.sleep(SHORT_LIFE_SECONDS + 2)  # longer than the TTL
     other.process.signal(signal.SIGCONT)
     joined = await ended_at_last(other, grants.claim(owner.task_id, epoch=11))
     assert joined.HasField("answer")
@@ -62,7 +62,7 @@ async def test_a_reader_of_a_call_taken_over_finds_it_there(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
     """The runner that stood still no longer has the call; its reader must not hear that the call is over."""
-    runner, other = await model_runner(), await model_runner()
+    runner, other = await model_runner(**SHORT_LIFE), await model_runner(**SHORT_LIFE)
     simulator.order_fault(status=429, retry_after_seconds=8, count=1)
     await runner.generate(grants.claim()).ended()
     owner = grants.claim()

@@ -13,10 +13,10 @@ from services.models.statements import SCHEMA
 from tenure.domain.errors import StaleEpoch, TryLater
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tests.conformance.test_models_calls import SLOW, slow
-from tests.support.fix_models import ModelRunnerClient, ReadCall, StartModels
+from tests.support.fix_models import SHORT_LIFE, ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import LONG_LIFE_SECONDS, PATIENCE_SECONDS
 
 
 async def ended_at_last(runner: ModelRunnerClient, owner: Owner) -> Any:
@@ -32,7 +32,7 @@ async def ended_at_last(runner: ModelRunnerClient, owner: Owner) -> Any:
 async def test_another_replica_relays_the_call(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    slow(simulator, 4000)
+    slow(simulator, 6000)
     one, other = await model_runner(), await model_runner()
     owner = grants.claim()
     first = await one.generate(owner, **SLOW).speaking()
@@ -64,7 +64,7 @@ async def test_a_killed_runners_call_is_lost_once(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
     slow(simulator, 30_000)
-    one, other = await model_runner(), await model_runner()
+    one, other = await model_runner(**SHORT_LIFE), await model_runner(**SHORT_LIFE)
     owner = grants.claim()
     await one.generate(owner, **SLOW).speaking()
     await one.process.kill()
@@ -98,8 +98,8 @@ async def test_a_runner_that_restarts_replaces_its_former_life(
 async def test_a_frozen_runner_does_not_replace_the_lost_end(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    slow(simulator, 3000)
-    one, other = await model_runner(), await model_runner()
+    slow(simulator, 9000)
+    one, other = await model_runner(**SHORT_LIFE), await model_runner(**SHORT_LIFE)
     owner = grants.claim()
     stale = await one.generate(owner, **SLOW).speaking()
     one.freeze()
@@ -136,7 +136,7 @@ async def test_generation_is_deleted_after_its_retention(
 async def test_a_renewal_after_the_end_of_a_life_does_not_revive_it(models_dsn: str, models_database: Any) -> None:
     """The duty may come to its turn after the row is deleted: the other replicas would count the runner as alive."""
     async with DedicatedConnection(models_dsn, service="models", schema=SCHEMA) as kept:
-        async with RunnerLife(kept, ttl_seconds=2.0) as life:
+        async with RunnerLife(kept, ttl_seconds=LONG_LIFE_SECONDS) as life:
             await life.begin("127.0.0.1:1")
             assert len(await models_database("select runner_id from runners")) == 1
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -10,7 +10,7 @@ import pytest
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.v1 import model_service_pb2 as pb
 from tests.conformance.test_models_replicas import ended_at_last
-from tests.support.fix_models import ModelReplica, ModelRunnerClient, ReadCall, StartModels
+from tests.support.fix_models import SHORT_LIFE, ModelReplica, ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
 
@@ -18,9 +18,11 @@ LONG_SECONDS = 250
 """Longer than any test waits."""
 
 
-async def at_its_limit(model_runner: StartModels, grants: Grants, simulator: SimulatorControl) -> ModelReplica:
+async def at_its_limit(
+    model_runner: StartModels, grants: Grants, simulator: SimulatorControl, **settings: object
+) -> ModelReplica:
     """A replica that a provider has rate-limited; the other replicas do not know."""
-    runner = await model_runner()
+    runner = await model_runner(**settings)
     simulator.order_fault(status=429, retry_after_seconds=LONG_SECONDS, count=1)
     failure = (await runner.generate(grants.claim()).ended()).failure
     assert failure.error_class == "RATE_LIMITED"
@@ -76,7 +78,7 @@ async def test_a_drained_runner_gives_its_waiting_calls_away(
 async def test_a_killed_runners_waiting_call_is_taken_over(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    runner, other = await at_its_limit(model_runner, grants, simulator), await model_runner()
+    runner, other = await at_its_limit(model_runner, grants, simulator, **SHORT_LIFE), await model_runner(**SHORT_LIFE)
     owner = grants.claim()
     call = await accepted(runner, owner)
     await runner.process.kill()
@@ -92,7 +94,7 @@ async def test_a_frozen_runners_waiting_call_is_sent_by_one(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
     """The woken runner still has the call, and finds at the moment of sending that it is another's."""
-    runner, other = await model_runner(), await model_runner()
+    runner, other = await model_runner(**SHORT_LIFE), await model_runner(**SHORT_LIFE)
     simulator.order_fault(status=429, retry_after_seconds=8, count=1)
     await runner.generate(grants.claim()).ended()
     owner = grants.claim()

@@ -30,6 +30,7 @@ from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.python_agents import BIG
 from tests.support.sweeps import first
+from tests.support.written_lines import whole_lines
 
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 CONTROL_MODULE = "tests.support.python_agents"
@@ -76,7 +77,7 @@ class Agents:
     def made(self) -> list[list[str]]:
         """The tool calls that ran: what each did, its idempotency key without the task, and its attempt."""
         path = self.folder / "trace"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = whole_lines(path)
         return [[part.rpartition("/")[2] for part in line.split()] for line in lines]
 
     async def has_made(self, count: int) -> None:

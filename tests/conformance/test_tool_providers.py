@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.tool import outcome_to_domain
 from tests.support.fix_provider import StartProvider
 from tests.support.fix_proxy import MakeProxy
-from tests.support.fix_tools import Grants, StartTools, execute_request, listed_sources, offered
+from tests.support.fix_tools import SHORT_LIFE, Grants, StartTools, execute_request, listed_sources, offered
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 DONE, FAILED, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.IN_DOUBT
@@ -30,11 +31,13 @@ LATE_MS = 3_600_000
 async def behind(tool_service: StartTools, node_provider: StartProvider, tools_sections: Callable[..., Path]) -> Any:
     """A provider and a replica of the tool service that knows it."""
 
-    async def start(provider: Any = None, *, failpoints: str = "", **section: Any) -> Any:
+    async def start(
+        provider: Any = None, *, failpoints: str = "", life: Any = MappingProxyType({}), **section: Any
+    ) -> Any:
         provider = provider or await node_provider()
         section.setdefault("address", provider.address)
         config = tools_sections(providers={"stock": section})
-        return provider, await tool_service(config_file=config, failpoints=failpoints)
+        return provider, await tool_service(config_file=config, failpoints=failpoints, **life)
 
     return start
 
@@ -97,6 +100,7 @@ async def test_rerun_call_has_one_effect(behind: Any, grants: Grants) -> None:
     owner = grants.claim(epoch=10)
     with pytest.raises(Unavailable):
         await dying.outcome(owner, "1.0", MOVE, item="tea", delta=3)
+    await dying.ended()
     assert len(provider.moves()) == 1
     _, tools = await behind(provider)
     again = await tools.outcome(grants.claim(owner.task_id, epoch=11), "1.0", MOVE, item="tea", delta=3)
@@ -111,7 +115,7 @@ async def test_the_providers_table_refuses_calls_after_a_takeover(
     provider, new = await behind()
     host, _, port = provider.address.rpartition(":")
     way = await tcp_proxy(host, int(port))
-    _, old = await behind(provider, address=way.address)
+    _, old = await behind(provider, address=way.address, life=SHORT_LIFE)
     owner = grants.claim(epoch=10)
     way.deaf()
     old.begin(owner, "1.0", COUNT, item="tea", amount=1)

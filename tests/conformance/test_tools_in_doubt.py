@@ -24,7 +24,7 @@ from tenure.runtime.request_context import as_tenant
 from tenure.runtime.store.postgres import open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
-from tests.support.fix_tools import Grants, Outside, StartTools, appear
+from tests.support.fix_tools import SHORT_LIFE, Grants, Outside, StartTools, appear
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
@@ -72,13 +72,14 @@ async def test_calls_in_doubt_are_listed_to_their_tenant_with_details(tool_servi
 async def test_a_proven_end_is_shown_and_a_late_outcome_ends_the_doubt(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
-    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
+    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze", **SHORT_LIFE)
     dying, tools = await tool_service(failpoints="tools.after_effect=kill9"), await tool_service()
     slept, died = grants.claim(epoch=10), grants.claim(epoch=10)
     frozen.begin(slept, "1.0", UNSAFE, file="a", line="x")
     await appear(tmp_path / "there")
     with pytest.raises(Unavailable):
         await dying.outcome(died, "1.0", UNSAFE, file="b", line="x")
+    await dying.ended()
     for owner, file in ((slept, "a"), (died, "b")):
         outcome = await tools.outcome(owner, "1.0", UNSAFE, file=file, line="x")
         assert outcome.status is OutcomeStatus.IN_DOUBT

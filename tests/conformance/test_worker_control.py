@@ -26,6 +26,7 @@ from tenure.wire.task import spec_to_wire
 from tests.support.fix_simulator import REPOSITORY
 from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.written_lines import whole_records
 
 CONTROL_MODULE = "tests.support.control_functions"
 OFTEN = TaskPolicy(retry=RetryPolicy(max_attempts=100, initial_seconds=0.5, factor=1.0, cap_seconds=0.5))
@@ -88,7 +89,7 @@ class Functions:
 
     def effects(self) -> list[str]:
         path = self.bench.stack.layout.records / DEFAULT_TENANT / f"{self.file}.jsonl"
-        return sorted(json.loads(line)["line"] for line in path.read_text().splitlines()) if path.exists() else []
+        return sorted(record["line"] for record in whole_records(path))
 
 
 @pytest.fixture

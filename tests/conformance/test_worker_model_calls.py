@@ -30,6 +30,7 @@ from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.model_functions import INPUT_TOKENS
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.sweeps import first
+from tests.support.written_lines import whole_records
 
 CONTROL_MODULE = "tests.support.model_functions"
 COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
@@ -84,7 +85,7 @@ class ModelFunctions:
 
     def effects(self) -> list[str]:
         path = self.bench.stack.layout.records / DEFAULT_TENANT / f"{self.file}.jsonl"
-        return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [record["line"] for record in whole_records(path)]
 
     async def kinds(self, task_id: str, step: int) -> list[str]:
         """The kinds of a step's entries without transitions, in order."""

@@ -22,7 +22,8 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import state_name
 from tenure.wire.ledger import operator_request_to_wire
 from tests.support.fix_worker import WorkerBench
-from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.lives import SHORT_LIFE
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,11 @@ def worker_etcd() -> str:
     return ""  # an own one, to be paused
 
 
-TTL_SECONDS = 5.0
+@pytest.fixture(scope="module")
+def stack_life() -> dict[str, str]:
+    return SHORT_LIFE
+
+
 PACED_EFFECTS = sorted(str(number) for number in range(6))
 
 
@@ -149,7 +154,7 @@ async def test_worker_without_coordinator_starts_no_effect(bench: WorkerBench) -
     paused_at = time.monotonic()
     try:
         await bench.reached(task_id, facts.AssistantMessage)  # the fence decides, and no other worker has the task
-        assert time.monotonic() - paused_at > TTL_SECONDS
+        assert time.monotonic() - paused_at > SHORT_LIFE_SECONDS
         await asyncio.sleep(1.5)
         assert await bench.effects(task_id) == []
     finally:
@@ -164,7 +169,7 @@ async def test_worker_without_coordinator_starts_no_effect(bench: WorkerBench) -
 async def test_a_slow_tool_is_stuck_only_without_progress(bench: WorkerBench) -> None:
     coordinator = bench.stack.services["coordinator"]
     coordinator.kill()
-    coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": "5"})
+    coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": str(SHORT_LIFE_SECONDS)})
     await coordinator.wait_ready()
     try:
         await bench.start_worker()

@@ -22,9 +22,16 @@ from tenure.wire.common import state_name
 from tenure.wire.task import parameters_to_domain, spec_to_wire
 from tests.conformance.test_worker_tasks import EFFECTS, the_answers_of_a_whole_run
 from tests.support.fix_worker import WorkerBench
+from tests.support.lives import SHORT_LIFE
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.recorded_chats import RecordedChat, RecordedServer
 from tests.support.sweeps import first
+
+
+@pytest.fixture(scope="module")
+def stack_life() -> dict[str, str]:
+    return SHORT_LIFE
+
 
 # Where, how many model calls a whole run of four steps then takes at most, and which scenario gets there.
 BOUNDARIES = {

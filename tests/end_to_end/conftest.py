@@ -15,6 +15,7 @@ from tenure.client import Client
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.mending import cancel_all, mend
 from tests.end_to_end.scenarios import PRICES, SCENARIOS
+from tests.support.lives import SHORT_LIFE
 
 FAILED: Final = pytest.StashKey[bool]()
 
@@ -34,7 +35,9 @@ def options(folder: Path, **changes: Any) -> StackOptions:
         (scenarios / f"{name}.yaml").write_text(yaml.safe_dump(turns))
     prices = folder / "prices.toml"
     prices.write_text(PRICES)
-    environment = {"checkpoint": {"TENURE_CHECKPOINT_PRICES_FILE": str(prices)}, **changes.pop("environment", {})}
+    changed = changes.pop("environment", {})
+    checkpoint = {"TENURE_CHECKPOINT_PRICES_FILE": str(prices)}
+    environment = {"checkpoint": checkpoint, **changed, "*": {**SHORT_LIFE, **changed.get("*", {})}}
     chosen = {"workers": 2, "http": True, **changes}
     return StackOptions(data_dir=folder / "data", scenarios=scenarios, environment=environment, **chosen)
 

@@ -17,7 +17,7 @@ import string
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -31,6 +31,7 @@ from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
 from tests.end_to_end.installation import Installation
+from tests.support.lives import SHORT_LIFE
 from tests.support.patience import PATIENCE_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -120,8 +121,10 @@ def options_of_dev(folder: Path, *words: str) -> StackOptions:
 
 @asynccontextmanager
 async def plain_dev(folder: Path) -> AsyncIterator[Installation]:
-    """An installation as a reader of the page has it: nothing but `tenure dev`."""
-    async with Stack(options_of_dev(folder)) as stack, Client(stack.gateway_address) as client:
+    """An installation as a reader of the page has it: nothing but `tenure dev`, whose workers outlast a standstill."""
+    usual = options_of_dev(folder)
+    environment = {**usual.environment, "*": {**usual.environment["*"], **SHORT_LIFE}}
+    async with Stack(replace(usual, environment=environment)) as stack, Client(stack.gateway_address) as client:
         yield Installation(stack, client)
 
 

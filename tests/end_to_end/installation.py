@@ -6,7 +6,6 @@ install.submit("sim-hello") → task_id        install.until(task_id, "tool_inte
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import state_name
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.written_lines import whole_records
 
 
 @dataclass(slots=True)
@@ -75,12 +75,15 @@ class Installation:
     def effects(self, file: str) -> list[str]:
         """Lines that append_record wrote to the outside."""
         path = self.stack.layout.records / DEFAULT_TENANT / f"{file}.jsonl"
-        return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [record["line"] for record in whole_records(path)]
 
     def model_calls(self, task_id: str) -> list[dict[str, Any]]:
         """What the model was asked for this task, from the simulator's own log."""
-        calls = (json.loads(line) for line in self.stack.layout.model_log.read_text().splitlines())
-        return [call for call in calls if (call.get("attempt") or "").startswith(f"{task_id}/")]
+        return [
+            call
+            for call in whole_records(self.stack.layout.model_log)
+            if (call.get("attempt") or "").startswith(f"{task_id}/")
+        ]
 
 
 def answers(entries: list[ledger_pb2.Entry]) -> list[int]:

@@ -18,6 +18,7 @@ from tenure.client import Client
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.scenarios import effects_of_turns, recording_turns
+from tests.support.lives import SHORT_LIFE
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
 
@@ -35,7 +36,9 @@ async def install(tmp_path: Path) -> AsyncIterator[Installation]:
     for name, count in TURNS.items():
         turns = recording_turns(count, LATENCY_MS[name])
         (scenarios / f"{name.removeprefix('sim-')}.yaml").write_text(yaml.safe_dump(turns))
-    options = StackOptions(data_dir=tmp_path / "data", scenarios=scenarios, workers=2, model_runner=True)
+    options = StackOptions(
+        data_dir=tmp_path / "data", scenarios=scenarios, workers=2, model_runner=True, environment={"*": SHORT_LIFE}
+    )
     async with Stack(options) as stack, Client(stack.gateway_address) as client:
         yield Installation(stack, client)
 

@@ -182,7 +182,7 @@ async def test_a_close_out_as_succeeded_survives_a_killed_ledger(own_installatio
 
 @pytest.mark.faults
 async def test_a_task_that_waits_for_its_retry_is_queued_at_once(installation: Installation) -> None:
-    retry = task_pb2.RetryPolicy(max_attempts=3)
+    retry = task_pb2.RetryPolicy(max_attempts=3, jitter=task_pb2.JITTER_NONE)
     retry.initial_backoff.seconds = retry.max_backoff.seconds = 600
     task_id = await installation.submit("sim-e2e-overloaded", policy=task_pb2.TaskPolicy(retry=retry))
     await installation.in_state(task_id, "RETRY_SCHEDULED")

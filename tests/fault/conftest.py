@@ -8,7 +8,13 @@ import pytest
 import pytest_asyncio
 
 from tests.fault.suite.installation import Installation, Size, attended, installation
+from tests.support.lives import SHORT_LIFE
 from tests.support.store_folder import store_folder
+
+
+@pytest.fixture(scope="module")
+def stack_life() -> dict[str, str]:
+    return SHORT_LIFE
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -48,7 +48,7 @@ from tests.support.fix_checkpoint import (
     entry,
     reserve,
 )
-from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 from tests.support.service_process import ServiceProcess
 
 TOOL, CALL = "append_record_unsafe", "1.0"
@@ -283,9 +283,7 @@ class MutationBench:
             **store,
             "WORKSPACE_ROOT": str(self._folder / "workspaces"),
             "RECORDS_DIR": str(self._folder / "records"),
-            # Short, so that the dead are known to be dead soon.
-            "RUNNER_TTL_SECONDS": "2",
-            "RUNNER_MARGIN_SECONDS": "0.4",
+            "RUNNER_TTL_SECONDS": str(SHORT_LIFE_SECONDS),
             "RUNNER_RENEW_INTERVAL_SECONDS": "0.4",
         }
 

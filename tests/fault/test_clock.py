@@ -26,6 +26,7 @@ from tenure.domain import entries as facts
 from tenure.domain.task import Limits
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
+from tests.support.lives import SHORT_LIFE
 from tests.support.partition import check_whole, logged
 from tests.support.shifted_clocks import KINDS, Clocks
 
@@ -69,7 +70,7 @@ async def worker_stack(
         data_dir=folder,
         workers=0,
         postgres_dsn=postgres_server.dsn("clock_tests"),
-        environment=all_clocks.environment(),
+        environment=all_clocks.environment() | {"*": SHORT_LIFE},
     )
     async with Stack(options) as stack:
         yield stack

@@ -20,7 +20,7 @@ from tests.fault.etcd_space import (
     make_space,
 )
 from tests.support.claim_tracker import Owners, health_becomes
-from tests.support.fix_coordinator import SHORT, make_fleet
+from tests.support.fix_coordinator import SHORT_LIFE, make_fleet
 from tests.support.fix_etcd import restarted
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
@@ -66,8 +66,8 @@ async def test_a_compacted_expiry_is_not_missed(own_fleet: Fleet, own_etcd: Etcd
     """Etcd answers such a watch with `created`, then with `canceled`, and then leaves the stream open and silent."""
     host, port = own_etcd.endpoint.split(":")
     line = await tcp_proxy(host, int(port))
-    blind = await own_fleet.coordinator(etcd_endpoints=line.address, **SHORT)
-    seeing = await own_fleet.coordinator(**SHORT)
+    blind = await own_fleet.coordinator(etcd_endpoints=line.address, **SHORT_LIFE)
+    seeing = await own_fleet.coordinator(**SHORT_LIFE)
     await health_becomes(blind, serving=True)
     async with Owners(own_fleet) as owners, EtcdClient([own_etcd.endpoint]) as client:
         worker = await owners.add(seeing, slots=1)
@@ -90,7 +90,7 @@ async def test_a_compacted_expiry_is_not_missed(own_fleet: Fleet, own_etcd: Etcd
 
 @pytest.mark.faults
 async def test_events_lost_by_a_silent_watch_are_found_by_comparing(own_fleet: Fleet) -> None:
-    replica = await own_fleet.coordinator(failpoints="coordinator.deaf_watch", **SHORT)
+    replica = await own_fleet.coordinator(failpoints="coordinator.deaf_watch", **SHORT_LIFE)
     async with Owners(own_fleet) as owners:
         worker = await owners.add(replica, slots=1)
         task_id = await own_fleet.submit()

@@ -11,6 +11,7 @@ from tenure.domain import entries as facts
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 from tests.support.partition import at, check_whole, recorded
+from tests.support.patience import SHORT_LIFE_SECONDS
 
 pytestmark = pytest.mark.faults
 
@@ -20,8 +21,7 @@ def worker_etcd() -> str:
     return ""  # an own one, to be paused
 
 
-TTL_SECONDS = 5.0
-AWAY_SECONDS = 9.0
+AWAY_SECONDS = SHORT_LIFE_SECONDS + 4.0
 BEGINNINGS = ("model_attempt", "tool_intent")
 
 
@@ -48,5 +48,5 @@ async def test_a_worker_without_etcd_pauses_after_its_trust_window(
     entries = await recorded(bench, task_id)
     begun = [at(one) for one in entries if one.body.WhichOneof("body") in BEGINNINGS]
     assert any(left_at < one for one in begun), "what runs under the current epoch may go on"
-    assert [one for one in begun if left_at + timedelta(seconds=TTL_SECONDS) < one < back_at] == []
+    assert [one for one in begun if left_at + timedelta(seconds=SHORT_LIFE_SECONDS) < one < back_at] == []
     await check_whole(bench, task_id)

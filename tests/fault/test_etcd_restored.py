@@ -15,7 +15,7 @@ from tests.fault import ledger_restore
 from tests.fault.test_zombies import stands_still
 from tests.support.claim_tracker import Owned, Owners, health_becomes
 from tests.support.etcd_restore import back_up, put_back, write_on
-from tests.support.fix_coordinator import SHORT
+from tests.support.fix_coordinator import SHORT_LIFE
 from tests.support.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ async def owned_after_1000_revisions(fleet: Fleet, owners: Owners, etcd: EtcdPro
 
 async def check_recovered(fleet: Fleet, owners: Owners, lost: Owned, *, generation: int) -> None:
     """A worker that begins now gets everything, above every epoch of before; what was lost is refused."""
-    replica = await fleet.coordinator(**SHORT)
+    replica = await fleet.coordinator(**SHORT_LIFE)
     highest = max(each.epoch for owned in owners.by_task.values() for each in owned)
     before = {task_id: len(owned) for task_id, owned in owners.by_task.items()}
     fresh = await owners.add(replica, slots=10)
@@ -60,7 +60,7 @@ async def test_epochs_grow_though_etcd_went_back(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path, kept: str
 ) -> None:
     """With the backup come its claims and sessions. The old token's revision is above all that etcd gives by now."""
-    first = await own_fleet.coordinator(**SHORT)
+    first = await own_fleet.coordinator(**SHORT_LIFE)
     async with Owners(own_fleet) as owners:
         await owners.add(first, slots=4)
         revived = await own_fleet.submit_many(2)
@@ -78,7 +78,7 @@ async def test_epochs_grow_though_etcd_went_back(
 async def test_epochs_grow_after_a_restore_without_coordinators(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    first = await own_fleet.coordinator(**SHORT)
+    first = await own_fleet.coordinator(**SHORT_LIFE)
     async with Owners(own_fleet) as owners:
         await owners.add(first, slots=4)
         await owners.of([await own_fleet.submit()])
@@ -92,7 +92,7 @@ async def test_epochs_grow_after_a_restore_without_coordinators(
 @pytest.mark.faults
 async def test_an_unnoticeable_restore_changes_nothing(own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path) -> None:
     """The revision has passed the old maximum before anybody looks, and the generation is the same: no raise."""
-    first = await own_fleet.coordinator(**SHORT)
+    first = await own_fleet.coordinator(**SHORT_LIFE)
     async with Owners(own_fleet) as owners:
         await owners.add(first, slots=4)
         moved_on = await own_fleet.submit()
@@ -115,7 +115,7 @@ async def test_an_unnoticeable_restore_changes_nothing(own_fleet: Fleet, own_etc
 async def test_replicas_that_all_notice_agree_on_one_generation(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    replicas = await asyncio.gather(*(own_fleet.coordinator(**SHORT) for _ in range(3)))
+    replicas = await asyncio.gather(*(own_fleet.coordinator(**SHORT_LIFE) for _ in range(3)))
     async with Owners(own_fleet) as owners:
         for replica in replicas:
             await owners.add(replica, slots=2)
@@ -136,7 +136,7 @@ async def test_replicas_that_all_notice_agree_on_one_generation(
 @pytest.mark.faults
 async def test_another_coordinator_finishes_a_half_done_raise(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     """The first raise comes with the first etcd, the second stops between the ledger and the new etcd."""
-    stopped = await own_fleet.coordinator(failpoints="coordinator.after_ledger_raise=2#freeze", **SHORT)
+    stopped = await own_fleet.coordinator(failpoints="coordinator.after_ledger_raise=2#freeze", **SHORT_LIFE)
     async with Owners(own_fleet) as owners:
         await owners.add(stopped, slots=2)
         tasks = await own_fleet.submit_many(2)
@@ -144,7 +144,7 @@ async def test_another_coordinator_finishes_a_half_done_raise(own_fleet: Fleet, 
         before = {_life(owners.newest(task_id)) for task_id in tasks}
         await put_back(own_etcd, None)
         await stands_still(stopped)
-        replicas = await asyncio.gather(*(own_fleet.coordinator(**SHORT) for _ in range(2)))
+        replicas = await asyncio.gather(*(own_fleet.coordinator(**SHORT_LIFE) for _ in range(2)))
         for replica in replicas:
             await owners.add(replica, slots=2)
         await owners.of(tasks, times=2)
@@ -162,7 +162,7 @@ async def test_a_coordinator_that_slept_through_a_restore_is_refused(
     own_fleet: Fleet, own_etcd: EtcdProcess, granted_meanwhile: bool
 ) -> None:
     """It fell asleep with a claim of the old life, made and not yet registered."""
-    awake = await own_fleet.coordinator(**SHORT)
+    awake = await own_fleet.coordinator(**SHORT_LIFE)
     sleeper = await own_fleet.coordinator(failpoints="coordinator.after_claim=1#freeze", ttl_seconds="60")
     async with Owners(own_fleet) as owners:
         late = await owners.add(sleeper, slots=1)
@@ -187,14 +187,14 @@ async def test_a_coordinator_that_slept_through_a_restore_is_refused(
 
 async def test_a_ledger_restored_behind_etcd_gets_a_higher_generation(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     """The ledger's backup knows neither the raise nor the newest grants; the workers of the lost days are refused."""
-    first = await own_fleet.coordinator(**SHORT)
+    first = await own_fleet.coordinator(**SHORT_LIFE)
     async with Owners(own_fleet) as owners:
         await owners.add(first, slots=4)
         task_id = await own_fleet.submit()
         await owners.of([task_id])
         backup = await ledger_restore.back_up(own_fleet)
         await put_back(own_etcd, None)
-        await owners.add(await own_fleet.coordinator(**SHORT), slots=4)
+        await owners.add(await own_fleet.coordinator(**SHORT_LIFE), slots=4)
         await owners.of([task_id], times=2)
         lost = owners.newest(task_id)
         await ledger_restore.put_back(own_fleet, backup)

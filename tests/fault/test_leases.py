@@ -38,11 +38,11 @@ from tenure.v1 import lease_service_pb2 as pb
 from tests.support.fix_coordinator import Fleet, make_fleet
 from tests.support.fix_etcd import paused
 from tests.support.fix_leases import Leases, new_ledger
-from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
-QUICK = {"start_timeout_seconds": "1.5", "reconcile_interval_seconds": "0.5"}
+QUICK = {"start_timeout_seconds": str(SHORT_LIFE_SECONDS), "reconcile_interval_seconds": "0.5"}
 _tenants = itertools.count(1)
 
 
@@ -259,7 +259,7 @@ async def test_leases_revived_by_a_backup_are_deleted(
 @pytest.mark.faults
 async def test_a_holder_without_renewal_is_stopped_before_the_next(backends: Backends, leases: Leases) -> None:
     replica = await backends.replica()
-    held = HeldLease((await backends.at(replica)).stub, "a", holder="one", ttl_seconds=2)
+    held = HeldLease((await backends.at(replica)).stub, "a", holder="one", ttl_seconds=SHORT_LIFE_SECONDS)
 
     async def work() -> None:
         async with held:
@@ -275,7 +275,7 @@ async def test_a_holder_without_renewal_is_stopped_before_the_next(backends: Bac
 @pytest.mark.faults
 async def test_a_lost_lease_stops_the_holder_and_releases_nothing(leases: Leases) -> None:
     async def work() -> None:
-        async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=5) as held:
+        async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=9) as held:
             await leases.transfer("two", lease=pb.LeaseReference(resource="a", epoch=held.epoch))
             await asyncio.sleep(60)
 
@@ -354,7 +354,7 @@ async def drained(answers: AsyncIterator[pb.WatchLeasesResponse]) -> None:
 
 
 async def once_held(leases: Leases, holder: str) -> pb.Lease:
-    async with HeldLease(leases.stub, "a", holder=holder, ttl_seconds=2, wait_seconds=PATIENCE_SECONDS) as held:
+    async with HeldLease(leases.stub, "a", holder=holder, ttl_seconds=30, wait_seconds=PATIENCE_SECONDS) as held:
         return held.info
 
 

@@ -25,6 +25,10 @@ from tests.support.fix_mcp import (
     withdrawn,
 )
 from tests.support.fix_tools import Grants, StartTools, appear
+from tests.support.patience import STANDSTILL_SECONDS
+
+SECONDS = STANDSTILL_SECONDS + 1
+"""Until a call that hangs is given up, and others are not."""
 
 
 async def test_a_call_of_a_dead_server_is_repeated_or_in_doubt(
@@ -56,7 +60,7 @@ async def test_a_call_of_a_dead_server_is_repeated_or_in_doubt(
 async def test_a_silent_server_is_restarted(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
-    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=1.0, effects={"hang": "KEYED"}))
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=SECONDS, effects={"hang": "KEYED"}))
     tools, owner = await tool_service(config_file=config), grants.claim()
     await offered(tools, owner, "odd__hang")
 
@@ -73,7 +77,7 @@ async def test_a_silent_server_is_restarted(
 async def test_a_late_call_is_cancelled_at_its_server(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
-    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=1.0))
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=SECONDS))
     tools, owner = await tool_service(config_file=config), grants.claim()
     await offered(tools, owner, "odd__wait")
     before = processes(str(tmp_path))

@@ -28,11 +28,12 @@ from tenure.domain.task import Limits, TaskPolicy
 from tenure.sdk.events import AssistantMessageEvent, LiveTextEvent
 from tenure.wire.common import state_name
 from tests.fault.failpoint_scenes import OF_MODEL_RUNNERS
-from tests.fault.test_zombies import COORDINATOR, TOOLS, TTL_SECONDS, logged
+from tests.fault.test_zombies import COORDINATOR, logged
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_worker import WorkerBench
-from tests.support.model_log import model_calls
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.lives import SHORT_LIFE
+from tests.support.model_log import read_model_calls
+from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -59,7 +60,7 @@ async def worker_stack(
         model_runner=True,
         replicas={"models": RUNNERS},
         postgres_dsn=postgres_server.dsn("model_calls"),
-        environment={"coordinator": COORDINATOR, "tools": TOOLS, "models": runner},
+        environment={"*": SHORT_LIFE, "coordinator": COORDINATOR, "models": runner},
     )
     async with Stack(options) as stack:
         yield stack
@@ -160,8 +161,7 @@ async def check_history(bench: WorkerBench, task_id: str) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):  # the simulator writes a call down when it sees the connection end
         while any((call["attempt"] or "").startswith(task_id) for call in bench.simulator.running()):
             await asyncio.sleep(0.05)
-    lines = bench.simulator.log_path.read_text().splitlines()
-    calls = tuple(call for call in model_calls(lines) if call.task_id == task_id)
+    calls = tuple(call for call in read_model_calls(bench.simulator.log_path) if call.task_id == task_id)
     async with LowClient(bench.stack.gateway_address) as client:
         history = await collect_tasks(client, [task_id])
     assert examine(replace(history, model_calls=calls)).violations == ()
@@ -199,7 +199,7 @@ async def test_a_frozen_worker_wakes_and_pays_nothing(bench: WorkerBench) -> Non
         await updates.has(50)
         before = len(updates.text)
         sleeper.freeze()
-        asleep = asyncio.create_task(asyncio.sleep(3 * TTL_SECONDS))
+        asleep = asyncio.create_task(asyncio.sleep(2 * SHORT_LIFE_SECONDS))
         await bench.reached(task_id, facts.AssistantMessage)
         check_text(updates, more_than=before)
     await check_paid_once(bench, task_id, claims=2)

@@ -12,12 +12,11 @@ from tenure.domain import entries as facts
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 pytestmark = pytest.mark.faults
 
-AWAY_SECONDS = 9.0
-"""A lease lasts 5 s."""
+AWAY_SECONDS = SHORT_LIFE_SECONDS + 4.0
 
 
 async def serving(worker: Any, expected: bool) -> None:

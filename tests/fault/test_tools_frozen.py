@@ -13,7 +13,7 @@ import pytest
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
-from tests.support.fix_tools import Grants, Outside, StartTools, appear
+from tests.support.fix_tools import SHORT_LIFE, Grants, Outside, StartTools, appear
 from tests.support.patience import PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
@@ -36,12 +36,13 @@ async def test_a_frozen_runner_woken_after_a_close_starts_nothing(
     tmp_path: Path,
     moment: str,
 ) -> None:
-    frozen = await tool_service(failpoints=f"tools.{moment}=touch({tmp_path}/there)->freeze")
+    frozen = await tool_service(failpoints=f"tools.{moment}=touch({tmp_path}/there)->freeze", **SHORT_LIFE)
     owner = grants.claim(epoch=10)
     call = frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
     await appear(tmp_path / "there")
     ending = grants.claim(owner.task_id, epoch=11)
-    calls = await (await tool_service()).fence(ending, close=True)
+    tools = await tool_service(close_wait_seconds=PATIENCE_SECONDS)  # longer than the life of the frozen one
+    calls = await tools.fence(ending, close=True)
     values = {"after_accept": tool_pb2.CALL_STATE_NOT_RUN, "before_effect": tool_pb2.CALL_STATE_IN_DOUBT}
     assert calls["1.0"].state == values[moment]
     frozen.thaw()
@@ -70,7 +71,7 @@ async def test_a_late_outcome_clears_the_doubt(
     tools_database: Callable[..., Awaitable[list[Any]]],
     tmp_path: Path,
 ) -> None:
-    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
+    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze", **SHORT_LIFE)
     owner = grants.claim(epoch=10)
     frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
     await appear(tmp_path / "there")
@@ -86,9 +87,9 @@ async def test_a_late_outcome_clears_the_doubt(
 async def test_a_runner_declared_dead_stops_its_calls(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
-    frozen = await tool_service()
+    frozen = await tool_service(**SHORT_LIFE)
     owner = grants.claim(epoch=10)
-    arguments = {"file": "a", "line": "x", "delay_ms": 6000}
+    arguments = {"file": "a", "line": "x", "delay_ms": 25_000}
     call = frozen.begin(owner, "1.0", UNSAFE, **arguments)
     await frozen.started(owner)
     frozen.freeze()

@@ -18,7 +18,7 @@ from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
 from tenure.wire.tool import outcome_to_domain, resolution_to_wire
-from tests.support.fix_tools import Grants, Outside, StartTools, appear, execute_request
+from tests.support.fix_tools import SHORT_LIFE, Grants, Outside, StartTools, appear, execute_request
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
@@ -135,7 +135,7 @@ async def test_a_woken_replica_cannot_overwrite_a_newer_decision(
     moment: str,
     decision: Any,
 ) -> None:
-    paused = await tool_service(failpoints=f"tools.{moment}=touch({tmp_path}/there)->freeze")
+    paused = await tool_service(failpoints=f"tools.{moment}=touch({tmp_path}/there)->freeze", **SHORT_LIFE)
     owner = grants.claim(epoch=10)
     call = paused.begin(owner, "1.0", UNSAFE, **ARGUMENTS)
     await appear(tmp_path / "there")
@@ -165,7 +165,7 @@ async def test_a_late_outcome_that_came_before_the_word_counts_more(
     tools_database: Callable[..., Awaitable[list[Any]]],
     tmp_path: Path,
 ) -> None:
-    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
+    frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze", **SHORT_LIFE)
     owner = grants.claim(epoch=10)
     frozen.begin(owner, "1.0", UNSAFE, **ARGUMENTS)
     await appear(tmp_path / "there")

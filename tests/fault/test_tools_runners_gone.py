@@ -19,7 +19,7 @@ from services.tools.statements import SCHEMA
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import open_pool
-from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.fix_tools import SHORT_LIFE, Grants, Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
@@ -52,7 +52,7 @@ async def becomes(read: Any, replica: Any, expected: Any) -> None:
 async def test_a_killed_runner_is_proven_gone_and_a_frozen_never(
     tool_service: StartTools, grants: Grants, lives: Any
 ) -> None:
-    killed, frozen, tools = await tool_service(), await tool_service(), await tool_service()
+    killed, frozen, tools = await tool_service(), await tool_service(**SHORT_LIFE), await tool_service()
     frozen.freeze()
     owner = grants.claim()
     call = killed.begin(owner, "1.0", UNSAFE, **LONG)
@@ -69,7 +69,7 @@ async def test_a_killed_runner_is_proven_gone_and_a_frozen_never(
 async def test_a_process_that_slept_proves_its_former_life_over(
     tool_service: StartTools, grants: Grants, outside: Outside, lives: Any
 ) -> None:
-    sleeper = await tool_service()
+    sleeper = await tool_service(**SHORT_LIFE)
     owner = grants.claim(epoch=10)
     call = sleeper.begin(owner, "1.0", UNSAFE, **LONG)
     await sleeper.started(owner)

@@ -20,24 +20,16 @@ from tenure.domain.states import Reason, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
-from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.lives import SHORT_LIFE
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.faults]
 
-TTL_SECONDS = 3
 PACED = sorted(str(number) for number in range(6))
 EFFECTS = sorted(f"{kind} {number}" for kind in ("keyed", "once") for number in (1, 2, 3))
 COORDINATOR = {
-    "TENURE_COORDINATOR_TTL_SECONDS": str(TTL_SECONDS),
-    "TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS": "0.5",
-    "TENURE_COORDINATOR_START_TIMEOUT_SECONDS": "2",
     "TENURE_COORDINATOR_RECONCILE_INTERVAL_SECONDS": "1",
-    "TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": "3",
-}
-TOOLS = {
-    "TENURE_TOOLS_RUNNER_TTL_SECONDS": "2",
-    "TENURE_TOOLS_RUNNER_MARGIN_SECONDS": "0.4",
-    "TENURE_TOOLS_RUNNER_RENEW_INTERVAL_SECONDS": "0.4",
+    "TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": str(SHORT_LIFE_SECONDS),
 }
 
 
@@ -52,7 +44,7 @@ async def worker_stack(
         workers=0,
         replicas={"coordinator": 2},
         postgres_dsn=postgres_server.dsn("zombies"),
-        environment={"coordinator": COORDINATOR, "tools": TOOLS},
+        environment={"*": SHORT_LIFE, "coordinator": COORDINATOR},
     )
     async with Stack(options) as stack:
         yield stack
@@ -112,7 +104,7 @@ async def test_a_worker_frozen_during_its_model_call_wakes_to_a_fence(bench: Wor
     task_id = await bench.submit("sim-worker-slow-model")
     await bench.reached(task_id, facts.ModelAttempt)
     sleeper.freeze()
-    asleep = asyncio.create_task(asyncio.sleep(3 * TTL_SECONDS))
+    asleep = asyncio.create_task(asyncio.sleep(2 * SHORT_LIFE_SECONDS))
     successor = await bench.start_worker()
     await check_done(bench, task_id, effects=["once"], claims=2)
     await asleep
@@ -181,7 +173,7 @@ async def test_a_service_that_slept_costs_only_time(bench: WorkerBench, service:
     await bench.reached(task_id, facts.AssistantMessage, 2)
     sleeper = bench.stack.services[service]
     sleeper.freeze()
-    await asyncio.sleep(TTL_SECONDS + 1)
+    await asyncio.sleep(SHORT_LIFE_SECONDS + 1)
     sleeper.wake()
     await check_done(bench, task_id, effects=PACED)
 

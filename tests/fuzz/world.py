@@ -34,6 +34,7 @@ from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tests.fault.suite.verdict import EXPECTED_ERRORS
 from tests.fuzz.calling import FUZZED, Tally
 from tests.fuzz.messages import Known
+from tests.support.lives import LONG_LIFE
 from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
@@ -305,6 +306,7 @@ def _resident_bytes(pid: int) -> int:
 async def open_world(folder: Path, postgres_dsn: str) -> AsyncIterator[World]:
     """Everything serves inside."""
     environment = {
+        "*": LONG_LIFE,
         "checkpoint": {"TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS": "0.2"},
         "coordinator": {"TENURE_COORDINATOR_RECONCILE_INTERVAL_SECONDS": "1"},
         "tools": {"TENURE_TOOLS_SANDBOX_WARM": "0"},

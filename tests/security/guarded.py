@@ -15,6 +15,7 @@ from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.wire.access import PERMISSIONS
 from tests.security.identity_provider import Provider, serve_provider, variables
+from tests.support.lives import LONG_LIFE
 from tests.support.noisy_tenants import operator_key
 
 CLIENT_GATEWAYS: Final = ("gateway-2", "gateway-3")
@@ -69,7 +70,7 @@ async def guarded_stack(folder: Path) -> AsyncIterator[Guarded]:
             http=True,
             model_runner=True,
             replicas={"gateway": len(PROCESS_GATEWAYS) + len(CLIENT_GATEWAYS)},
-            environment=dict.fromkeys(CLIENT_GATEWAYS, clients),
+            environment={"*": LONG_LIFE, **dict.fromkeys(CLIENT_GATEWAYS, clients)},
         )
         async with Stack(options) as stack:
             yield Guarded(stack, provider, await operator_key(stack))

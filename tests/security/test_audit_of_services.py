@@ -41,6 +41,7 @@ from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tenure.wire.audit import chained_from_wire
 from tenure.wire.token import sign_claims, sign_task_claims
 from tests.security.access_table import authority_of, issued, tenure_channel
+from tests.support.lives import LONG_LIFE
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 STRANGER: Final = spiffe_id(DEFAULT_INSTALLATION, Role.WORKER, "stranger")
@@ -66,7 +67,8 @@ async def refusal_of(call: Any) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    async with Stack(StackOptions(data_dir=tmp_path_factory.mktemp("audit") / "data", workers=1, tls=True)) as running:
+    folder, life = tmp_path_factory.mktemp("audit"), {"*": LONG_LIFE}
+    async with Stack(StackOptions(data_dir=folder / "data", workers=1, tls=True, environment=life)) as running:
         yield running
 
 

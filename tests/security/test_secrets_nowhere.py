@@ -29,6 +29,7 @@ from tenure.wire.access import PERMISSIONS
 from tests.support.fix_collector import Collector
 from tests.support.fix_webhooks import MakeReceiver
 from tests.support.http_stub import HttpStub, Seen, page
+from tests.support.lives import LONG_LIFE
 from tests.support.noisy_tenants import operator_key
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -93,7 +94,7 @@ async def watched(folder: Path, collector: Collector) -> AsyncIterator[Watched]:
         config.write_text(yaml.safe_dump({"http_tools": {"crm_note": tool}}))
         environment = {
             # With a variable of the interpreter, services start as elsewhere: not forked from a process of the suite.
-            "*": {**collector.environment, "PYTHONHASHSEED": "7"},
+            "*": {**LONG_LIFE, **collector.environment, "PYTHONHASHSEED": "7"},
             "gateway": {"TENURE_GATEWAY_AUTHENTICATION": "api-keys"},
             "worker": {"ANTHROPIC_API_KEY": MODEL_KEY},
             "tools": {"CRM_TOKEN_FILE": str(token)},

@@ -24,10 +24,10 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration, timestamp
 from tests.security.access_table import issued, trust
 from tests.security.guarded import CLIENT_GATEWAYS, PROCESS_GATEWAYS, Guarded
-from tests.support.patience import PATIENCE_SECONDS, slowness_now
+from tests.support.patience import PATIENCE_SECONDS, longest
 
 WITHIN_SECONDS: Final = 5.0
-LIFE_SECONDS: Final = 8
+LIFE_SECONDS: Final = 12
 """Of a key, a token and a certificate: the streams are open before it ends."""
 SECONDS_OF_A_DAY: Final = 86_400
 STREAMS: Final[Mapping[str, Callable[[Client, str], Any]]] = {
@@ -91,7 +91,7 @@ async def check_ends(reading: Mapping[str, asyncio.Task[Ended]], reason: str, si
         ended = {name: await one for name, one in reading.items()}
     assert {name: one.reason for name, one in ended.items()} == dict.fromkeys(reading, reason)
     seconds = {name: one.at_seconds - since_seconds for name, one in ended.items()}
-    latest_seconds = WITHIN_SECONDS * slowness_now()
+    latest_seconds = longest(WITHIN_SECONDS)
     assert not {name: late for name, late in seconds.items() if not 0 <= late <= latest_seconds}
 
 

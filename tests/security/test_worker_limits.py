@@ -28,6 +28,7 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.security.access_table import authority_of, issued, tenure_channel
 from tests.security.test_audit_of_services import commit_of, frame_of, token_of
 from tests.support.grpc_limits import STREAM_ENDED_DURING_WRITE
+from tests.support.lives import LONG_LIFE
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 STREAMS: Final = 4
@@ -45,6 +46,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
             "TENURE_CHECKPOINT_LIMIT_STREAMS": str(STREAMS),
         },
         "tools": {"TENURE_TOOLS_LIMIT_REQUESTS_IN_FLIGHT": "2"},
+        "*": LONG_LIFE,
         "coordinator": {"TENURE_COORDINATOR_LIMIT_CONNECTIONS": "2"},
     }
     options = StackOptions(

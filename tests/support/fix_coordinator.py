@@ -37,7 +37,7 @@ from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.wire.token import read_claims
 from tests.support.fix_etcd import own_prefix
 from tests.support.fix_tools import Owner
-from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import AGAIN, CALL_SECONDS, LONG_LIFE_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.service_process import ServiceProcess
 
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 # Quick in what is waited for, and patient with those who live: a busy machine lets no lease run out by itself.
 SETTINGS = {
-    "TTL_SECONDS": "30",
+    "TTL_SECONDS": str(LONG_LIFE_SECONDS),
     "RENEW_INTERVAL_SECONDS": "0.5",
     "START_TIMEOUT_SECONDS": "15",
     "RECONCILE_INTERVAL_SECONDS": "1",
 }
-SHORT = {"ttl_seconds": "3", "start_timeout_seconds": "2"}
+SHORT_LIFE = {"ttl_seconds": str(SHORT_LIFE_SECONDS), "start_timeout_seconds": str(SHORT_LIFE_SECONDS)}
 """For the tests that wait until a lease has run out, or until a claim was not named for too long."""
-WAITED_FOR = "5"
+WAITED_FOR = str(SHORT_LIFE_SECONDS)
 """`start_timeout_seconds` where it has to pass before another worker gets the task, who then has so long to name it."""
 
 

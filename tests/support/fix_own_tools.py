@@ -24,6 +24,7 @@ from tenure.wire.task import spec_to_wire
 from tests.support.fix_simulator import REPOSITORY
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.written_lines import whole_lines
 
 MODULE = "tests.support.own_tool_functions"
 REPEATABLE = [effect.value for effect in EffectClass if effect.may_run_again]
@@ -64,7 +65,7 @@ class Letters:
         self.gate.touch()
 
     def lines(self) -> list[list[str]]:
-        return [line.split() for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
+        return [line.split() for line in whole_lines(self.trace)]
 
     def counts(self) -> Counter[str]:
         """Returns how often each effect happened, and how often it began."""

@@ -32,6 +32,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tests.support.lives import LONG_LIFE
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
@@ -196,7 +197,11 @@ async def open_pooled_stack(
     pools_file.write_text(json.dumps({"pools": pools}))
     given = {"pools_file": str(pools_file), **settings}
     environment = {f"TENURE_COORDINATOR_{name.upper()}": value for name, value in given.items()}
-    merged = {**options.environment, "coordinator": {**options.environment.get("coordinator", {}), **environment}}
+    merged = {
+        "*": LONG_LIFE,
+        **options.environment,
+        "coordinator": {**options.environment.get("coordinator", {}), **environment},
+    }
     async with Stack(replace(options, environment=merged, tls=True)) as stack:
         pooled = PooledStack(stack, pools_file, certificates)
         try:

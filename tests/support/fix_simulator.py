@@ -16,6 +16,7 @@ import pytest
 from tests.support.forked import launch
 from tests.support.patience import CALL_SECONDS
 from tests.support.service_process import first_line
+from tests.support.written_lines import whole_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ class SimulatorControl:
 
     def logged(self) -> list[dict[str, Any]]:
         """The file of the whole session."""
-        return [json.loads(line) for line in self.log_path.read_text().splitlines()]
+        return whole_records(self.log_path)
 
     def _ask(self, path: str, value: dict[str, Any] | None = None) -> Any:
         return self._send(path, None if value is None else json.dumps(value).encode())

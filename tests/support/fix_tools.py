@@ -38,10 +38,13 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_task_claims
 from tenure.wire.tool import outcome_to_domain
 from tests.support.forked import Process, start_program
-from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, LONG_LIFE_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 from tests.support.service_process import serving
+from tests.support.written_lines import whole_records
 
 TENANT = "default"
+SHORT_LIFE = {"runner_ttl_seconds": SHORT_LIFE_SECONDS, "runner_renew_interval_seconds": 0.4}
+"""Of a replica that a test freezes until its life has lapsed. The life of a killed one ends with `kill` or `ended`."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Outside:
     def lines(self, file: str, tenant: str = "") -> list[dict[str, Any]]:
         """The record's lines: each is one effect that happened."""
         path = self.records / (tenant or self.tenant) / f"{file}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_records(path)
 
     def workspace(self, owner: Owner) -> Path:
         return self.workspaces / self.tenant / owner.task_id
@@ -151,11 +154,14 @@ class ToolClient:
 
 
 class ToolReplica(ToolClient):
-    """One process of the tool service."""
+    """One process of the tool service. `dsn`: its database."""
 
-    def __init__(self, process: Process, address: str, log: list[dict[str, Any]], reading: asyncio.Task[None]) -> None:
+    def __init__(
+        self, process: Process, address: str, log: list[dict[str, Any]], reading: asyncio.Task[None], dsn: str
+    ) -> None:
         super().__init__(address)
         self.process, self.log, self.reading = process, log, reading
+        self._dsn = dsn
 
     def freeze(self) -> None:
         freeze(self.process.pid)
@@ -164,9 +170,9 @@ class ToolReplica(ToolClient):
         self.process.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
-        """SIGKILL, and gone when it returns."""
+        """SIGKILL. When it returns, the process is gone and its life has lapsed."""
         self.process.kill()
-        await self.process.wait()
+        await self.ended()
 
     async def terminate(self) -> int:
         """SIGTERM; the exit code."""
@@ -174,9 +180,17 @@ class ToolReplica(ToolClient):
         return await self.process.wait()
 
     async def ended(self) -> int:
-        """The exit code of a process that ends by itself."""
+        """The exit code of a process that ends by itself. When it returns, its life has lapsed."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return await self.process.wait()
+            code = await self.process.wait()
+            await self.reading
+        async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as postgres:
+            await postgres.execute(
+                "update tools.runners set renewed_at = renewed_at - ttl_seconds * interval '1 second'"
+                " where runner_id = any(%s::uuid[])",
+                [[line["runner_id"] for line in self.logged("runner is alive")]],
+            )
+        return code
 
     def logged(self, message: str) -> list[dict[str, Any]]:
         return [line for line in self.log if line.get("message") == message]
@@ -185,7 +199,8 @@ class ToolReplica(ToolClient):
         await super().close()
         if self.process.returncode is None:
             self.thaw()
-            await self.kill()
+            self.process.kill()
+            await self.process.wait()
         await self.reading
 
 
@@ -291,14 +306,11 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
     async def start(*, failpoints: str = "", module: str = "", **settings: object) -> ToolReplica:
         environment = {
             **_environment(tools_dsn, grants.verifying_keys_file, outside),
-            # Short, so that the dead are known to be dead soon.
-            "TENURE_TOOLS_RUNNER_TTL_SECONDS": "2",
-            "TENURE_TOOLS_RUNNER_MARGIN_SECONDS": "0.4",
-            "TENURE_TOOLS_RUNNER_RENEW_INTERVAL_SECONDS": "0.4",
             "TENURE_FAILPOINTS": failpoints,
             **{f"TENURE_TOOLS_{name.upper()}": str(value) for name, value in settings.items()},
         }
-        replica = await _start([sys.executable, "-m", module] if module else command_line("tools"), environment)
+        command = [sys.executable, "-m", module] if module else command_line("tools")
+        replica = await _start(command, environment, environment["TENURE_TOOLS_POSTGRES_DSN"])
         started.append(replica)
         return replica
 
@@ -315,17 +327,18 @@ def _environment(dsn: str, verifying_keys_file: Path, outside: Outside) -> dict[
         "TENURE_TOOLS_WORKSPACE_ROOT": str(outside.workspaces),
         "TENURE_TOOLS_RECORDS_DIR": str(outside.records),
         "TENURE_TOOLS_SANDBOX_WARM": "0",  # most services of tests run no program
+        "TENURE_TOOLS_RUNNER_TTL_SECONDS": str(LONG_LIFE_SECONDS),
     }
 
 
-async def _start(command: list[str], environment: dict[str, str]) -> ToolReplica:
+async def _start(command: list[str], environment: dict[str, str], dsn: str) -> ToolReplica:
     process = await start_program(command, environment={"PATH": os.environ["PATH"], **environment})
     log: list[dict[str, Any]] = []
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     reading = asyncio.create_task(_read_log(process, log, listening))
     async with asyncio.timeout(PATIENCE_SECONDS):
         address = await listening
-    return ToolReplica(process, address, log, reading)
+    return ToolReplica(process, address, log, reading, dsn)
 
 
 async def _read_log(process: Process, log: list[dict[str, Any]], listening: asyncio.Future[str]) -> None:

@@ -11,7 +11,6 @@ share a worker:
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 import uuid
@@ -52,7 +51,9 @@ from tenure.wire.task import spec_to_wire
 from tests.support.fix_etcd import own_prefix
 from tests.support.fix_postgres import MakeDatabase
 from tests.support.fix_simulator import REPOSITORY, SimulatorControl, running_simulator
+from tests.support.lives import LONG_LIFE
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.written_lines import whole_records
 
 READS: Final = RetryPolicy(max_attempts=30, initial_seconds=0.2, factor=1.0)
 
@@ -383,7 +384,7 @@ class WorkerBench:
         """The lines that the task's calls appended, outside of the system."""
         goal = (await self.task(task_id)).spec.goal
         path = self.stack.layout.records / DEFAULT_TENANT / f"{goal}.jsonl"
-        return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [record["line"] for record in whole_records(path)]
 
     def model_calls(self, task_id: str) -> list[dict[str, Any]]:
         """Returns the calls that the simulator got for this task, with their bills."""
@@ -417,16 +418,22 @@ def worker_etcd(etcd_process: EtcdProcess) -> str:
     return etcd_process.endpoint
 
 
+@pytest.fixture(scope="module")
+def stack_life() -> dict[str, str]:
+    """A module whose tests freeze workers or kill the tool service, and wait for the lapse, returns SHORT_LIFE."""
+    return LONG_LIFE
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker_stack(
-    tmp_path_factory: pytest.TempPathFactory, new_database: MakeDatabase, worker_etcd: str
+    tmp_path_factory: pytest.TempPathFactory, new_database: MakeDatabase, worker_etcd: str, stack_life: dict[str, str]
 ) -> AsyncIterator[Stack]:
     options = StackOptions(
         data_dir=tmp_path_factory.mktemp("worker-stack"),
         workers=0,
         postgres_dsn=await new_database("worker_stack"),
         etcd_endpoints=worker_etcd,
-        environment={"coordinator": {"TENURE_COORDINATOR_ETCD_KEY_PREFIX": own_prefix()}},
+        environment={"*": stack_life, "coordinator": {"TENURE_COORDINATOR_ETCD_KEY_PREFIX": own_prefix()}},
     )
     async with Stack(options) as stack:
         yield stack

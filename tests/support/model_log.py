@@ -11,13 +11,14 @@ from checker.history import (
     BilledModelCall,
 )
 from tenure.domain.budget import TokenUsage
+from tests.support.written_lines import whole_lines
 
 _USAGE: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 def read_model_calls(log: Path) -> tuple[BilledModelCall, ...]:
     """Reads the simulator's log; see `model_calls`. A missing log is empty."""
-    return model_calls(log.read_text().splitlines()) if log.exists() else ()
+    return model_calls(whole_lines(log))
 
 
 def model_calls(lines: Iterable[str]) -> tuple[BilledModelCall, ...]:

@@ -25,6 +25,7 @@ from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.access import PERMISSIONS
+from tests.support.lives import LONG_LIFE
 from tests.support.patience import CALL_SECONDS
 
 NOISY_CLIENTS: Final = 4
@@ -159,7 +160,7 @@ def huge_schema(title: str = "") -> str:
 @asynccontextmanager
 async def tenants(folder: Path, gateway: Mapping[str, str] | None = None) -> AsyncGenerator[Tenants]:
     """Starts the stack, with more settings of the gateway, and creates the keys."""
-    environment = {"gateway": {"TENURE_GATEWAY_AUTHENTICATION": "api-keys", **(gateway or {})}}
+    environment = {"*": LONG_LIFE, "gateway": {"TENURE_GATEWAY_AUTHENTICATION": "api-keys", **(gateway or {})}}
     async with Stack(StackOptions(data_dir=folder, workers=1, tls=True, environment=environment)) as stack:
         ca_file = stack.layout.certificates / "ca.pem"
         operator = await operator_key(stack)

@@ -19,13 +19,27 @@ CALL_SECONDS: Final = 60.0
 AGAIN: Final = RetryPolicy(max_attempts=60, initial_seconds=0.2, factor=1.5, cap_seconds=2.0)
 """As any client does that is told to try later: a service that is asked for much at once says so."""
 
+LONG_LIFE_SECONDS: Final = 60
+"""How long an owner, a runner or a lease lives without a renewal: no machine stands still for so long."""
+
+STANDSTILL_SECONDS: Final = 3.0
+"""How long a machine may stand still at any moment, as a virtual machine does that is descheduled."""
+
+SHORT_LIFE_SECONDS: Final = 6
+"""The life of an owner, a runner or a lease where a test waits for its lapse: longer than a standstill."""
+
 MAX_SLOWNESS: Final = 4.0
 
 
 def slowness_now() -> float:
     """Returns how many times longer than on an idle machine things may take: the load for each core, between 1 and 4.
 
-    For the few times that are promises themselves.
+    For the times of a load; `longest` for the few times that are promises themselves.
     """
     cores = os.cpu_count() or 1
     return min(MAX_SLOWNESS, max(1.0, os.getloadavg()[0] / cores))
+
+
+def longest(promised_seconds: float) -> float:
+    """Returns how long what is promised within so many seconds may take here, where the machine may stand still."""
+    return promised_seconds * slowness_now() + STANDSTILL_SECONDS
