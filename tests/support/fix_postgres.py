@@ -55,18 +55,18 @@ async def own_postgres() -> AsyncIterator[PostgresProcess]:
 
 
 class MakeDatabase(Protocol):
-    """Makes a database of this test alone, gone with the server, and returns its DSN. `about`: for its name."""
+    """Makes a database with these migrations applied, gone with the server. Returns its DSN. `about`: for its name."""
 
-    async def __call__(self, about: str) -> str: ...
+    async def __call__(self, about: str, *migrations: Migrations) -> str: ...
 
 
 @pytest.fixture(scope="session")
 def new_database(postgres_server: PostgresProcess, worker_id: str) -> MakeDatabase:
     """For the services that the tests of a module share."""
 
-    async def make(about: str) -> str:
+    async def make(about: str, *migrations: Migrations) -> str:
         name = f"{about}_{worker_id}_{next(_numbers)}"
-        await _execute(postgres_server, _create(name, EMPTY))
+        await _execute(postgres_server, _create(name, await _template(postgres_server, migrations)))
         return postgres_server.dsn(name)
 
     return make

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -42,6 +42,8 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.service_process import serving
 
 TENANT = "default"
+NO_SANDBOX: Final = {"TENURE_TOOLS_SANDBOX_BUBBLEWRAP": "/nonexistent/bwrap"}
+"""For a service that runs no program: execute_python says that there is no sandbox."""
 
 
 @dataclass(frozen=True)
@@ -282,11 +284,17 @@ async def tools_dsn(fresh_database: Any) -> str:
 
 
 @pytest.fixture
-async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> AsyncIterator[StartTools]:
+async def tool_service(
+    request: pytest.FixtureRequest, tools_dsn: str, grants: Grants, outside: Outside
+) -> AsyncIterator[StartTools]:
     """Starts replicas. Keyword arguments are settings without their prefix, `failpoints` included; `module`: a service
     with tools of the test's own.
+
+    They have a sandbox where the test asks for `sandbox_detection` or configures tools: its probes at each start take
+    more processor time than all else of the start.
     """
     started: list[ToolReplica] = []
+    needs_sandbox = "sandbox_detection" in request.fixturenames
 
     async def start(*, failpoints: str = "", module: str = "", **settings: object) -> ToolReplica:
         environment = {
@@ -296,6 +304,7 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
             "TENURE_TOOLS_RUNNER_MARGIN_SECONDS": "0.4",
             "TENURE_TOOLS_RUNNER_RENEW_INTERVAL_SECONDS": "0.4",
             "TENURE_FAILPOINTS": failpoints,
+            **({} if needs_sandbox or "config_file" in settings else NO_SANDBOX),
             **{f"TENURE_TOOLS_{name.upper()}": str(value) for name, value in settings.items()},
         }
         replica = await _start([sys.executable, "-m", module] if module else command_line("tools"), environment)
