@@ -14,7 +14,14 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from services.tools.schemas import Arguments, Schema, parse_arguments, shortened, untrusted_schema
+from services.tools.schemas import (
+    Arguments,
+    Schema,
+    built_in_schema,
+    parse_arguments,
+    shortened,
+    untrusted_schema,
+)
 from services.tools.source_facts import SourceStatuses
 from services.tools.tool import Tool
 from tenure.domain.errors import Unavailable
@@ -137,7 +144,7 @@ class ToolRegistry:
         self._held[source] = _Held(frozenset(held), tenants)
         self._expected.pop(source, None)
         self._came.set()
-        compiled = Schema if source == BUILT_IN else untrusted_schema
+        compiled = built_in_schema if source == BUILT_IN else untrusted_schema
         kept = {name: entry for name, entry in self._entries.items() if entry.source != source}
         source_limit = inf if source == BUILT_IN else MAX_CHARACTERS_OF_A_SOURCE
         limits = _SizeLimits.left_by(kept.values(), of_source=source_limit)

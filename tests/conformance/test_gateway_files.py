@@ -6,11 +6,13 @@ import asyncio
 import os
 import time
 import uuid
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import pytest_asyncio
 
 from services.checkpoint.queries import SCHEMA
 from services.checkpoint.submit.prepared_ids import PreparedIds
@@ -27,32 +29,49 @@ from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2, tool_service_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.token import sign_task_claims
-from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve
-from tests.support.fix_gateway import NOBODYS, Serve
-from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve
+from tests.support.fix_gateway import NOBODYS, Serve, StubOfTenant
+from tests.support.fix_tools import Grants, Outside, SharedService, StartTools, ToolClient
 from tests.support.images import png
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
+GATEWAY_HAS_TOOLS: Final = True
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def world(
+    replica: Checkpoint, shared_gateway: StubOfTenant, shared_tool_service: SharedService, outside: Outside
+) -> AsyncIterator[Any]:
+    """A task with files, and the gateway to it, for a tenant of the test's own at the services of the module."""
+    tools = ToolClient(shared_tool_service.address, outside.tenant)
+    yield await World.made(replica, tools, await shared_gateway(), outside)
+    await tools.close()
+
 
 @pytest.fixture
-async def world(checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside) -> Any:
-    """A task with files, and the gateway to it."""
-    return await World.made(checkpoint, tool_service, gateway, outside)
+async def own_world(checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside) -> Any:
+    """The same with services of the test's own, which it stops, or whose work for all tenants it counts."""
+    return await World.made_of(checkpoint, tool_service, gateway, outside)
 
 
 class World:
-    def __init__(self, replica: Any, tools: Any, stub: Any, task_id: str, tenant_root: Path, serve: Any) -> None:
-        self.replica, self.tools, self.stub, self.task_id, self.serve = replica, tools, stub, task_id, serve
-        self.tenant_root = tenant_root
+    def __init__(self, replica: Any, tools: Any, stub: Any, task_id: str, outside: Outside) -> None:
+        self.replica, self.tools, self.stub, self.task_id = replica, tools, stub, task_id
+        self.tenant, self.tenant_root = outside.tenant, outside.workspaces / outside.tenant
 
     @classmethod
-    async def made(cls, checkpoint: Any, tool_service: Any, gateway: Any, outside: Any, **settings: Any) -> Any:
-        replica, tools = await checkpoint(), await tool_service(**settings)
-        task_id = (await replica.create()).task_id
-        stub = await gateway(replica.address, tools=tools.address)
-        world = cls(replica, tools, stub, task_id, outside.workspaces / "default", gateway)
-        world.workspace(task_id).mkdir(parents=True)
+    async def made(cls, replica: Any, tools: Any, stub: Any, outside: Outside) -> Any:
+        world = cls(replica, tools, stub, (await replica.create()).task_id, outside)
+        world.workspace(world.task_id).mkdir(parents=True)
         return world
+
+    @classmethod
+    async def made_of(cls, checkpoint: Any, tool_service: Any, gateway: Any, outside: Outside, **settings: Any) -> Any:
+        replica, tools = await checkpoint(), await tool_service(**settings)
+        return await cls.made(replica, tools, await gateway(replica.address, tools=tools.address), outside)
+
+    def client(self) -> Client:
+        return Client(self.stub.process.address, tenant=self.tenant)
 
     def workspace(self, task_id: str) -> Path:
         return self.tenant_root / task_id
@@ -75,7 +94,7 @@ class World:
 async def test_a_tenant_lists_and_reads_its_own_tasks_files_only(world: Any) -> None:
     content = os.urandom(600_000)
     world.write("out/data.bin", content)
-    async with Client(world.stub.process.address) as client:
+    async with world.client() as client:
         pages = [
             page async for page in client.pages(client.tasks.ListFiles, api.ListFilesRequest(task_id=world.task_id))
         ]
@@ -97,12 +116,13 @@ async def test_a_tenant_lists_and_reads_its_own_tasks_files_only(world: Any) -> 
             _ = [part async for part in read_file(stranger.tasks, world.task_id, "out/data.bin")]
 
 
-async def test_a_broken_download_resumes_and_is_complete_or_absent(world: Any, tmp_path: Path) -> None:
+async def test_a_broken_download_resumes_and_is_complete_or_absent(own_world: Any, tmp_path: Path) -> None:
+    world = own_world
     content = os.urandom(9_000_000)
     world.write("big", content)
     target = tmp_path / "here" / "big"
     target.parent.mkdir()
-    async with Client(world.stub.process.address) as client:
+    async with world.client() as client:
         parts = read_file(client.tasks, world.task_id, "big")
         got = [await anext(parts)]
         killed = world.stub.process
@@ -170,19 +190,19 @@ async def test_a_fork_without_files_and_one_of_a_task_without_any(world: Any) ->
 
 
 async def test_a_client_does_not_choose_the_author_or_id_of_a_fork(world: Any) -> None:
-    forged = str(uuid.uuid4())
+    forged, author = str(uuid.uuid4()), f"tenant/{world.tenant}"
     for number, without_files in enumerate((True, False)):
         fields = {"message": "go on", "actor": "mallory", "prepared_task_id": forged, "without_files": without_files}
         fork = await world.fork(f"r-{number}", **fields)
         assert fork.task.task_id != forged
         entries = await world.stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=fork.task.task_id))
-        assert {entry.actor for entry in entries.entries} & {"mallory", "tenant/default"} == {"tenant/default"}
+        assert {entry.actor for entry in entries.entries} & {"mallory", author} == {author}
 
 
 async def test_a_fork_whose_files_cannot_be_copied_is_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
-    world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000, workspace_files=20)
+    world = await World.made_of(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000, workspace_files=20)
     world.write("big", b"x" * 150_000)
     with pytest.raises(WrongState) as refused:
         await world.fork()
@@ -202,8 +222,9 @@ async def test_a_fork_whose_files_cannot_be_copied_is_refused(
     assert (await world.fork("r-4", without_files=True)).task.state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
+async def test_files_of_a_failed_fork_are_forgotten(own_world: Any) -> None:
     """The gateway died between the copy and the fork, and the client does not repeat its request."""
+    world = own_world
     world.write("file")
     request = api.ForkTaskRequest(
         request_id="r-1", task_id=world.task_id, actor="tenant/default", overrides=task_pb2.ForkOverrides()
@@ -231,7 +252,7 @@ async def test_files_of_a_pruned_task_are_refused_as_pruned(world: Any) -> None:
     await owner.commit(answer())
     await owner.end(result="ok")
     await world.stub.admin.PruneTasks(admin.PruneTasksRequest(task_id=world.task_id, reason="enough"))
-    async with Client(world.stub.process.address) as client:
+    async with world.client() as client:
         with pytest.raises(NotFound) as gone:
             _ = [
                 page async for page in client.pages(client.tasks.ListFiles, api.ListFilesRequest(task_id=world.task_id))
@@ -242,7 +263,7 @@ async def test_files_of_a_pruned_task_are_refused_as_pruned(world: Any) -> None:
 async def test_a_copy_that_died_is_removed_in_time(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
-    world = await World.made(checkpoint, tool_service, gateway, outside, workspace_sweep_interval_seconds=0.1)
+    world = await World.made_of(checkpoint, tool_service, gateway, outside, workspace_sweep_interval_seconds=0.1)
     old, young = world.tenant_root / f".copy-{uuid.uuid4()}-{'a' * 32}", world.tenant_root / ".copy-young"
     for copy in (old, young):
         copy.mkdir()
@@ -254,8 +275,9 @@ async def test_a_copy_that_died_is_removed_in_time(
     assert young.exists()
 
 
-async def test_a_fork_that_never_ran_is_pruned_with_its_files(world: Any, grants: Grants) -> None:
+async def test_a_fork_that_never_ran_is_pruned_with_its_files(own_world: Any, grants: Grants) -> None:
     """No claim of it was ever granted: the tools forget it all the same."""
+    world = own_world
     world.write("file")
     forked = (await world.fork()).task.task_id
     await world.replica.cancel(forked)
@@ -349,7 +371,7 @@ async def test_a_file_that_does_not_fit_is_refused_by_name(world: Any) -> None:
 async def test_a_submit_beyond_the_workspace_bound_is_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
-    world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000)
+    world = await World.made_of(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000)
     with pytest.raises(WrongState) as refused:
         await submit_with(world, a=bytes(100_001))
     assert refused.value.reason == "WORKSPACE_LIMIT"

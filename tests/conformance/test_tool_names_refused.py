@@ -3,52 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
 
 import pytest
+import pytest_asyncio
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
 from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import admin_service_pb2, schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
-from tests.support.fix_checkpoint import MakeCheckpoint
-from tests.support.fix_gateway import Serve
-from tests.support.fix_tools import ToolClient
+from tests.support.fix_checkpoint import Checkpoint
+from tests.support.fix_gateway import shared_process, stub_of
 from tests.support.patience import CALL_SECONDS
+from tests.support.service_process import ServiceProcess
 
 MISTAKEN, RIGHT = (task_pb2.ToolAllowlist(names=[name]) for name in ("raed_file", "read_file"))
 HINT = "there is no tool 'raed_file'; did you mean read_file"
 
 
-@pytest.fixture
-async def stubs(checkpoint: MakeCheckpoint, tools: ToolClient, gateway: Serve) -> AsyncIterator[Any]:
+GATEWAY_HAS_TOOLS: Final = True
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stubs(replica: Checkpoint, shared_gateway_process: ServiceProcess) -> AsyncIterator[Any]:
     """TaskService and ScheduleService of one gateway."""
-    replica = await checkpoint()
-    async with served_by(await gateway(replica.address, tools=tools.address)) as stubs:
+    async with served_by(shared_gateway_process, replica.tenant) as stubs:
         yield stubs
 
 
 @asynccontextmanager
-async def served_by(stub: Any) -> AsyncIterator[Any]:
+async def served_by(process: ServiceProcess, tenant: str) -> AsyncIterator[Any]:
     """TaskService and ScheduleService of the gateway."""
-    async with open_channel(stub.process.address, default_timeout_seconds=CALL_SECONDS, tenant="default") as channel:
-        yield stub, ScheduleServiceStub(channel)
+    async with (
+        AsyncExitStack() as stack,
+        open_channel(process.address, default_timeout_seconds=CALL_SECONDS, tenant=tenant) as channel,
+    ):
+        yield await stub_of(stack, process, tenant), ScheduleServiceStub(channel)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def without_tools(shared_ledger: Checkpoint) -> AsyncIterator[ServiceProcess]:
+    async with shared_process(shared_ledger) as process:
+        yield process
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def before_and_after(
-    checkpoint: MakeCheckpoint, tools: ToolClient, gateway: Serve
+    replica: Checkpoint, without_tools: ServiceProcess, shared_gateway_process: ServiceProcess
 ) -> AsyncIterator[tuple[Any, Any]]:
     """The services while any tool may exist, because no tool service answers, and when only the built-in tools exist.
 
     So the tool of MISTAKEN is one that is gone in the second.
     """
-    replica = await checkpoint()
     async with (
-        served_by(await gateway(replica.address)) as before,
-        served_by(await gateway(replica.address, tools=tools.address)) as after,
+        served_by(without_tools, replica.tenant) as before,
+        served_by(shared_gateway_process, replica.tenant) as after,
     ):
         yield before, after
 

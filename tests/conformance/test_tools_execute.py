@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, PermissionDenied, Unauthenticated
@@ -151,7 +152,9 @@ async def test_every_tool_has_a_complete_definition(tools: ToolClient, grants: G
     )
     for tool in answer.tools:
         assert tool.description
-        assert json.loads(tool.input_schema_json)["type"] == "object"
+        schema = json.loads(tool.input_schema_json)
+        Draft202012Validator.check_schema(schema)
+        assert schema["type"] == "object"
         assert tool.effect_class != 0
         assert tool.timeout.seconds == (10 if tool.name == "execute_python" else 30)
         assert tool.output_limit_bytes > 0

@@ -174,7 +174,9 @@ async def test_no_race_of_links_leads_the_service_out_of_a_workspace(
     assert (after.st_uid, after.st_gid, after.st_mode) == (passwd.st_uid, passwd.st_gid, passwd.st_mode)
 
 
-async def test_a_call_chooses_its_timeout_within_the_tools_own(tool_service: StartTools, grants: Grants) -> None:
+async def test_a_call_chooses_its_timeout_within_the_tools_own(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     tools, owner = await tool_service(python_wall_seconds=30), grants.claim()
     stopped = await tools.outcome(owner, "1.0", "execute_python", code=SLOW_PROGRAM, timeout_seconds=0.5)
     assert (stopped.status, stopped.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")

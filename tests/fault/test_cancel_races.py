@@ -78,6 +78,7 @@ async def test_a_cancel_and_a_completion_have_one_winner(bench: WorkerBench, lat
     assert ends == [TaskState.CANCELLED if was_taken else TaskState.SUCCEEDED for was_taken in taken]
 
 
+@pytest.mark.faults
 async def test_many_cancels_at_once_are_one_end(bench: WorkerBench) -> None:
     worker = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")

@@ -312,13 +312,16 @@ async def shared_second_replica(shared_ledger: Checkpoint) -> AsyncIterator[Chec
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def replica(shared_ledger: Checkpoint) -> AsyncIterator[Checkpoint]:
-    """The replica that the tests of a module share, as a tenant of the test's own.
+async def replica(request: pytest.FixtureRequest, shared_ledger: Checkpoint) -> AsyncIterator[Checkpoint]:
+    """The replica that the tests of a module share, as a tenant of the test's own: that of its claims at the module's
+    other services, if it has any.
 
     It costs a tenth of a replica of the test's own, which is for tests that stop it or count what all tenants have.
     Async fixtures of a test that asks for it need `loop_scope="module"`, too; `checkpoint` has not.
     """
-    async with shared_ledger.of_tenant(f"tenant-{next(_tenants)}") as view:
+    has_others = "shared_tool_service" in request.fixturenames
+    tenant = request.getfixturevalue("tenant") if has_others else f"tenant-{next(_tenants)}"
+    async with shared_ledger.of_tenant(tenant) as view:
         yield view
 
 

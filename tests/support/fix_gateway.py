@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -57,24 +57,24 @@ async def gateway(closed_port: int) -> AsyncIterator[Serve]:
             process = ServiceProcess("gateway", settings)
             await process.start()
             stack.push_async_callback(process.kill)
-            stub = await _stub(stack, process, tenant)
+            stub = await stub_of(stack, process, tenant)
             stub.http = (await process.logged("serving HTTP"))["url"] if http else ""
             return stub
 
         yield serve
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_gateway_process(shared_ledger: Checkpoint) -> AsyncIterator[ServiceProcess]:
-    """A gateway over the ledger of a module. No coordinator and no tools are there."""
+@asynccontextmanager
+async def shared_process(ledger: Checkpoint, tools: str = "") -> AsyncIterator[ServiceProcess]:
+    """A gateway for the tests of a module. No coordinator is there, and no tools without their address."""
     with socket.socket() as held:  # it does not listen, and nothing else gets its port
         held.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{held.getsockname()[1]}"
         settings = {
             "LISTEN": "127.0.0.1:0",
-            "CHECKPOINT_ADDRESS": shared_ledger.address,
+            "CHECKPOINT_ADDRESS": ledger.address,
             "COORDINATOR_ADDRESS": nowhere,
-            "TOOLS_ADDRESS": nowhere,
+            "TOOLS_ADDRESS": tools or nowhere,
             "HEARTBEAT_SECONDS": "2.0",
         }
         process = ServiceProcess("gateway", settings)
@@ -83,18 +83,30 @@ async def shared_gateway_process(shared_ledger: Checkpoint) -> AsyncIterator[Ser
         await process.kill()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_gateway_process(
+    request: pytest.FixtureRequest, shared_ledger: Checkpoint
+) -> AsyncIterator[ServiceProcess]:
+    """A gateway over the ledger of a module, and over its tools if the module has GATEWAY_HAS_TOOLS."""
+    has_tools = getattr(request.module, "GATEWAY_HAS_TOOLS", False)
+    tools = request.getfixturevalue("shared_tool_service").address if has_tools else ""
+    async with shared_process(shared_ledger, tools) as process:
+        yield process
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def shared_gateway(replica: Checkpoint, shared_gateway_process: ServiceProcess) -> AsyncIterator[StubOfTenant]:
     """Makes stubs of the module's gateway, for the tenant of `replica` or another one."""
     async with AsyncExitStack() as stack:
 
         async def stub(tenant: str = "") -> Any:
-            return await _stub(stack, shared_gateway_process, tenant or replica.tenant)
+            return await stub_of(stack, shared_gateway_process, tenant or replica.tenant)
 
         yield stub
 
 
-async def _stub(stack: AsyncExitStack, process: ServiceProcess, tenant: str) -> Any:
+async def stub_of(stack: AsyncExitStack, process: ServiceProcess, tenant: str) -> Any:
+    """TaskService's stub, with `admin`, the other one, and `process`."""
     channel = open_channel(process.address, default_timeout_seconds=TIMEOUT_SECONDS, tenant=tenant)
     await stack.enter_async_context(channel)
     stub: Any = TaskServiceStub(channel)

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -45,6 +45,8 @@ from tests.support.written_lines import whole_records
 TENANT = "default"
 SHORT_LIFE = {"runner_ttl_seconds": SHORT_LIFE_SECONDS, "runner_renew_interval_seconds": 0.4}
 """Of a replica that a test freezes until its life has lapsed. The life of a killed one ends with `kill` or `ended`."""
+NO_SANDBOX: Final = {"TENURE_TOOLS_SANDBOX_BUBBLEWRAP": "/nonexistent/bwrap"}
+"""For a service that runs no program: execute_python says that there is no sandbox."""
 
 
 @dataclass(frozen=True)
@@ -297,16 +299,23 @@ async def tools_dsn(fresh_database: Any) -> str:
 
 
 @pytest.fixture
-async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> AsyncIterator[StartTools]:
+async def tool_service(
+    request: pytest.FixtureRequest, tools_dsn: str, grants: Grants, outside: Outside
+) -> AsyncIterator[StartTools]:
     """Starts replicas. Keyword arguments are settings without their prefix, `failpoints` included; `module`: a service
     with tools of the test's own.
+
+    They have a sandbox where the test asks for `sandbox_detection` or configures tools: its probes at each start take
+    more processor time than all else of the start.
     """
     started: list[ToolReplica] = []
+    needs_sandbox = "sandbox_detection" in request.fixturenames
 
     async def start(*, failpoints: str = "", module: str = "", **settings: object) -> ToolReplica:
         environment = {
             **_environment(tools_dsn, grants.verifying_keys_file, outside),
             "TENURE_FAILPOINTS": failpoints,
+            **({} if needs_sandbox or "config_file" in settings else NO_SANDBOX),
             **{f"TENURE_TOOLS_{name.upper()}": str(value) for name, value in settings.items()},
         }
         command = [sys.executable, "-m", module] if module else command_line("tools")

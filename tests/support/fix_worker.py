@@ -28,6 +28,8 @@ from devstack import StackOptions
 from devstack.etcd import EtcdProcess
 from devstack.service_process import ServiceProcess
 from devstack.stack import Stack
+from services.checkpoint.queries import MIGRATIONS as LEDGER_MIGRATIONS
+from services.tools.statements import MIGRATIONS as TOOLS_MIGRATIONS
 from tenure.domain import entries as facts
 from tenure.domain.errors import TryLater
 from tenure.domain.model_parameters import NO_PARAMETERS, ModelParameters
@@ -431,9 +433,13 @@ async def worker_stack(
     options = StackOptions(
         data_dir=tmp_path_factory.mktemp("worker-stack"),
         workers=0,
-        postgres_dsn=await new_database("worker_stack"),
+        postgres_dsn=await new_database("worker_stack", LEDGER_MIGRATIONS, TOOLS_MIGRATIONS),
         etcd_endpoints=worker_etcd,
-        environment={"*": stack_life, "coordinator": {"TENURE_COORDINATOR_ETCD_KEY_PREFIX": own_prefix()}},
+        environment={
+            "*": stack_life,
+            "coordinator": {"TENURE_COORDINATOR_ETCD_KEY_PREFIX": own_prefix()},
+            "tools": {"TENURE_TOOLS_SANDBOX_WARM": "0"},  # few tests run a program
+        },
     )
     async with Stack(options) as stack:
         yield stack

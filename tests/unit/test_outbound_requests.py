@@ -175,7 +175,7 @@ def test_only_a_failed_handshake_proves_nothing_was_sent() -> None:
     assert failure_answer(httpcore2.ConnectError(), "The host", 5).detail == "UNREACHABLE"
 
 
-async def test_clients_of_model_providers_share_the_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_of_a_process_share_the_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's authorities take 20 ms to load, in which the process does nothing else."""
     http_tls_context()
 
@@ -183,5 +183,6 @@ async def test_clients_of_model_providers_share_the_tls_context(monkeypatch: pyt
         raise AssertionError("the authorities are loaded again")
 
     monkeypatch.setattr(httpcore2, "default_ssl_context", load_again)
-    async with model_client("http://127.0.0.1:1"):
+    backend = CheckedNetworkBackend(Networks(EVERYWHERE), "tests")
+    async with model_client("http://127.0.0.1:1"), Outgoing(backend, most_connections=1):
         pass

@@ -310,10 +310,9 @@ class Outgoing:
             yield HttpResponse(response.status, response_headers, response)
 
 
-@cache
 def http_tls_context(ca_file: str | None = None) -> ssl.SSLContext:
     """Returns the context of all connections of this process that speak HTTP: its authorities take 20 ms to load."""
-    return tls_context(ca_file)
+    return _contexts(ca_file)  # a cache counts a default and a given None as two arguments
 
 
 def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
@@ -327,3 +326,6 @@ def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
     if ca_file:
         context.load_verify_locations(ca_file)
     return context
+
+
+_contexts: Final = cache(tls_context)
