@@ -230,16 +230,6 @@ async def test_a_stopped_calls_answer_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.png"))
 
 
-async def test_a_runner_that_may_begin_nothing_any_more_asks_no_server(tmp_path: Path) -> None:
-    link = Mock(call=AsyncMock())
-    definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE)
-    server = Mock(link=AsyncMock(return_value=link))
-    (tool,) = tools_of(server, "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
-    with pytest.raises(NeverBegan):
-        await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan)), {})
-    link.call.assert_not_called()
-
-
 async def test_a_possibly_sent_call_is_repeated_as_sent_before(tmp_path: Path) -> None:
     check, link = Mock(), Mock(call=AsyncMock(side_effect=AnswerLost("gone")))
     definition = ToolDefinition("s__t", "", "{}", EffectClass.KEYED)

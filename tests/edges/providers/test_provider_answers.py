@@ -225,24 +225,6 @@ async def test_an_unsafe_call_without_an_answer_is_in_doubt(answering: Any) -> N
     assert len(scripted.requests) == 1
 
 
-async def test_a_stopped_unsafe_call_may_continue_at_its_provider() -> None:
-    key = CallKey(UUID(TASK), "1.0")
-    request = CallRequest(key, Claims(f"tasks/{TASK}", "acme", 7, "c", "w"), "shop__t", EffectClass.UNSAFE, b"{}")
-    scripted, run = Scripted(never), RunningCalls().add(request, 1)
-    async with (
-        serving(scripted) as address,
-        open_channel(address) as channel,
-        Caller("shop", ProviderSettings(address=address), channel) as caller,
-    ):
-        tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.UNSAFE))
-        effect = ToolEffect(run, tool, {}, context(), Begins())
-        carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
-        await _until(lambda: len(scripted.requests) == 1)
-        run.request_stop(StopReason.CLOSED)
-        with pytest.raises(ToolInDoubt, match="was asked to stop"):
-            await carrying
-
-
 async def test_a_fenced_runner_calls_no_provider() -> None:
     scripted = Scripted(never)
     async with (
@@ -262,13 +244,6 @@ async def test_a_provider_with_a_bug_is_not_asked_again(answering: Any) -> None:
     with pytest.raises(ToolInDoubt):
         await called(scripted)
     assert len(scripted.requests) == 1
-
-
-async def test_resends_of_a_failing_call_are_bounded() -> None:
-    scripted = Scripted(ends(grpc.StatusCode.UNAVAILABLE))
-    with pytest.raises(ToolInDoubt):
-        await called(scripted)
-    assert len(scripted.requests) == 5
 
 
 async def test_stale_epoch_after_a_lost_answer_is_in_doubt() -> None:
