@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from edges.http_tools.http_tool import HttpTool
 from edges.http_tools.settings import HttpToolSettings
 from services.tools.calls.effects import NeverBegan, ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
-from services.tools.calls.runs import RunningCalls, StopReason
+from services.tools.calls.runs import RunningCalls
 from services.tools.sending import TELLING_SECONDS
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.fencing import Claims

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
-from uuid import UUID
 
 import grpc
 import pytest
@@ -22,9 +21,7 @@ from grpc_status import rpc_status
 from edges.providers.provider import Caller, Provider
 from edges.providers.settings import ProviderSettings
 from edges.tools_config import ToolsConfig
-from services.tools.calls.effects import NeverBegan, ToolEffect
-from services.tools.calls.records import CallKey, CallRequest
-from services.tools.calls.runs import RunningCalls, StopReason
+from services.tools.calls.effects import NeverBegan
 from services.tools.registry import ToolRegistry
 from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
 from tenure.domain.errors import StaleEpoch
@@ -40,7 +37,6 @@ from tenure.v1.tool_provider_service_pb2_grpc import (
 )
 from tenure.validators import validate
 from tests.support.certificates import issue
-from tests.support.fake_may_begin import Begins
 from tests.support.fix_time import PassSeconds
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
