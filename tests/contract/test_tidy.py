@@ -28,6 +28,7 @@ MAY_SLEEP = {
 # A library has no main.py: the client reads where the gateway is, as the command does.
 MAY_READ_THE_ENVIRONMENT = {
     "devstack/all_services.py",
+    "tenure/cli/context.py",
     "tenure/cli/main.py",
     "tenure/sdk/connection.py",
     "tenure/agents/worker.py",
