@@ -137,7 +137,7 @@ def tokens_of(provider: Provider) -> dict[str, Caller]:
 
 
 def cells_of(caller_name: str, caller: Caller, channel: Any) -> list[Cell]:
-    """The caller at each method; with a wrong key, token or tenant at one of each service: one interceptor reads them."""
+    """The caller at each method; with a wrong key, token or tenant at one of each service: one interceptor reads it."""
     rows = matrix()
     cells = {
         name: Cell(f"{caller_name} {name}", channel, method, caller.metadata, caller.expected(rows[name]))
