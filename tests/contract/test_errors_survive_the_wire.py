@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,7 +17,7 @@ from tenure.runtime.rpc.status import from_plain, to_plain
 from tests.support.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 
 def examples() -> Iterator[errors.TenureError]:
@@ -30,26 +31,31 @@ def examples() -> Iterator[errors.TenureError]:
     yield errors.LimitReached("queue full", retry_after_seconds=30, metadata={"subject": "tenant:acme"})
 
 
-@pytest.mark.parametrize("raised", list(examples()), ids=lambda error: f"{type(error).__name__}-{error.reason}")
-async def test_an_error_survives_a_call(raised: Any) -> None:
-    async def fail(_request: bytes, _context: Any) -> bytes:
-        raise raised
+@asynccontextmanager
+async def failing(raised: Sequence[errors.TenureError]) -> AsyncIterator[tuple[RpcServer, Any]]:
+    """A server and a channel to it. The request is the number of the error that the call raises."""
+
+    async def fail(request: bytes, _context: Any) -> bytes:
+        raise raised[int(request)]
 
     handler = grpc.method_handlers_generic_handler("t.Fail", {"Now": grpc.unary_unary_rpc_method_handler(fail)})
     server = RpcServer("127.0.0.1:0")
     server.add("t.Fail", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
     async with server, open_channel(server.address) as channel:
-        with pytest.raises(errors.TenureError) as caught:
-            await channel.unary_unary("/t.Fail/Now")(b"", timeout=CALL_SECONDS)
-        with pytest.raises(errors.TenureError) as in_process:
-            await server.in_process(CALL_SECONDS).unary_unary("/t.Fail/Now", bytes, bytes)(b"")
-    assert_same(caught.value, raised)
-    assert_same(in_process.value, raised)
+        yield server, channel.unary_unary("/t.Fail/Now")
 
 
-@pytest.mark.parametrize("raised", list(examples()), ids=lambda error: f"{type(error).__name__}-{error.reason}")
-def test_an_error_survives_a_frame(raised: Any) -> None:
-    assert_same(from_plain(*to_plain(raised)), raised)
+async def test_an_error_survives_a_call_and_a_frame() -> None:
+    raised = list(examples())
+    async with failing(raised) as (server, call):
+        for number, error in enumerate(raised):
+            with pytest.raises(errors.TenureError) as caught:
+                await call(b"%d" % number, timeout=CALL_SECONDS)
+            with pytest.raises(errors.TenureError) as in_process:
+                await server.in_process(CALL_SECONDS).unary_unary("/t.Fail/Now", bytes, bytes)(b"%d" % number)
+            assert_same(caught.value, error)
+            assert_same(in_process.value, error)
+            assert_same(from_plain(*to_plain(error)), error)
 
 
 MAX_OF_ALL = (
@@ -66,17 +72,10 @@ MAX_OF_ALL = (
 @pytest.mark.parametrize("raised", MAX_OF_ALL, ids=lambda error: type(error).__name__)
 async def test_an_error_of_any_size_arrives_with_its_reason(raised: Any) -> None:
     """gRPC refuses trailers above a limit, some of them already above half of it: so it is done often."""
-
-    async def fail(_request: bytes, _context: Any) -> bytes:
-        raise raised
-
-    handler = grpc.method_handlers_generic_handler("t.Fail", {"Now": grpc.unary_unary_rpc_method_handler(fail)})
-    server = RpcServer("127.0.0.1:0")
-    server.add("t.Fail", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
-    async with server, open_channel(server.address) as channel:
+    async with failing([raised]) as (_, call):
         for _ in range(100):
             with pytest.raises(type(raised)) as caught:
-                await channel.unary_unary("/t.Fail/Now")(b"", timeout=CALL_SECONDS)
+                await call(b"0", timeout=CALL_SECONDS)
             assert caught.value.reason == raised.reason
             assert caught.value.message.startswith("€€€")
             assert set(caught.value.metadata) == set(raised.metadata)

@@ -158,9 +158,15 @@ def huge_schema(title: str = "") -> str:
 
 
 @asynccontextmanager
-async def tenants(folder: Path, gateway: Mapping[str, str] | None = None) -> AsyncGenerator[Tenants]:
-    """Starts the stack, with more settings of the gateway, and creates the keys."""
-    environment = {"*": LONG_LIFE, "gateway": {"TENURE_GATEWAY_AUTHENTICATION": "api-keys", **(gateway or {})}}
+async def tenants(
+    folder: Path, gateway: Mapping[str, str], services: Mapping[str, Mapping[str, str]] | None = None
+) -> AsyncGenerator[Tenants]:
+    """Starts the stack, with more settings of the gateway and of other services, and creates the keys."""
+    environment = {
+        "*": LONG_LIFE,
+        "gateway": {"TENURE_GATEWAY_AUTHENTICATION": "api-keys", **gateway},
+        **(services or {}),
+    }
     async with Stack(StackOptions(data_dir=folder, workers=1, tls=True, environment=environment)) as stack:
         ca_file = stack.layout.certificates / "ca.pem"
         operator = await operator_key(stack)

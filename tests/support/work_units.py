@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-UNITS: Final = frozenset({"end_to_end", "testing", "security", "fuzz"})
+UNITS: Final = frozenset({"end_to_end", "testing", "security", "processes", "limits", "fuzz"})
 """The folders whose files share an installation."""
 SCENES: Final = "_scenes.py"
 """The end of a file's name below tests/edges: it uses the installation that the edges share."""

@@ -129,15 +129,6 @@ def test_approvals_of_a_tool_that_no_agent_has_end_the_task(served: Tenure, tmp_
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("library", "where"), GROUPS)
-def test_no_call_runs_that_a_person_has_not_allowed(served: Tenure, tmp_path: Path, library: str, where: str) -> None:
-    for cell in CELLS:
-        if (cell.library, cell.where) == (library, where):
-            for answer in ANSWERS:
-                check(served, tmp_path, cell, answer)
-
-
-@pytest.mark.faults
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize(("library", "where"), GROUPS)
 def test_a_kill_before_the_wait_skips_no_approval(

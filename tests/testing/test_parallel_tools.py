@@ -23,7 +23,6 @@ from tests.testing.parallel_agents import MODULES
 
 pytestmark = pytest.mark.server
 AGENTS = ["pydantic", "openai"]
-SWEPT = ["pydantic", pytest.param("openai", marks=pytest.mark.faults)]
 PATIENCE_SECONDS = 60.0
 
 
@@ -41,7 +40,7 @@ def calls(task: TaskHandle[Any]) -> list[str]:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("second", ["slow", pytest.param("other", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("second", ["slow", "other"])
 def test_two_tools_of_an_answer_run_at_once(tenure: Tenure, tmp_path: Path, agent: str, second: str) -> None:
     """Both have begun while neither can end."""
     tenure.model.script([[tool("slow", name="gated"), tool(second, name="gated")], "Both are done."])
@@ -59,7 +58,7 @@ def test_two_tools_of_an_answer_run_at_once(tenure: Tenure, tmp_path: Path, agen
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("agent", SWEPT)
+@pytest.mark.parametrize("agent", AGENTS)
 def test_a_kill_in_the_middle_repeats_only_the_unfinished(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     tenure.model.script([[tool("slow", name="gated"), tool("slow", name="quick")], "Both are done."])
     worker = tenure.worker(functions=MODULES)
@@ -133,7 +132,7 @@ def test_watchers_see_the_tools_with_schema_and_effect(tenure: Tenure, tmp_path:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("agent", SWEPT)
+@pytest.mark.parametrize("agent", AGENTS)
 def test_text_is_live(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     words = "word " * 200
     tenure.model.script([turn(words, delay=8.0)])

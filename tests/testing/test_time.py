@@ -64,16 +64,6 @@ def test_a_phase_timeout_passes(tenure: Tenure) -> None:
     assert task.wait().state is TaskState.TIMED_OUT
 
 
-@pytest.mark.faults
-def test_the_deadline_of_a_task_passes(tenure: Tenure) -> None:
-    tenure.model.script([EVENT, "Never."])
-    tenure.worker()
-    task = tenure.submit("Wait for the payment", tools=["wait_external"], timeout=timedelta(hours=1))
-    task.wait_until(TaskState.WAITING_EXTERNAL)
-    tenure.advance("61m")
-    assert task.wait().state is TaskState.TIMED_OUT
-
-
 async def test_a_schedule_is_due(tenure: Tenure) -> None:
     tenure.model.script(["The news."])
     tenure.worker()

@@ -15,6 +15,7 @@ from tenure.domain.tools import Outcome, OutcomeStatus
 from tests.support.approval_agents import AGENT, CELLS, PYDANTIC, Cell, build
 from tests.support.journal_work import JournalWork
 from tests.support.openai_script import Script, call, text_message
+from tests.support.sweeps import one_of_each
 
 RUNS = {"allow": ["5"], "edit": ["7"], "deny": [], "nobody": []}
 DECISION = {"allow": '{"decision": "approve"}', "deny": '{"decision": "deny"}'}
@@ -69,7 +70,9 @@ def model(cell: Cell, answer: str) -> Any:
 
 
 @pytest.mark.parametrize("answer", RUNS)
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell", one_of_each(CELLS, lambda cell: (cell.library, cell.where, cell.effect is None)), ids=lambda cell: cell.name
+)
 async def test_a_call_runs_only_as_a_person_allowed_it(cell: Cell, answer: str, tmp_path: Path) -> None:
     if answer == "edit" and not cell.can_edit:
         answer = "allow"

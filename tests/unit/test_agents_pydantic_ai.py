@@ -195,29 +195,6 @@ async def test_a_tool_may_ask_the_model_to_try_again() -> None:
     assert len(work.tools) == 2
 
 
-async def test_a_tool_waits_for_its_approval() -> None:
-    script = Script(call("refund"), call("credit"), text_response("Done."))
-    agent = Agent("support", model=FunctionModel(script))
-    ran: list[str] = []
-
-    @agent.tool(effect=Effect.KEYED, requires_approval=True)
-    def refund(ctx: RunContext) -> str:
-        assert ctx.tool_call_approved
-        ran.append("refund")
-        return "refunded"
-
-    @agent.tool_plain(effect=Effect.KEYED, requires_approval=True)
-    def credit() -> str:
-        ran.append("credit")
-        return "credited"
-
-    work = JournalWork("Refund", denied=frozenset({"credit"}))
-    assert await agent.durable_function.run(work, None) == "Done."
-    assert ran == ["refund"]
-    assert [tool.needs_approval for tool in work.tools] == [True, True]
-    assert "denied" in str(script.seen[2])
-
-
 @pytest.mark.parametrize(("answer", "ran"), [('{"decision": "approve"}', ["big"]), ('{"decision": "deny"}', [])])
 async def test_a_tool_may_ask_for_an_approval_while_it_runs(answer: str, ran: list[str]) -> None:
     script = Script(call("refund"), text_response("Done."))

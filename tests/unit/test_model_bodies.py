@@ -16,6 +16,7 @@ from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelReque
 from tests.support.http_stub import HttpStub, Seen, page
 from tests.support.model_clients import model_client
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 MAX_MEMORY_BYTES = 32 * 1024 * 1024
 BOMB = gzip.compress(bytes(4 * MAX_MEMORY_BYTES))
@@ -53,7 +54,7 @@ async def failure_of(model: str, answer: Any) -> ModelCallFailed:
 @pytest.mark.parametrize("model", ["m", "openai/m"])
 @pytest.mark.parametrize(
     ("status", "failure_class"),
-    [("500 No", FailureClass.SERVER_ERROR), ("401 No", FailureClass.AUTHENTICATION)],
+    first([("500 No", FailureClass.SERVER_ERROR), ("401 No", FailureClass.AUTHENTICATION)]),
 )
 @pytest.mark.parametrize(
     "answer",

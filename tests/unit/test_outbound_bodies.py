@@ -63,6 +63,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     "identity": lambda content: content,
     "gzip": gzip.compress,
     "deflate": zlib.compress,
+    "Deflate": lambda content: zlib.compress(content)[2:-4],
     "X-GZIP ": lambda content: gzip.compress(content[:9]) + gzip.compress(content[9:]) + b"\0\0",
 }
 

@@ -48,7 +48,7 @@ async def test_only_some_unknown_names_are_compared() -> None:
 async def test_names_that_take_long_to_compare_stop_nothing_else() -> None:
     """A runner that cannot renew for seconds stops all its calls."""
     letters = random.Random(1)
-    described = [define("".join(letters.choices("abcd_", k=64)), EffectClass.PURE, "d", {}) for _ in range(300)]
+    described = [define("".join(letters.choices("abcd_", k=64)), EffectClass.PURE, "d", {}) for _ in range(100)]
     registry = ToolRegistry([Tool(definition, Mock()) for definition in described])
     names = ["".join(letters.choices("abcd_", k=128)) for _ in range(MAX_UNKNOWN)]
     checking, turns = asyncio.create_task(registry.unknown(names, "default")), 0

@@ -101,7 +101,7 @@ def made(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("key", BOTH_WAYS, ids=lambda key: f"{getattr(key[0], '__name__', 'union')}-{key[1]}")
-@settings(deadline=None, max_examples=examples(20))
+@settings(deadline=None, max_examples=examples(6))
 @given(data=st.data())
 def test_values_survive_the_wire(key: tuple[Any, str], data: st.DataObject) -> None:
     to_wire, to_domain = BOTH_WAYS[key]

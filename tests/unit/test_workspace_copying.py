@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -32,7 +33,7 @@ from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.copying import CopyStopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, entered, write_file
 from services.tools.workspace.reading import OpenFile, list_page
-from services.tools.workspace.removal import ENTRIES_A_STEP
+from services.tools.workspace.removal import empty_some
 from services.tools.workspace.requests import FileRequests
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -41,6 +42,8 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.small_disk import SmallDisk
 
 SECRET = b"not for agents"
+A_STEP = 20
+"""Entries that one step of a removal takes."""
 # A directory and a file are swapped for links out of the workspace and back, all the time.
 SWAPPER = """
 import os, sys
@@ -236,14 +239,15 @@ def test_large_removals_take_steps_and_report_failures(
 ) -> None:
     delete = next(tool for tool in file_tools(workspaces) if tool.name == "delete_file")
     context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
-    for number in range(ENTRIES_A_STEP + 1):
+    monkeypatch.setattr(files, "empty_some", partial(empty_some, most=A_STEP))
+    for number in range(A_STEP + 1):
         (source / str(number)).touch()
     with monkeypatch.context() as patched:
         patched.setattr(files, "_MAX_STEPS", 1)
         with pytest.raises(ToolFailure) as failed:
             asyncio.run(ran(delete, context, {"path": "."}))
     assert failed.value.detail == "NOT_ALL_DELETED"
-    for number in range(ENTRIES_A_STEP):
+    for number in range(A_STEP):
         (source / str(number)).touch()
     assert asyncio.run(ran(delete, context, {"path": "."})).content == "The workspace is empty."
     assert list(source.iterdir()) == []

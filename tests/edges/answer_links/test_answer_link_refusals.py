@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from tenure.runtime.security.process_security import Security
-from tenure.v1 import webhook_service_pb2 as webhook_pb
-from tests.conformance.test_ledger_waits import leave_of_a_person, say, waiting
-from tests.conformance.webhook_client import WebhookClient
-from tests.edges.answer_links.desk import HOME, Desk, desk_settings, open_desk, sent_to, token_in
-from tests.edges.notifications.test_notifications import ANN
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint
+from tests.edges.answer_links.desk import HOME, Desk, desk_settings, open_desk, sent_to
+from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_mail import MakeMailServer
 from tests.support.fix_webhooks import MakeReceiver
 from tests.support.patience import PATIENCE_SECONDS
@@ -30,17 +26,6 @@ async def refused(at: Desk) -> tuple[Any, ...]:
             await asyncio.sleep(0.1)
     (row,) = rows
     return tuple(row)
-
-
-@pytest.mark.nightly
-async def test_an_answer_that_comes_too_late_is_recorded(desk: Desk, webhook_receiver: MakeReceiver) -> None:
-    task, token = await sent_to(desk, await webhook_receiver())
-    await say(desk.replica, task, decision="deny")
-    assert (await desk.answer(token, decision="allow")).code == "WAIT_OVER"
-    tenant, subject, peer, reason, target = await refused(desk)
-    assert (tenant, subject, peer, reason) == ("default", "link/webhook/hook", HOME, "WAIT_OVER")
-    assert f"task_id={task.task_id}" in target
-    assert f"wait_id={task.wait.wait_id}" in target
 
 
 async def test_an_answer_to_another_view_is_recorded(desk: Desk, webhook_receiver: MakeReceiver) -> None:
@@ -61,22 +46,6 @@ async def test_refused_guess_is_recorded_without_a_name(desk: Desk, webhook_rece
     assert task.task_id not in target
     assert token.split("_", 2)[1] in target
     assert token.split("_", 2)[2] not in target
-
-
-@pytest.mark.nightly
-async def test_an_expired_link_is_recorded(checkpoint: MakeCheckpoint, mail_server: MakeMailServer) -> None:
-    mails = await mail_server()
-    async with open_desk(await checkpoint(**desk_settings(mails, seconds=1.0)), mails) as made:
-        kind = webhook_pb.WEBHOOK_KIND_EMAIL
-        await WebhookClient(made.replica).create(kind=kind, url="", email_addresses=[ANN], answer_links=True)
-        await waiting(made.replica, leave_of_a_person())
-        token = token_in((await mails.until(1))[0].text)
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while (await made.show(token)).status == 200:
-                await asyncio.sleep(0.25)  # within the rate of a link
-        assert (await made.post(token, shown="0" * 64, decision="allow")).code == "ANSWER_LINK_EXPIRED"
-        _, subject, _, reason, _ = await refused(made)
-        assert (subject, reason) == (f"link/{ANN}", "ANSWER_LINK_EXPIRED")
 
 
 @pytest.mark.nightly

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import zlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.support.dialling import Dialler, knowing
 from tests.support.fix_tools import Grants, StartTools, ToolClient
 from tests.support.http_stub import HttpStub, never, page
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.support.sweeps import first, one_of_each
+from tests.support.sweeps import first
 
 FRONT = "http://front.example/"
 
@@ -71,28 +70,19 @@ class TestFetching:
 
     @pytest.mark.parametrize(
         ("answer", "detail"),
-        one_of_each(
-            [
-                (page("x", "404 Nicht da"), "HTTP_404"),
-                (page("x", "500 x"), "HTTP_500"),
-                (page("", "304 x"), "HTTP_304"),
-                (page("", "302 x"), "HTTP_302"),
-                (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "BAD_ANSWER"),
-                (b"", "BAD_ANSWER"),
-                (page("x", content_length="99"), "BAD_ANSWER"),
-                (b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 20_000, "BAD_ANSWER"),
-            ]
-        ),
+        [
+            (page("x", "404 Nicht da"), "HTTP_404"),
+            (page("", "302 x"), "HTTP_302"),
+            (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "BAD_ANSWER"),
+            (page("x", content_length="99"), "BAD_ANSWER"),
+        ],
     )
     async def test_failed_fetch_is_an_outcome(self, answer: Any, detail: str) -> None:
         async with world(answer) as here:
             assert (await here.refused(FRONT)).detail == detail
 
-    @pytest.mark.parametrize(
-        "content_type", first(["image/png", "application/pdf", "application/octet-stream", "multipart/x"])
-    )
-    async def test_content_that_is_not_text_is_returned_as_type_and_size(self, content_type: str) -> None:
-        head = page(b"", content_type=content_type, content_length="123456")
+    async def test_content_that_is_not_text_is_returned_as_type_and_size(self) -> None:
+        head = page(b"", content_type="image/png", content_length="123456")
 
         async def endless(_seen: Any) -> AsyncGenerator[Any]:
             yield head
@@ -105,7 +95,7 @@ class TestFetching:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await here.front.left.wait()
         assert failed.detail == "TYPE_REFUSED"
-        assert f"is {content_type}, of 123,456 bytes" in failed.message
+        assert "is image/png, of 123,456 bytes" in failed.message
 
     async def test_binary_content_declared_as_text_is_refused(self) -> None:
         async with world(page(b"\x7fELF\0\0", content_type="text/plain")) as here:
@@ -128,32 +118,15 @@ class TestBounds:
         assert answer.content.endswith("x\n[cut here: the rest was not read]")
         assert answer.content.count("x") == 100_000 + "text/plain, front.example".count("x")
 
-    @pytest.mark.parametrize(
-        ("pack", "encoding"),
-        first(
-            [
-                (lambda: gzip.compress(b"x" * (64 << 20), mtime=0), "gzip"),
-                (lambda: zlib.compress(b"x" * (64 << 20)), "deflate"),
-                (lambda: zlib.compress(b"x" * (64 << 20))[2:-4], "deflate"),
-                (lambda: gzip.compress(b"x" * 9000, mtime=0) * 1000, "x-gzip"),
-            ]
-        ),
-        ids=["gzip", "zlib", "raw", "many"],
-    )
-    async def test_a_bomb_is_unpacked_no_further_than_the_cap(self, pack: Callable[[], bytes], encoding: str) -> None:
-        async with world(page(pack(), content_encoding=encoding)) as here:
+    async def test_a_bomb_is_unpacked_no_further_than_the_cap(self) -> None:
+        async with world(page(gzip.compress(b"x" * (64 << 20), mtime=0), content_encoding="gzip")) as here:
             answer = await here.fetch(FRONT, max_bytes=100_000)
         assert answer.truncated
         assert len(answer.content) < 100_200
 
-    @pytest.mark.parametrize("encoding", first(["br", "zstd", "compress", "gzip, gzip", "gzip,br", "nonsense"]))
-    async def test_an_encoding_without_a_bound_is_refused(self, encoding: str) -> None:
-        async with world(page(gzip.compress(gzip.compress(b"x")), content_encoding=encoding)) as here:
-            assert (await here.refused(FRONT)).detail == "ENCODING_REFUSED"
-
-    @pytest.mark.parametrize("body", [b"x", gzip.compress(b"x" * 999)[:-9]], ids=["not packed", "cut off"])
-    async def test_body_with_a_wrong_encoding_is_refused(self, body: Any) -> None:
-        async with world(page(body, content_encoding="gzip")) as here:
+    @pytest.mark.parametrize("encoding", ["gzip", "br"], ids=["not packed", "unknown"])
+    async def test_body_with_a_wrong_encoding_is_refused(self, encoding: str) -> None:
+        async with world(page(b"x", content_encoding=encoding)) as here:
             assert (await here.refused(FRONT)).detail == "ENCODING_REFUSED"
 
     @pytest.mark.parametrize(
@@ -202,9 +175,8 @@ class TestTls:
         assert answer.content.endswith("hello")
         assert (names, here.dialler.dialled) == (["front.example"], [(PUBLIC, 443)])
 
-    @pytest.mark.parametrize("host", first(["elsewhere.example", PUBLIC, ""]))
-    async def test_a_certificate_for_another_name_is_refused(self, authority: Any, tmp_path: Path, host: str) -> None:
-        tls = issue("front.example", (host,) if host else (), authority).server(tmp_path)
+    async def test_a_certificate_for_another_name_is_refused(self, authority: Any, tmp_path: Path) -> None:
+        tls = issue("front.example", ("elsewhere.example",), authority).server(tmp_path)
         async with world(None, tls) as here:
             failed = await here.refused("https://front.example/", ca_file=authority.write(tmp_path / "ca.pem"))
         assert failed.detail == "TLS_FAILED"

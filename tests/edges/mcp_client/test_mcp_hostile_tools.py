@@ -20,8 +20,7 @@ from services.tools.registry import ToolRegistry
 from tenure.domain.fencing import Claims
 from tenure.domain.tool_schemas import refused_tools
 from tenure.domain.tools import ToolSourceKind
-from tenure.v1 import task_pb2, tool_pb2
-from tests.end_to_end.installation import Installation, check_whole
+from tenure.v1 import tool_pb2
 from tests.support.fix_mcp import Configure, McpServers, offered
 from tests.support.fix_tools import Grants, StartTools, listed_sources
 from tests.support.hostile_tools import GOOD, SCHEMAS, TOOLS, random_tools
@@ -128,31 +127,3 @@ async def test_tools_of_a_real_server_are_taken_one_by_one(
     assert "'no_type' is left out: its schema has no type" in sources["odd"].problems
     assert (sources["odd"].linked, sources["odd"].last_error) == (True, "")
     assert "did not answer `initialize` within 0.3 s: raise start_seconds" in sources["late"].last_error
-
-
-async def test_a_task_beside_hostile_tools_succeeds(
-    own_installation: Installation, mcp_servers: McpServers, tmp_path: Path
-) -> None:
-    """The provider refuses one tool that the service took: the task goes on without that tool."""
-    config, listing = tmp_path / "tools.json", tmp_path / "listing.json"
-    listing.write_text(json.dumps([GOOD, *TOOLS]))
-    config.write_text(json.dumps({"mcpServers": {"odd": mcp_servers.scripted(str(tmp_path), str(listing))}}))
-    service = own_installation.stack.services["tools"]
-    try:
-        await service.restart({"TENURE_TOOLS_CONFIG_FILE": str(config)})
-        task_id = await own_installation.submit("sim-e2e-hostile-tools")
-        task = await own_installation.ended(task_id)
-        entries = await own_installation.entries(task_id)
-    finally:
-        await service.restart()
-
-    assert task.state == task_pb2.TASK_STATE_SUCCEEDED, task.message
-    assert task.result == '{"text": "hello"} {"b": "x"} {"$filter": "y", "$top": 3}'
-    check_whole(entries)
-    failures = [entry.body.model_failure for entry in entries if entry.body.HasField("model_failure")]
-    assert [(failure.error_class, list(failure.refused_tools)) for failure in failures] == [
-        ("TOOL_REFUSED", ["odd__bad_regex"])
-    ]
-    assert "the provider refuses the definition of odd__bad_regex: tools." in failures[0].message
-    explained = (await own_installation.client.explain(task_id)).lines
-    assert any("is not shown these tools" in line and "odd__bad_regex" in line for line in explained)

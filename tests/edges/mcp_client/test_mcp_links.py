@@ -29,7 +29,7 @@ from edges.mcp_client.settings import McpServer
 from edges.mcp_client.sources import ToolsOfServer
 from edges.mcp_client.stdio_framing import CallWrites, meta_of
 from edges.mcp_client.tool_lists import MAX_LISTED, ListedTools
-from services.tools.calls.effects import NeverBegan, ToolEffect
+from services.tools.calls.effects import ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.output import OutputStore
@@ -228,16 +228,6 @@ async def test_a_stopped_calls_answer_is_not_written(tmp_path: Path) -> None:
         answer = await calling
     assert answer.content.count("not kept (the call was stopped)") == 3
     assert not list(tmp_path.rglob("*.png"))
-
-
-async def test_a_runner_that_may_begin_nothing_any_more_asks_no_server(tmp_path: Path) -> None:
-    link = Mock(call=AsyncMock())
-    definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE)
-    server = Mock(link=AsyncMock(return_value=link))
-    (tool,) = tools_of(server, "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
-    with pytest.raises(NeverBegan):
-        await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan)), {})
-    link.call.assert_not_called()
 
 
 async def test_a_possibly_sent_call_is_repeated_as_sent_before(tmp_path: Path) -> None:

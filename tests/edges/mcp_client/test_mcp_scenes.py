@@ -12,6 +12,7 @@ import pytest
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation, check_whole
 from tests.support.fix_mcp import McpServers
+from tests.support.hostile_tools import GOOD, TOOLS
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -52,3 +53,31 @@ async def test_a_task_uses_mcp_servers_and_records_their_answers(with_mcp: Insta
     assert "as it was asked" in outcomes["2.0"].content
     assert "Tenure" in outcomes["2.1"].content
     assert "as it was asked" in task.result
+
+
+async def test_a_task_beside_hostile_tools_succeeds(
+    own_installation: Installation, mcp_servers: McpServers, tmp_path: Path
+) -> None:
+    """The provider refuses one tool that the service took: the task goes on without that tool."""
+    config, listing = tmp_path / "tools.json", tmp_path / "listing.json"
+    listing.write_text(json.dumps([GOOD, *TOOLS]))
+    config.write_text(json.dumps({"mcpServers": {"odd": mcp_servers.scripted(str(tmp_path), str(listing))}}))
+    service = own_installation.stack.services["tools"]
+    try:
+        await service.restart({"TENURE_TOOLS_CONFIG_FILE": str(config)})
+        task_id = await own_installation.submit("sim-e2e-hostile-tools")
+        task = await own_installation.ended(task_id)
+        entries = await own_installation.entries(task_id)
+    finally:
+        await service.restart()
+
+    assert task.state == task_pb2.TASK_STATE_SUCCEEDED, task.message
+    assert task.result == '{"text": "hello"} {"b": "x"} {"$filter": "y", "$top": 3}'
+    check_whole(entries)
+    failures = [entry.body.model_failure for entry in entries if entry.body.HasField("model_failure")]
+    assert [(failure.error_class, list(failure.refused_tools)) for failure in failures] == [
+        ("TOOL_REFUSED", ["odd__bad_regex"])
+    ]
+    assert "the provider refuses the definition of odd__bad_regex: tools." in failures[0].message
+    explained = (await own_installation.client.explain(task_id)).lines
+    assert any("is not shown these tools" in line and "odd__bad_regex" in line for line in explained)

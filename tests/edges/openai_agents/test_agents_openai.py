@@ -91,28 +91,6 @@ async def test_result_without_json_is_text() -> None:
     assert "'at': '2026-11-23T00:00:00Z', 'cents': '5.0', 'price': {'cents': 5}" in seen
 
 
-async def test_a_tool_waits_for_its_approval() -> None:
-    ran: list[str] = []
-
-    @function_tool(needs_approval=True)
-    def refund() -> str:
-        ran.append("refund")
-        return "refunded"
-
-    @function_tool(needs_approval=True)
-    def credit() -> str:
-        ran.append("credit")
-        return "credited"
-
-    script = Script([call("refund")], [call("credit")], text_message("Done."))
-    agent = Agent(name="support", model=script, tools=[refund, credit])
-    work = JournalWork("Refund", denied=frozenset({"credit"}))
-    assert await durable(agent).run(work, None) == "Done."
-    assert ran == ["refund"]
-    assert [tool.needs_approval for tool in work.tools] == [True, True]
-    assert "denied" in str(sent_to_the_model(script, "credit"))
-
-
 @pytest.mark.parametrize(
     ("given", "seen"), [("500 cents", "500 cents"), ("500", "500"), ('{"cents": 5}', "{'cents': 5}")]
 )

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
-from uuid import UUID
 
 import grpc
 import pytest
@@ -22,9 +21,7 @@ from grpc_status import rpc_status
 from edges.providers.provider import Caller, Provider
 from edges.providers.settings import ProviderSettings
 from edges.tools_config import ToolsConfig
-from services.tools.calls.effects import NeverBegan, ToolEffect
-from services.tools.calls.records import CallKey, CallRequest
-from services.tools.calls.runs import RunningCalls, StopReason
+from services.tools.calls.effects import NeverBegan
 from services.tools.registry import ToolRegistry
 from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
 from tenure.domain.errors import StaleEpoch
@@ -40,7 +37,6 @@ from tenure.v1.tool_provider_service_pb2_grpc import (
 )
 from tenure.validators import validate
 from tests.support.certificates import issue
-from tests.support.fake_may_begin import Begins
 from tests.support.fix_time import PassSeconds
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -225,24 +221,6 @@ async def test_an_unsafe_call_without_an_answer_is_in_doubt(answering: Any) -> N
     assert len(scripted.requests) == 1
 
 
-async def test_a_stopped_unsafe_call_may_continue_at_its_provider() -> None:
-    key = CallKey(UUID(TASK), "1.0")
-    request = CallRequest(key, Claims(f"tasks/{TASK}", "acme", 7, "c", "w"), "shop__t", EffectClass.UNSAFE, b"{}")
-    scripted, run = Scripted(never), RunningCalls().add(request, 1)
-    async with (
-        serving(scripted) as address,
-        open_channel(address) as channel,
-        Caller("shop", ProviderSettings(address=address), channel) as caller,
-    ):
-        tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.UNSAFE))
-        effect = ToolEffect(run, tool, {}, context(), Begins())
-        carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
-        await _until(lambda: len(scripted.requests) == 1)
-        run.request_stop(StopReason.CLOSED)
-        with pytest.raises(ToolInDoubt, match="was asked to stop"):
-            await carrying
-
-
 async def test_a_fenced_runner_calls_no_provider() -> None:
     scripted = Scripted(never)
     async with (
@@ -262,13 +240,6 @@ async def test_a_provider_with_a_bug_is_not_asked_again(answering: Any) -> None:
     with pytest.raises(ToolInDoubt):
         await called(scripted)
     assert len(scripted.requests) == 1
-
-
-async def test_resends_of_a_failing_call_are_bounded() -> None:
-    scripted = Scripted(ends(grpc.StatusCode.UNAVAILABLE))
-    with pytest.raises(ToolInDoubt):
-        await called(scripted)
-    assert len(scripted.requests) == 5
 
 
 async def test_stale_epoch_after_a_lost_answer_is_in_doubt() -> None:

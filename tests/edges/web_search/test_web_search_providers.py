@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import logging
 from pathlib import Path
@@ -226,29 +225,19 @@ class TestRefusals:
         [
             (answered(b"<html>"), "BAD_ANSWER"),
             (answered({"error": "x"}), "BAD_ANSWER"),
-            (answered([]), "BAD_ANSWER"),
             (answered({"type": "search", "web": {"results": "x"}}), "BAD_ANSWER"),
-            (answered({"type": "search", "web": None}), "BAD_ANSWER"),
             (answered(b"[" * 100_000), "BAD_ANSWER"),
             (answered(b"\xff"), "BAD_ANSWER"),
             (b"SSH-2.0-OpenSSH_9.6\r\n", "BAD_ANSWER"),
             (answered(BRAVE, content_length="100000"), "BAD_ANSWER"),
             (answered(b" " * (2 << 20)), "ANSWER_TOO_LARGE"),
-            (answered(gzip.compress(b" " * (64 << 20), mtime=0), content_encoding="gzip"), "ANSWER_TOO_LARGE"),
             (answered(b"x", content_encoding="gzip"), "ENCODING_REFUSED"),
-            (answered(b"x", content_encoding="br"), "ENCODING_REFUSED"),
             (answered({}, "500 Oops"), "HTTP_500"),
         ],
     )
     async def test_a_bad_answer_is_an_outcome(self, answer: Any, detail: str) -> None:
         async with HttpStub(lambda _: answer) as stranger:
             assert (await failure(stranger)).detail == detail
-
-    async def test_a_packed_answer_is_read(self) -> None:
-        async with HttpStub(
-            lambda _: answered(gzip.compress(json.dumps(PLAIN).encode()), content_encoding="gzip")
-        ) as s:
-            assert (await search(s, "plain")).startswith("1. T0")
 
     async def test_silent_search_service_times_out(self) -> None:
         async with HttpStub(never) as stranger:

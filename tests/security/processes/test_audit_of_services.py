@@ -17,7 +17,7 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from devstack import Stack, StackOptions
+from devstack import Stack
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, spiffe_id
 from tenure.domain.audit import verify_chain
@@ -41,14 +41,13 @@ from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tenure.wire.audit import chained_from_wire
 from tenure.wire.token import sign_claims, sign_task_claims
 from tests.security.access_table import authority_of, issued, tenure_channel
-from tests.support.lives import LONG_LIFE
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 STRANGER: Final = spiffe_id(DEFAULT_INSTALLATION, Role.WORKER, "stranger")
 FLOOD: Final = 1000
 A_FRAME: Final = 100
 LEAVE: Final = checkpoint_pb.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="WORKER_DRAINED")
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 def token_of(stack: Stack, holder: str) -> token_pb2.FencingToken:
@@ -65,14 +64,7 @@ async def refusal_of(call: Any) -> str:
     return refused.value.reason
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    folder, life = tmp_path_factory.mktemp("audit"), {"*": LONG_LIFE}
-    async with Stack(StackOptions(data_dir=folder / "data", workers=1, tls=True, environment=life)) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def channel(stack: Stack, tmp_path: Path) -> AsyncIterator[Any]:
     """Returns a channel to a process of the stack, with the certificate of a stranger of a role."""
     async with AsyncExitStack() as opened:

@@ -12,12 +12,10 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from devstack import Stack, StackOptions
-from tenure.client import Client
+from devstack import Stack
 from tenure.domain.access import Role
 from tenure.domain.errors import LimitReached
 from tenure.runtime.rpc.status import PeerFailed
-from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -26,37 +24,18 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.security.access_table import authority_of, issued, tenure_channel
-from tests.security.test_audit_of_services import commit_of, frame_of, token_of
+from tests.security.limits.conftest import WORKER_STREAMS
+from tests.security.processes.test_audit_of_services import commit_of, frame_of, token_of
 from tests.support.grpc_limits import STREAM_ENDED_DURING_WRITE
-from tests.support.lives import LONG_LIFE
+from tests.support.noisy_tenants import Tenants
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
-STREAMS: Final = 4
 A_FRAME: Final = 100
 TASKS: Final = 8
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """One commit in flight for each identity: the tasks of the stack's own worker meet this limit too."""
-    environment = {
-        "checkpoint": {
-            "TENURE_CHECKPOINT_LIMIT_REQUESTS_IN_FLIGHT": "1",
-            "TENURE_CHECKPOINT_LIMIT_STREAMS": str(STREAMS),
-        },
-        "tools": {"TENURE_TOOLS_LIMIT_REQUESTS_IN_FLIGHT": "2"},
-        "*": LONG_LIFE,
-        "coordinator": {"TENURE_COORDINATOR_LIMIT_CONNECTIONS": "2"},
-    }
-    options = StackOptions(
-        data_dir=tmp_path_factory.mktemp("limits") / "data", workers=1, tls=True, environment=environment
-    )
-    async with Stack(options) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def ledger(stack: Stack, tmp_path: Path) -> AsyncIterator[Any]:
     tls = issued(tmp_path, authority_of(stack), Role.WORKER, stack.layout.certificates / "ca.pem")
     async with tenure_channel(stack.services["checkpoint"], tls) as channel:
@@ -98,17 +77,16 @@ async def flood(stack: Stack, call: Any, reasons: Counter[str]) -> None:
 
 
 @pytest.mark.faults
-async def test_a_flooding_worker_is_limited_and_others_work(stack: Stack, ledger: Any) -> None:
+async def test_a_flooding_worker_is_limited_and_others_work(both: Tenants, stack: Stack, ledger: Any) -> None:
     """The other worker repeats what its own limit refuses, until all its tasks are done."""
-    certificates, reasons = stack.layout.certificates, Counter[str]()
-    tls = ClientTls(certificates / "ca.pem", certificates / "operator.pem", certificates / "operator.key.pem")
-    streams = [await commit_stream(stack, ledger) for _ in range(STREAMS)]
+    reasons = Counter[str]()
+    streams = [await commit_stream(stack, ledger) for _ in range(WORKER_STREAMS)]
     floods = [asyncio.create_task(flood(stack, call, reasons)) for call in streams]
     try:
-        async with Client(stack.gateway_address, tls=tls) as client:
+        async with both.neighbour() as client:
             request = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model="sim-hello")))
             tasks = [await client.submit("go on", request=request) for _ in range(TASKS)]
-            ended = await asyncio.gather(*(client.wait(task.task_id, PATIENCE_SECONDS) for task in tasks))
+            ended = [await client.wait(task.task_id, PATIENCE_SECONDS) for task in tasks]
         assert {task.state for task in ended} == {task_pb2.TASK_STATE_SUCCEEDED}
         assert not any(task.done() for task in floods), "it flooded until the end"
     finally:
@@ -138,7 +116,7 @@ async def test_open_streams_of_an_identity_are_limited(stack: Stack, ledger: Any
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:  # streams of another test may end a moment later
             try:
-                streams = [await commit_stream(stack, ledger) for _ in range(STREAMS)]
+                streams = [await commit_stream(stack, ledger) for _ in range(WORKER_STREAMS)]
                 break
             except LimitReached:
                 await asyncio.sleep(0.1)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from devstack import ServiceProcess, Stack, StackOptions
+from devstack import ServiceProcess, Stack
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
 from tenure.domain.errors import NotFound, PermissionDenied
 from tenure.domain.fencing import Claims, holder_proof
@@ -42,12 +42,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
 FINISHED: Final = ledger_pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
-COORDINATOR: Final = {
-    "TENURE_COORDINATOR_LIVE_NETWORKS": "session",
-    "TENURE_COORDINATOR_TTL_SECONDS": "120",
-    "TENURE_COORDINATOR_RECONNECT_GRACE_SECONDS": "60",
-    "TENURE_COORDINATOR_START_TIMEOUT_SECONDS": "60",
-}
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 @dataclass
@@ -142,30 +137,12 @@ def towards(service: str, tls: ClientTls) -> ClientTls:
     return ClientTls(tls.ca_file, tls.certificate_file, tls.key_file, server_name(DEFAULT_INSTALLATION, role))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    options = StackOptions(
-        data_dir=tmp_path_factory.mktemp("live") / "data",
-        workers=1,
-        tls=True,
-        replicas={"coordinator": 2},
-        environment={
-            "coordinator": COORDINATOR,
-            "coordinator-2": COORDINATOR,
-            "gateway": {"TENURE_GATEWAY_HEARTBEAT_SECONDS": "0.2"},
-        },
-    )
-    async with Stack(options) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def installation(stack: Stack, tmp_path: Path) -> AsyncIterator[Installation]:
     async with AsyncExitStack() as opened:
         yield Installation(stack, tmp_path, opened)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_the_text_of_a_real_worker_reaches_a_watcher(installation: Installation) -> None:
     task_id = await installation.submit("default", agent=task_pb2.AgentSpec(model="sim-slow"))
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(installation.texts(task_id)) as texts:
@@ -173,7 +150,6 @@ async def test_the_text_of_a_real_worker_reaches_a_watcher(installation: Install
     assert "I will take my time" in "".join(heard)
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_second_worker_with_the_same_id_is_not_heard(installation: Installation) -> None:
     """Both have the certificate of one pool, so both may have the id. The sessions differ."""
     queue, secret, replica = uuid.uuid4().hex, os.urandom(32), installation.coordinators[0]
@@ -201,7 +177,6 @@ async def test_a_second_worker_with_the_same_id_is_not_heard(installation: Insta
     assert not forger.called.is_set()
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("proof", [b"", holder_proof(b"o" * 32)], ids=["no proof", "another proof"])
 async def test_another_process_at_the_address_is_not_heard(installation: Installation, proof: bytes) -> None:
     """It has a certificate of the role worker, and the address that the holder of the claim has advertised."""
@@ -222,7 +197,6 @@ async def test_another_process_at_the_address_is_not_heard(installation: Install
     assert set(heard) == {"."}
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_the_gateway_connects_to_no_other_host(installation: Installation) -> None:
     """The worker advertises an address of another host. The listener there sees no connection."""
     connected = asyncio.Event()
@@ -243,7 +217,6 @@ async def test_the_gateway_connects_to_no_other_host(installation: Installation)
     assert not connected.is_set()
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_claim_of_another_tenant_has_no_source(installation: Installation) -> None:
     queue = uuid.uuid4().hex
     owner = await installation.worker("owner", "owner", installation.coordinators[0], free_slots=1, queues=[queue])
@@ -269,7 +242,6 @@ async def takers_of(owner: ScriptedWorker, installation: Installation, replica: 
     return takers
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_session_belongs_to_the_identity_that_opened_it(installation: Installation) -> None:
     """At both replicas, and after both were restarted: the identity is in etcd."""
     first, second = installation.coordinators

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
@@ -13,41 +12,27 @@ from typing import Any, Final
 import grpc
 import psycopg
 import pytest
-import pytest_asyncio
 
 from tenure.client import Client
-from tenure.domain.access import Permission
 from tenure.domain.call_limits import BURST_SECONDS
 from tenure.domain.errors import LimitReached
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tests.security.guarded import Guarded
+from tests.security.limits.conftest import CONNECTIONS, STREAMS
 from tests.support.noisy_tenants import Neighbour, Tenants, huge_schema, tenants
 from tests.support.patience import PATIENCE_SECONDS
 
-STREAMS: Final = 8
-CONNECTIONS: Final = 6
 TOGETHER: Final = 40
 """Submits with more bytes than a client may send at once: they count before a call waits for its turn."""
-SCHEMAS: Final = 12
-"""More than the checks of new schemas that one tenant may have at once."""
 ONCE: Final = RetryPolicy(max_attempts=1, initial_seconds=0.1, factor=1.0, cap_seconds=0.1)
 NOISE_SECONDS: Final = 8.0
 CALLS_PER_SECOND: Final = 40
 """Of a tenant. One client of it may have half of them."""
 NEIGHBOUR_EVERY_SECONDS: Final = 0.2
 """Three calls each time: 15 calls per second, below the limit of one client."""
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tenants]:
-    limits = {"STREAMS": STREAMS, "CONNECTIONS": CONNECTIONS, "CALLS": 2, "BYTES_PER_SECOND": 400_000}
-    settings = {f"TENURE_GATEWAY_LIMIT_{name}": str(limit) for name, limit in limits.items()}
-    async with tenants(tmp_path_factory.mktemp("limits") / "data", settings) as started:
-        yield started
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 def noisy(both: Tenants, number: int = 0) -> Client:
@@ -230,33 +215,6 @@ async def test_a_call_without_a_turn_is_refused(both: Tenants) -> None:
         await colleague.get(task_id)
         await neighbour_is_served(both)
         await refused
-
-
-@pytest.mark.faults
-async def test_new_schemas_of_a_tenant_are_limited(guarded: Guarded) -> None:
-    """Two clients of a tenant submit huge schemas, each of them new, all at once."""
-    tenant = f"t-{uuid.uuid4().hex[:12]}"
-    keys = [(await guarded.key(Permission.WRITE, tenant=tenant)).secret for _ in range(2)]
-    other = (await guarded.key(Permission.WRITE, tenant=f"{tenant}-2")).secret
-    async with AsyncExitStack() as opened:
-        clients = [await opened.enter_async_context(guarded.client(key)) for key in keys]
-        neighbour = await opened.enter_async_context(guarded.client(other))
-        requests = [
-            api.SubmitTaskRequest(
-                spec=task_pb2.TaskSpec(goal="x", queue="none", result_schema_json=huge_schema(f"{tenant}{number}"))
-            )
-            for number in range(SCHEMAS)
-        ]
-        calls = [
-            asyncio.ensure_future(clients[number % 2].tasks.SubmitTask(request, timeout=PATIENCE_SECONDS))
-            for number, request in enumerate(requests)
-        ]
-        await neighbour.submit("be heard", request=api.SubmitTaskRequest(spec=task_pb2.TaskSpec(queue="none")))
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-    refusals = [answer for answer in answers if isinstance(answer, LimitReached)]
-    assert {(one.reason, one.retry_after_seconds) for one in refusals} == {("SCHEMA_CHECKS_BUSY", 1.0)}
-    assert len(refusals) < SCHEMAS
-    assert all(isinstance(answer, api.SubmitTaskResponse) for answer in answers if answer not in refusals)
 
 
 async def test_the_client_waits_and_is_served(both: Tenants) -> None:
