@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.checkpoint.submit.create import digest_of
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import IMAGE_BYTES, result_of
 from tenure.domain.entries import (
@@ -47,6 +49,8 @@ from tenure.domain.task import InputFile, TaskSpec
 from tenure.domain.texts import kept_as
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.sdk import option_values as values
+from tenure.v1 import checkpoint_service_pb2
+from tenure.wire.tool import submitted_file_to_wire
 from tests.support.images import gif, jpeg, png, webp_extended, webp_lossless, webp_lossy
 
 
@@ -235,6 +239,17 @@ def test_files_of_a_submit_have_plain_paths() -> None:
     assert problems(("a", 1), ("a", 1), ("a/b", 1)) == [(1, another), (2, another)]
     assert problems(("a/b", 1), ("a", 1)) == [(1, another)]
     assert [index for index, _ in problems(("a", MAX_FILES_BYTES), ("b", 0), ("c", 1))] == [2]
+
+
+def test_a_repeated_submit_is_recognised_by_paths_and_bytes_of_its_files() -> None:
+    def digest(path: str, content: bytes, *, is_image: bool = True) -> bytes:
+        file = submitted_file(path, content)
+        wire = submitted_file_to_wire(file if is_image else replace(file, image=None))
+        return digest_of(checkpoint_service_pb2.CreateTaskRequest(files=[wire]))
+
+    first = digest("a", png(4, 4))
+    assert first == digest("a", png(4, 4), is_image=False), "an older gateway may not know this kind of image"
+    assert len({first, digest("b", png(4, 4)), digest("a", png(4, 5))}) == 3
 
 
 FILES = (submitted_file("photo.png", png(64, 48)), submitted_file("facts.txt", b"true"))
