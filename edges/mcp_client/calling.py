@@ -53,11 +53,13 @@ def text_of(result: types.CallToolResult, keep: Keep) -> str:
 
 
 def _is_said(structured: dict[str, Any], texts: Sequence[str]) -> bool:
-    """Whether the texts have all of the structured content: as JSON, or as libraries wrap a value, in one member."""
+    """Whether the texts have all of the structured content: as JSON, or as libraries wrap a value, in `result`. Another
+    name of a single member says something of its own.
+    """
     said = [_read(text) for text in texts]
     if structured in said or not structured:
         return True
-    wrapped = next(iter(structured.values())) if len(structured) == 1 else None
+    wrapped = structured["result"] if list(structured) == ["result"] else None
     return wrapped is not None and (wrapped in said or wrapped in texts or wrapped in (said, list(texts)))
 
 
