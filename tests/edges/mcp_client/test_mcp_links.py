@@ -21,7 +21,7 @@ import pytest
 from pydantic import ValidationError
 
 from edges.mcp_client import connection as held_module
-from edges.mcp_client.calling import MAX_PARTS_KEPT, McpToolCaller, tools_of
+from edges.mcp_client.calling import McpToolCaller, tools_of
 from edges.mcp_client.connection import McpSession, Open
 from edges.mcp_client.delivery_errors import AnswerLost, CallNotSent, full_message_of
 from edges.mcp_client.servers import LinkTimes, Listed, SharedServer, TaskServers
@@ -33,6 +33,7 @@ from services.tools.calls.effects import NeverBegan, ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.output import OutputStore
+from services.tools.parts import MAX_PARTS_KEPT
 from services.tools.registry import ToolRegistry
 from services.tools.source_facts import SourceStatuses
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
