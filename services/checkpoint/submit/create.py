@@ -196,13 +196,14 @@ async def prepare_task(
 
 
 def digest_of(request: pb.CreateTaskRequest) -> bytes:
-    """Returns the digest by which a repeat of a submit is recognised.
-
-    Of a file only what the client sent: which files are images is a rule that a release may change.
-    """
-    files = (workspace_pb2.SubmittedFile(path=file.path, digest=file.digest) for file in request.files)
-    parts = [request.spec, *files]
+    """Returns the digest by which a repeat of a submit is recognised."""
+    parts = [request.spec, *as_sent(request.files)]
     return hashlib.sha256(b"".join(part.SerializeToString(deterministic=True) for part in parts)).digest()
+
+
+def as_sent(files: Iterable[workspace_pb2.SubmittedFile]) -> list[workspace_pb2.SubmittedFile]:
+    """Returns files with what the client sent only: which files are images is a rule that a release may change."""
+    return [workspace_pb2.SubmittedFile(path=file.path, digest=file.digest) for file in files]
 
 
 async def insert_task(
