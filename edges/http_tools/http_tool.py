@@ -288,9 +288,9 @@ class HttpTool:
         except FAILURES as error:
             answer = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise (AnswerLostError if sending.is_out else NotSentError)(answer) from error
-        answer = read_response(self._who, response, self._settings.effect_class)
-        if answer.status is not OutcomeStatus.SUCCEEDED or not (kind := kind_of_part(response)):
-            return answer
+        read = read_response(self._who, response, self._settings.effect_class)
+        if read.status is not OutcomeStatus.SUCCEEDED or not (kind := kind_of_part(response)):
+            return read
         return await self._parts.answer(context, partial(part_text, f"answer ({kind})", response.body, kind))
 
     async def _exchange(self, request: HttpToolRequest, sending: SendAttempt) -> Response:
