@@ -18,8 +18,8 @@ from edges.tools_config import ToolsConfig, read_config
 from edges.web_search.search import SEARCH_LANE, SEARCHES_AT_ONCE, Searcher, search_tools
 from edges.web_search.settings import WebSearchSettings
 from services.tools import main as service
+from services.tools.answer_files import AnswerParts
 from services.tools.edge import ToolHost
-from services.tools.parts import AnswerParts
 from services.tools.settings import ToolsSettings
 from services.tools.tool import Tool
 from services.tools.toolbox import threads

@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 import httpcore2
 
 from edges.http_tools.settings import PLACE, HttpToolSettings
-from services.tools.parts import AnswerParts, part_text
+from services.tools.answer_files import AnswerParts, part_text
 from services.tools.registry import ToolRegistry
 from services.tools.schemas import shortened
 from services.tools.sending import (

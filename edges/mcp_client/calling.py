@@ -21,8 +21,8 @@ import mcp_types as types
 from edges.mcp_client.connection import McpSession
 from edges.mcp_client.delivery_errors import AnswerLost, AnswerUnreadable, CallNotSent
 from edges.mcp_client.settings import REACH_SECONDS, lane_of_server
+from services.tools.answer_files import AnswerParts, Keep, part_text
 from services.tools.output import OutputStore
-from services.tools.parts import AnswerParts, Keep, part_text
 from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_time
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.tool_arguments import strict_json

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from edges.providers.settings import ProviderSettings
-from services.tools.parts import AnswerParts, Keep, part_text
+from services.tools.answer_files import AnswerParts, Keep, part_text
 from services.tools.registry import ToolRegistry
 from services.tools.schemas import shortened
 from services.tools.sending import (

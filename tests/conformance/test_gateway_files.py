@@ -414,7 +414,7 @@ async def test_files_of_a_refused_message_are_not_put(world: Any) -> None:
     assert world.directories() == {world.task_id}
 
 
-async def test_a_message_whose_files_have_no_place_is_refused(
+async def test_files_of_a_message_that_do_not_fit_are_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
     world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
+from services.tools.answer_files import AnswerParts
 from services.tools.output import OutputStore
-from services.tools.parts import AnswerParts
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
 

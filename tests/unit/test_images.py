@@ -245,7 +245,7 @@ def test_files_of_a_submit_have_plain_paths() -> None:
     assert [index for index, _ in problems(("a", MAX_FILES_BYTES), ("b", 0), ("c", 1))] == [2]
 
 
-def test_a_repeated_submit_is_recognised_by_paths_and_bytes_of_its_files() -> None:
+def test_a_repeated_submit_has_the_same_paths_and_bytes() -> None:
     def digest(path: str, content: bytes, *, is_image: bool = True) -> bytes:
         file = submitted_file(path, content)
         wire = submitted_file_to_wire(file if is_image else replace(file, image=None))
@@ -287,7 +287,7 @@ def test_the_names_of_files_say_why_an_image_is_not_shown() -> None:
         assert submitted_file("other", other).not_shown == ""
 
 
-def test_a_message_brings_its_files_and_images_until_they_are_read() -> None:
+def test_a_message_has_its_images_until_they_are_read() -> None:
     point = ResumePoint()
     point.apply(Entry(1, 0, Submitted(TaskSpec("Look."))))
     point.apply(Entry(2, 1, ModelAttempt(1, "m", 10, 10, 20)))
@@ -306,7 +306,7 @@ def test_a_message_brings_its_files_and_images_until_they_are_read() -> None:
     assert point.pending_content == content, "a summary does not replace what the model has not read"
 
 
-def test_other_files_of_a_message_have_another_place() -> None:
+def test_other_files_of_a_message_have_another_path() -> None:
     names = {message_name("m", files) for files in (FILES, FILES[:1], (submitted_file("photo.png", png(1, 1)),))}
     assert len({*names, message_name("n", FILES)}) == 4
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 
 from edges.http_tools.http_tool import MAX_ANSWER_BYTES, HttpTool
 from edges.http_tools.settings import HttpToolSettings
-from services.tools.parts import AnswerParts
+from services.tools.answer_files import AnswerParts
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.texts import kept_as
 from tenure.domain.tools import EffectClass, OutcomeStatus
@@ -184,7 +184,7 @@ async def test_an_unsafe_call_never_uses_a_kept_connection() -> None:
             assert http.connections == connections
 
 
-async def test_an_answer_that_is_not_text_is_kept_and_an_image_is_shown(tmp_path: Path) -> None:
+async def test_images_and_other_files_of_an_answer_are_kept(tmp_path: Path) -> None:
     picture, folder = png(4, 5), tmp_path / "default" / "t"
     with parts_in(tmp_path) as parts:
         async with scripted_http(answer(200, picture, content_type="image/png; q=1")) as http:

@@ -29,11 +29,11 @@ from edges.mcp_client.settings import McpServer
 from edges.mcp_client.sources import ToolsOfServer
 from edges.mcp_client.stdio_framing import CallWrites, meta_of
 from edges.mcp_client.tool_lists import MAX_LISTED, ListedTools
+from services.tools.answer_files import MAX_PARTS_KEPT
 from services.tools.calls.effects import NeverBegan, ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.output import OutputStore
-from services.tools.parts import MAX_PARTS_KEPT
 from services.tools.registry import ToolRegistry
 from services.tools.source_facts import SourceStatuses
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt

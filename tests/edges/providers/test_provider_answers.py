@@ -22,10 +22,10 @@ from grpc_status import rpc_status
 from edges.providers.provider import Caller, Provider
 from edges.providers.settings import ProviderSettings
 from edges.tools_config import ToolsConfig
+from services.tools.answer_files import AnswerParts
 from services.tools.calls.effects import NeverBegan, ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls, StopReason
-from services.tools.parts import AnswerParts
 from services.tools.registry import ToolRegistry
 from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
 from tenure.domain.errors import StaleEpoch
