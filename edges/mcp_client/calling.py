@@ -43,14 +43,17 @@ def text_of(result: types.CallToolResult, keep: Keep) -> str:
     return "\n".join(parts)
 
 
+_WRAPPERS: Final = ("result", "content")
+
+
 def _is_said(structured: dict[str, Any], texts: Sequence[str]) -> bool:
-    """Whether the texts have all of the structured content: as JSON, or as libraries wrap a value, in `result`. Another
-    name of a single member says something of its own.
+    """Whether the texts have all of the structured content: as JSON, or as libraries and servers wrap a value, in one
+    member: `result`, `content`.
     """
     said = [_read(text) for text in texts]
     if structured in said or not structured:
         return True
-    wrapped = structured["result"] if list(structured) == ["result"] else None
+    wrapped = next((structured[name] for name in _WRAPPERS if list(structured) == [name]), None)
     return wrapped is not None and (wrapped in said or wrapped in texts or wrapped in (said, list(texts)))
 
 
