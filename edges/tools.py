@@ -18,6 +18,7 @@ from edges.tools_config import ToolsConfig, read_config
 from edges.web_search.search import SEARCH_LANE, SEARCHES_AT_ONCE, Searcher, search_tools
 from edges.web_search.settings import WebSearchSettings
 from services.tools import main as service
+from services.tools.answer_files import AnswerParts
 from services.tools.edge import ToolHost
 from services.tools.settings import ToolsSettings
 from services.tools.tool import Tool
@@ -75,22 +76,23 @@ class ConfiguredTools:
 
     async def open(self, host: ToolHost) -> None:
         """Opens the sources of the config file."""
-        await open_http_tools(host.process, self._config.http_tools, host.registry)
+        answer_threads = await host.process.open(threads("parts of answers", _ANSWER_THREADS))
+        parts = AnswerParts(host.output_store, answer_threads)
+        await open_http_tools(host.process, self._config.http_tools, host.registry, parts)
         if self._config.mcp_servers:
-            await self._open_mcp_servers(host)
-        await open_providers(host.process, self._config.providers, host.registry)
+            await self._open_mcp_servers(host, parts)
+        await open_providers(host.process, self._config.providers, host.registry, parts)
 
-    async def _open_mcp_servers(self, host: ToolHost) -> None:
+    async def _open_mcp_servers(self, host: ToolHost, parts: AnswerParts) -> None:
         # The import of the MCP package costs half a second and memory: only where the config file has MCP servers.
         from edges.mcp_client.sources import McpHost, open_mcp_servers
 
         limits = replace(host.limits, processes=_SERVER_PROCESSES, open_files=_SERVER_OPEN_FILES)
-        answer_threads = await host.process.open(threads("parts of answers", _ANSWER_THREADS))
         assert host.pins is not None
         mcp_host = McpHost(
             host.registry,
-            host.output_store,
-            answer_threads,
+            parts.output_store,
+            parts.threads,
             host.runs,
             host.sandbox,
             host.workspaces,

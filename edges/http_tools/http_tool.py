@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode
 import httpcore2
 
 from edges.http_tools.settings import PLACE, HttpToolSettings
+from services.tools.answer_files import AnswerParts, part_text
 from services.tools.registry import ToolRegistry
 from services.tools.schemas import shortened
 from services.tools.sending import (
@@ -192,15 +193,31 @@ def _is_stale(response: Response, message: str) -> bool:
     return isinstance(decoded, dict) and decoded.get("reason") == STALE_EPOCH
 
 
+def kind_of_part(response: Response) -> str:
+    """Returns the MIME type of a whole body that is not text, such as an image; else ""."""
+    kind = _kind(response)
+    is_part = response.body and not response.truncated and not _encoding(response) and not _TEXT.fullmatch(kind)
+    return kind[:100] if is_part else ""
+
+
+def _kind(response: Response) -> str:
+    return response.headers.get("content-type", "").lower().partition(";")[0].strip()
+
+
+def _encoding(response: Response) -> str:
+    """Returns the encoding, which the request did not accept; "" for none."""
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    return "" if encoding == "identity" else encoding[:40]
+
+
 def _text(response: Response) -> str:
-    kind, _, parameters = response.headers.get("content-type", "").lower().partition(";")
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    parameters = response.headers.get("content-type", "").lower().partition(";")[2]
     if not response.body:
         return ""
-    if encoding not in {"", "identity"}:
-        return f"[{len(response.body)} bytes, encoded as {encoding[:40]}, which the request did not accept]"
-    if not _TEXT.fullmatch(kind.strip()):
-        return f"[{len(response.body)} bytes of {kind.strip()[:100]}, which is not text]"
+    if encoding := _encoding(response):
+        return f"[{len(response.body)} bytes, encoded as {encoding}, which the request did not accept]"
+    if not _TEXT.fullmatch(kind := _kind(response)):
+        return f"[{len(response.body)} bytes of {kind[:100]}, which is not text]"
     charset = _CHARSET.search(parameters)
     known = charset is not None and charset[1] in _CHARSETS
     return response.body.decode(charset[1] if charset is not None and known else "utf-8", errors="replace")
@@ -220,8 +237,8 @@ def lane_of(name: str) -> str:
 class HttpTool:
     """One tool and its connections. Use it with `async with`."""
 
-    def __init__(self, name: str, settings: HttpToolSettings) -> None:
-        self._name, self._settings = name, settings
+    def __init__(self, name: str, settings: HttpToolSettings, parts: AnswerParts) -> None:
+        self._name, self._settings, self._parts = name, settings, parts
         self._who = f"The server of {name}"
         self._open = AsyncExitStack()
 
@@ -257,9 +274,9 @@ class HttpTool:
     async def _run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
         request = request_of(self._settings, context, arguments)
         delivery = CallDelivery(self._who, self._settings.effect_class, context, self._settings.connect_seconds)
-        return await delivery.carry_out(partial(self._send, request))
+        return await delivery.carry_out(partial(self._send, request, context))
 
-    async def _send(self, request: HttpToolRequest, sending: SendAttempt) -> ToolAnswer:
+    async def _send(self, request: HttpToolRequest, context: CallContext, sending: SendAttempt) -> ToolAnswer:
         try:
             response = await self._exchange(request, sending)
         except AddressRefused as refused:
@@ -271,7 +288,10 @@ class HttpTool:
         except FAILURES as error:
             answer = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise (AnswerLostError if sending.is_out else NotSentError)(answer) from error
-        return read_response(self._who, response, self._settings.effect_class)
+        read = read_response(self._who, response, self._settings.effect_class)
+        if read.status is not OutcomeStatus.SUCCEEDED or not (kind := kind_of_part(response)):
+            return read
+        return await self._parts.answer(context, partial(part_text, f"answer ({kind})", response.body, kind))
 
     async def _exchange(self, request: HttpToolRequest, sending: SendAttempt) -> Response:
         async with self._outgoing.send(
@@ -292,11 +312,13 @@ class HttpTool:
 _SOURCE: Final = "http_tools"
 
 
-async def open_http_tools(process: Process, settings: Mapping[str, HttpToolSettings], registry: ToolRegistry) -> None:
+async def open_http_tools(
+    process: Process, settings: Mapping[str, HttpToolSettings], registry: ToolRegistry, parts: AnswerParts
+) -> None:
     """Opens and registers the HTTP tools. Connects to no server yet. Raises ConfigurationError for a name in use."""
     problems: list[str] = []
     for name, tool_settings in settings.items():
-        tool = await process.open(HttpTool(name, tool_settings))
+        tool = await process.open(HttpTool(name, tool_settings, parts))
         problems += registry.put(f"{_SOURCE} {name}", [tool.tool], tool_settings.tenants)
         registry.facts.add(name, ToolSourceKind.HTTP, tool_settings.tenants).took(1)
     if problems:

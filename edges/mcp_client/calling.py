@@ -10,10 +10,7 @@ import base64
 import binascii
 import json
 import math
-import mimetypes
-import secrets
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -24,20 +21,14 @@ import mcp_types as types
 from edges.mcp_client.connection import McpSession
 from edges.mcp_client.delivery_errors import AnswerLost, AnswerUnreadable, CallNotSent
 from edges.mcp_client.settings import REACH_SECONDS, lane_of_server
-from services.tools.output import DIRECTORY, OutputStore
+from services.tools.answer_files import AnswerParts, Keep, part_text
+from services.tools.output import OutputStore
 from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_time
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, past_return
-from tenure.domain.images import Image, NotAnImage
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
 
 # An answer as text for the model. Parts that are not text are kept in the workspace, and the text names their files.
-
-Keep = Callable[[bytes, str], str]
-"""Stores bytes in a file with the given suffix. Returns where they are, or why they were not stored."""
-
-_PLAIN_SUFFIX_LENGTH: Final = 8
-_IMAGES: Final = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp"})
 
 
 def text_of(result: types.CallToolResult, keep: Keep) -> str:
@@ -52,12 +43,17 @@ def text_of(result: types.CallToolResult, keep: Keep) -> str:
     return "\n".join(parts)
 
 
+_WRAPPERS: Final = ("result", "content")
+
+
 def _is_said(structured: dict[str, Any], texts: Sequence[str]) -> bool:
-    """Whether the texts have all of the structured content: as JSON, or as libraries wrap a value, in one member."""
+    """Whether the texts have all of the structured content: as JSON, or as libraries and servers wrap a value, in one
+    member: `result`, `content`.
+    """
     said = [_read(text) for text in texts]
     if structured in said or not structured:
         return True
-    wrapped = next(iter(structured.values())) if len(structured) == 1 else None
+    wrapped = next((structured[name] for name in _WRAPPERS if list(structured) == [name]), None)
     return wrapped is not None and (wrapped in said or wrapped in texts or wrapped in (said, list(texts)))
 
 
@@ -92,13 +88,7 @@ def _stored(what: str, encoded: str, mime_type: str, keep: Keep) -> str:
         content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         return f"[{what}: its content is not valid base64]"
-    return f"[{what}, {len(content)} bytes: {keep(content, _suffix(mime_type))}]"
-
-
-def _suffix(mime_type: str) -> str:
-    """Returns the file suffix for a MIME type. File names that the server gives are not trusted."""
-    guessed = mimetypes.guess_extension(mime_type.partition(";")[0].strip()) or ".bin"
-    return guessed if len(guessed) <= _PLAIN_SUFFIX_LENGTH and guessed[1:].isalnum() else ".bin"
+    return part_text(what, content, mime_type, keep)
 
 
 # A server's tools as definitions, with effect classes by the server's hints, and the tools that cannot be called.
@@ -143,8 +133,6 @@ def _claimed(annotations: types.ToolAnnotations | None) -> EffectClass:
 
 
 MAX_SENDS: Final = 3
-MAX_PARTS_KEPT: Final = 16
-"""How many parts of one answer are kept. The text only mentions further parts."""
 
 
 class McpToolServer(Protocol):
@@ -204,7 +192,7 @@ class McpToolCaller:
                 sending.sent_before = True
                 self._check_repeat(lost, is_last=is_last)
             else:
-                return await self._kept_answer(result, context)
+                return await self._answer(result, context)
         raise AssertionError("unreachable: the last send returns or raises")
 
     async def _session(self, context: CallContext, sending: SendAttempt) -> McpSession:
@@ -228,57 +216,11 @@ class McpToolCaller:
             message = f"The server was lost in the middle of the call, {MAX_SENDS} times in a row ({lost})."
             raise ToolFailure(message, "CONNECTION_LOST") from lost
 
-    async def _kept_answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
-        """Writes the answer's parts and returns the answer.
-
-        The effect has already happened, so a cancellation does not discard the answer: it only skips the parts that are
-        not written yet.
-        """
-        stopped = threading.Event()
-        answer = partial(self._answer, result, context, stopped)
-        writing = asyncio.get_running_loop().run_in_executor(self.threads, answer)
-        try:
-            return await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            stopped.set()
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
-            return await past_return(writing)
-
-    def _answer(self, result: types.CallToolResult, context: CallContext, stopped: threading.Event) -> ToolAnswer:
-        kept: list[Image | str] = []
-        content = text_of(result, partial(self._keep, context, kept, stopped))
-        status = OutcomeStatus.FAILED if result.is_error else OutcomeStatus.SUCCEEDED
-        images = tuple(part for part in kept if isinstance(part, Image))
-        return ToolAnswer(content, status, "TOOL_ERROR" if result.is_error else "", images=images)
-
-    def _keep(
-        self, context: CallContext, kept: list[Image | str], stopped: threading.Event, content: bytes, suffix: str
-    ) -> str:
-        """Writes a part that is not text to a file of the workspace. Returns where it is, or why it was not kept.
-
-        Adds it to `kept`: an image that models can be shown, or the path of another file.
-        """
-        if stopped.is_set():
-            return "not kept (the call was stopped)"
-        if len(kept) == MAX_PARTS_KEPT:
-            return f"not kept (only the first {MAX_PARTS_KEPT} parts are)"
-        # The name is unique to this run: a run that was declared dead cannot change a file that a later run names.
-        name, why = f"{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}", ""
-        path = f"{DIRECTORY}/{name}"
-        try:
-            try:
-                image = self.output_store.keep_image(content, context.tenant, context.task_id, name)
-                kept.append(image)
-                path = image.kept.path
-            except NotAnImage as error:
-                why = f"; not shown: {error}" if suffix in _IMAGES else ""
-                kept.append(path)
-                self.output_store.keep(content, context.tenant, context.task_id, path)
-        except (OSError, ToolFailure) as error:
-            return f"not kept ({error})"
-        return f"kept in the workspace's file {path}{why}"
+    async def _answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
+        parts = AnswerParts(self.output_store, self.threads)
+        if result.is_error:
+            return await parts.answer(context, partial(text_of, result), OutcomeStatus.FAILED, "TOOL_ERROR")
+        return await parts.answer(context, partial(text_of, result))
 
 
 def tools_of(

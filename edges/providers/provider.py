@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from edges.providers.settings import ProviderSettings
+from services.tools.answer_files import AnswerParts, Keep, part_text
 from services.tools.registry import ToolRegistry
 from services.tools.schemas import shortened
 from services.tools.sending import (
@@ -114,8 +115,8 @@ class _ProviderCall:
 class Caller:
     """Calls the tools of one provider over its channel. Use it with `async with`."""
 
-    def __init__(self, name: str, settings: ProviderSettings, channel: TenureChannel) -> None:
-        self._name, self._settings, self._channel = name, settings, channel
+    def __init__(self, name: str, settings: ProviderSettings, channel: TenureChannel, parts: AnswerParts) -> None:
+        self._name, self._settings, self._channel, self._parts = name, settings, channel, parts
         self._who = f"The provider {name}"
         self._stub: Any = ToolProviderServiceStub(channel)
         self._ending: set[asyncio.Task[None]] = set()
@@ -200,12 +201,14 @@ class Caller:
                     context.emit(response.output)
                 case "outcome":
                     self._finish_stream(call)
-                    return self._read_outcome(response.outcome)
+                    return await self._read_outcome(response.outcome, context)
         raise AnswerLostError("the provider ended the call without an outcome", again=False)
 
-    def _read_outcome(self, outcome: pb.ProviderOutcome) -> ToolAnswer:
+    async def _read_outcome(self, outcome: pb.ProviderOutcome, context: CallContext) -> ToolAnswer:
         detail = outcome.detail if _DETAIL.match(outcome.detail) else ""
         match outcome.status:
+            case pb.PROVIDER_STATUS_SUCCEEDED if outcome.parts:
+                return await self._parts.answer(context, partial(_text_with_parts, outcome), detail=detail)
             case pb.PROVIDER_STATUS_SUCCEEDED:
                 return ToolAnswer(outcome.content, detail=detail)
             case pb.PROVIDER_STATUS_STALE_EPOCH:
@@ -220,6 +223,11 @@ class Caller:
         task = asyncio.create_task(_until_end(call), name=f"end of a call of {self._name}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+def _text_with_parts(outcome: pb.ProviderOutcome, keep: Keep) -> str:
+    parts = (part_text(f"part ({one.mime_type[:100]})", one.content, one.mime_type, keep) for one in outcome.parts)
+    return "\n".join([*([outcome.content] if outcome.content else []), *parts])
 
 
 async def _until_end(call: Any) -> None:
@@ -259,8 +267,8 @@ class Provider:
     Keeps them while it is unreachable.
     """
 
-    def __init__(self, name: str, settings: ProviderSettings, registry: ToolRegistry) -> None:
-        self._name, self._settings, self._registry = name, settings, registry
+    def __init__(self, name: str, settings: ProviderSettings, registry: ToolRegistry, parts: AnswerParts) -> None:
+        self._name, self._settings, self._registry, self._parts = name, settings, registry, parts
         self._fact = registry.facts.add(name, ToolSourceKind.PROVIDER, settings.tenants, settings.secrets)
         self._open = AsyncExitStack()
         self._reached = asyncio.Event()
@@ -272,7 +280,9 @@ class Provider:
         files = None if tls is None else ClientTls(tls.ca_file, tls.cert_file, tls.key_file)
         channel = open_channel(self._settings.address, tls=files, keepalive=KEEPALIVE)
         self._channel: TenureChannel = await self._open.enter_async_context(channel)
-        self._caller = await self._open.enter_async_context(Caller(self._name, self._settings, self._channel))
+        self._caller = await self._open.enter_async_context(
+            Caller(self._name, self._settings, self._channel, self._parts)
+        )
         self._stub: Any = ToolProviderServiceStub(self._channel)
         return self
 
@@ -338,10 +348,13 @@ SILENCE_SECONDS: Final = 60.0
 """The silence limit of the duty `watch`. One request to a provider has a deadline of seconds."""
 
 
-async def open_providers(process: Process, settings: Mapping[str, ProviderSettings], registry: ToolRegistry) -> None:
+async def open_providers(
+    process: Process, settings: Mapping[str, ProviderSettings], registry: ToolRegistry, parts: AnswerParts
+) -> None:
     """Opens the providers. Waits for each up to its `connect_seconds`, so that the first tasks see their tools."""
     providers = [
-        await process.open(Provider(name, provider_settings, registry)) for name, provider_settings in settings.items()
+        await process.open(Provider(name, provider_settings, registry, parts))
+        for name, provider_settings in settings.items()
     ]
     duties = await process.open(Duties())
     for name, provider in zip(settings, providers, strict=True):

@@ -187,7 +187,8 @@ def _listing(request: tasks_pb.ListTasksRequest) -> tuple[bytes, tuple[str, str]
         return LISTS.list_reasons, _NEWEST
     if request.filter.agent:
         return LISTS.list_agent, _NEWEST
-    return (LISTS.list_states if request.filter.states else LISTS.list_tasks), _NEWEST
+    by_state = request.filter.states or request.filter.queue
+    return (LISTS.list_states if by_state else LISTS.list_tasks), _NEWEST
 
 
 async def group_tasks(pool: Pool, tenant: str, request: pb.GroupTasksRequest) -> pb.GroupTasksResponse:
@@ -286,6 +287,7 @@ def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
         "created_since": moment(wanted.created_since).isoformat() if wanted.HasField("created_since") else "-infinity",
         "ended_since": moment(wanted.ended_since).isoformat() if wanted.HasField("ended_since") else "",
         "queue": wanted.queue,
+        "queue_until": wanted.queue or _LAST_CHARACTER,
         "root_task_id": wanted.root_task_id,
         "forked_from_task_id": wanted.forked_from_task_id,
         "source_kind": SOURCES.to_domain(wanted.source.kind).value if wanted.HasField("source") else "",

@@ -64,7 +64,7 @@ async def _page(peers: Peers, request: api.ActOnTasksRequest, size: int) -> _Pag
     if not wanted.task_ids:
         page = await _list(peers, wanted, size, request.page_token)
         return _Page(page.tasks, page.next_page_token)
-    begin = _place(request.page_token)
+    begin = _place(request.page_token, len(wanted.task_ids))
     task_ids = [task_id.lower() for task_id in wanted.task_ids[begin : begin + size]]
     wanted.task_ids[:] = task_ids
     listed, token = list[task_pb2.Task](), ""
@@ -85,9 +85,9 @@ async def _list(peers: Peers, wanted: task_pb2.TaskFilter, size: int, token: str
     return await with_retries(lambda: peers.checkpoint.ListTasks(request))
 
 
-def _place(token: str) -> int:
-    """Returns the number of ids that earlier pages had."""
-    if token and not (token.isascii() and token.isdigit() and len(token) <= 3):
+def _place(token: str, ids: int) -> int:
+    """Returns how many of the ids earlier pages had: fewer than all, because a filter without ids selects any task."""
+    if token and not (token.isascii() and token.isdigit() and len(token) <= 3 and int(token) < ids):
         raise InvalidRequest(violations=[("page_token", "is not a token of this operation")])
     return int(token or 0)
 
@@ -134,5 +134,5 @@ def _not_found(task_id: str) -> ActOnTasksResponse.Outcome:
         task_id=task_id,
         result=api.ACT_RESULT_REFUSED,
         reason="TASK_NOT_FOUND",
-        message="there is no such task, or the filter leaves it out",
+        message="there is no such task, or it does not match the filter",
     )

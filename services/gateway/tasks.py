@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 from services.gateway.client_fields import caller, new_id
@@ -17,7 +18,7 @@ from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
 from services.gateway.watch import WatchTaskStream, follow_entries
 from tenure.domain.errors import Unavailable
-from tenure.domain.images import submitted_file
+from tenure.domain.images import message_name, of_message, submitted_file
 from tenure.domain.states import is_terminal
 from tenure.runtime.request_context import traceparent
 from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -27,7 +28,8 @@ from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.common import STATES, seconds
 from tenure.wire.tool import submitted_file_to_wire
 
-# ForkTask, and SubmitTask with files: reserves the task id, puts the files under it, then creates the task.
+# ForkTask, and SubmitTask with files: reserves the task id, puts the files under it, then creates the task. SendMessage
+# with files: checks the message, puts the files, then records it.
 
 COPY_TIMEOUT_SECONDS: Final = 120.0
 
@@ -61,11 +63,30 @@ async def submit_with_files(
     prepared = await with_retries(lambda: peers.checkpoint.PrepareTask(prepare))
     if prepared.WhichOneof("result") == "task":
         return api.SubmitTaskResponse(task=prepared.task)
-    put = tools.PutFilesRequest(task_id=prepared.prepared_task_id, files=request.files)
-    await with_retries(lambda: peers.tools.PutFiles(put, timeout=COPY_TIMEOUT_SECONDS))
+    await _put(peers, tools.PutFilesRequest(task_id=prepared.prepared_task_id, files=request.files))
     create.prepared_task_id = prepared.prepared_task_id
     created = await with_retries(lambda: peers.checkpoint.CreateTask(create))
     return api.SubmitTaskResponse(task=created.task)
+
+
+async def send_message(peers: Peers, request: api.SendMessageRequest) -> task_pb2.Task:
+    """Sends a message whose files are in place before the agent reads it. Raises as the ledger does, WORKSPACE_LIMIT
+    and WORKSPACE_UNREADABLE.
+    """
+    files = [submitted_file(file.path, file.content) for file in request.files]
+    name = message_name(request.request_id, files)
+    message = ledger_pb2.UserMessage(
+        text=request.text, files=[submitted_file_to_wire(of_message(name, file)) for file in files]
+    )
+    append = partial(append_external, peers, request.task_id, request.request_id, user_message=message)
+    if files:
+        await append(only_check=True)
+        await _put(peers, tools.PutFilesRequest(task_id=request.task_id, files=request.files, message=name))
+    return await append()
+
+
+async def _put(peers: Peers, request: tools.PutFilesRequest) -> None:
+    await with_retries(lambda: peers.tools.PutFiles(request, timeout=COPY_TIMEOUT_SECONDS))
 
 
 # Files of tasks: the ledger knows the tenant of a task, the tool service has its workspace.
@@ -201,9 +222,7 @@ class TaskServicer(Forwarder):
         return api.ResumeTaskResponse(task=task)
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
-        message = ledger_pb2.UserMessage(text=request.text)
-        task = await append_external(self._peers, request.task_id, request.request_id, user_message=message)
-        return api.SendMessageResponse(task=task)
+        return api.SendMessageResponse(task=await send_message(self._peers, request))
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
         check = check_names_of_fork(self._peers, request.task_id, request.overrides)

@@ -14,6 +14,7 @@ schemas.py            JSON schemas of arguments, also from untrusted sources, wi
 schema_fit.py         accepts arguments that plainly fit a plain schema, without the validator
 tool.py               the interface of a tool: definition, call context, answers
 sending.py            sends a call to another system, and repeats it only where that is harmless
+answer_files.py       keeps the parts of an answer that are not text, and shows images
 output.py             truncates output for the model and stores all of it in the workspace
 
 toolbox.py            composes the registry from settings and edges

@@ -193,9 +193,9 @@ class ToolServicer(ToolServiceServicer):
     async def PutFiles(
         self, request: tool_service_pb2.PutFilesRequest, _context: Any
     ) -> tool_service_pb2.PutFilesResponse:
-        """Puts the files of a submit that the ledger is about to accept."""
+        """Puts the files of a submit, or of a message, that the ledger is about to accept."""
         files = {file.path: file.content for file in request.files}
-        await self._files.put(current_tenant(), str(UUID(request.task_id)), files)
+        await self._files.put(current_tenant(), str(UUID(request.task_id)), files, request.message)
         return tool_service_pb2.PutFilesResponse()
 
     async def DigestFiles(

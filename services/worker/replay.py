@@ -45,7 +45,8 @@ def load_recorded_run(path: Path) -> RecordedRun:
 class RecordedTools(ToolsClient):
     """Answers the calls of one task from the record.
 
-    Only fences, and images of the submit, reach the tool service. `folder`: has the images of the recorded tools.
+    Only fences, and images of the submit, reach the tool service. `folder`: has the images of the recorded tools and
+    messages.
     """
 
     def __init__(self, channel: TenureChannel, run: RecordedRun, folder: Path) -> None:

@@ -17,7 +17,7 @@ from services.worker.model_step import ModelStep
 from services.worker.transitions import after_failure, close_out, late_call
 from tenure.domain import entries
 from tenure.domain.compaction import RequestSummary, WindowExhausted
-from tenure.domain.conversation import Message, result_of
+from tenure.domain.conversation import Message, result_of, said_content, text_block
 from tenure.domain.entries import ToolIntent
 from tenure.domain.next_action import (
     AskAgain,
@@ -199,6 +199,8 @@ def _content_of(pending: Sequence[StepEntry], intents: Mapping[str, ToolIntent])
         match body:
             case entries.ToolOutcome():
                 content.append(result_of(intents[body.call_id], body.outcome).block)
-            case entries.UserMessage() | entries.ResultRejected():
-                content.append({"type": "text", "text": body.text})
+            case entries.UserMessage():
+                content += said_content(body.text, body.files)
+            case entries.ResultRejected():
+                content.append(text_block(body.text))
     return content

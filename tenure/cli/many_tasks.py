@@ -44,9 +44,9 @@ class Selection:
 
     @property
     def single(self) -> str:
-        """The task, if the command names one task only; else ""."""
-        is_one = len(self.tasks) == 1 and is_empty(self.task_filter) and not self.only_shows
-        return self.tasks[0] if is_one else ""
+        """The task, if the command names one task only; else "", also if it continues an operation."""
+        is_one = len(self.tasks) == 1 and is_empty(self.task_filter)
+        return self.tasks[0] if is_one and not self.only_shows and not self.operation_id else ""
 
 
 def many_tasks(command: Callback) -> Callback:

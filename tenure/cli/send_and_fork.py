@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,10 +13,11 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import short_id, why
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, NAMES, TIMEOUT, find_task, task_argument
-from tenure.cli.task_options import PARAMETER_OPTIONS
+from tenure.cli.task_options import FILE, PARAMETER_OPTIONS
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.cli.watch import watch_task
 from tenure.client import Client
+from tenure.sdk.option_values import files as input_files
 from tenure.sdk.submit_request import put_field
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -26,20 +28,28 @@ from tenure.wire.common import duration
 @task_argument
 @click.argument("text")
 @click.option(
+    "--file",
+    "files",
+    type=FILE,
+    multiple=True,
+    help="Put this file into a new directory of the workspace, and show the agent an image. May be repeated.",
+)
+@click.option(
     "--request-id",
     default="",
     help="Makes the command safe to repeat: a repeat with the same id adds no second message.",
 )
 @pass_context
-def send(context: Context, task: str, text: str, request_id: str) -> None:
+def send(context: Context, task: str, text: str, files: tuple[Path, ...], request_id: str) -> None:
     """Send the message TEXT to the agent of TASK; `-` reads TEXT from standard input.
 
     The agent reads it at its next model call. Once this command has returned, the task cannot succeed before that.
     """
     message = sys.stdin.read().strip() if text == "-" else text
+    sent = input_files("--file", files)
 
     async def work(client: Client) -> None:
-        response = await client.send(await find_task(client, task), message, request_id=request_id)
+        response = await client.send(await find_task(client, task), message, files=sent, request_id=request_id)
         context.say(response, f"sent; {short_id(response.task_id)} is {why(response.state, response.reason, '')}")
 
     context.run(work)

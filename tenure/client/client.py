@@ -21,7 +21,7 @@ from tenure.runtime.rpc.client import open_channel
 from tenure.runtime.security.tls import ClientTls
 from tenure.runtime.settings import Address, Secret
 from tenure.v1 import admin_service_pb2 as admin
-from tenure.v1 import ledger_pb2, rule_pb2, task_pb2
+from tenure.v1 import ledger_pb2, rule_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
@@ -263,9 +263,11 @@ class Client:
         """
         return (await self._channel.retried(self.tasks.ForkTask, request, FORK_TIMEOUT_SECONDS)).task
 
-    async def send(self, task_id: str, text: str, *, request_id: str = "") -> task_pb2.Task:
+    async def send(
+        self, task_id: str, text: str, *, files: Iterable[workspace_pb2.InputFile] = (), request_id: str = ""
+    ) -> task_pb2.Task:
         """Sends a message to a task's agent, once, also after retries. Raises WrongState when the task has ended."""
-        request = api.SendMessageRequest(task_id=task_id, request_id=request_id, text=text)
+        request = api.SendMessageRequest(task_id=task_id, request_id=request_id, text=text, files=files)
         return (await self.tasks.SendMessage(request)).task
 
     async def workers(self) -> admin.ListWorkersResponse:

@@ -108,12 +108,14 @@ def record_for_worker(entries: Sequence[ledger_pb2.Entry]) -> bytes:
 async def copied_files(
     tasks: TaskServiceAsyncStub, task_id: str, entries: Sequence[ledger_pb2.Entry], folder: Path
 ) -> list[workspace_pb2.InputFile]:
-    """Returns the files of the run's submit, and saves the images of its tools in `folder`, for the replay's worker.
+    """Returns the files of the run's submit. Saves the images of its tools and messages in `folder`, for the replay's
+    worker.
 
     Leaves out what is not there any more: the model of the replay reads that it is not.
     """
     for entry in entries:
-        for image in entry.body.tool_outcome.outcome.images:
+        of_message = (file.image for file in entry.body.user_message.files if file.HasField("image"))
+        for image in (*entry.body.tool_outcome.outcome.images, *of_message):
             with suppress(NotFound, WrongState):
                 await download_file(tasks, task_id, image.kept.path, folder / Path(image.kept.path).name)
     files = []

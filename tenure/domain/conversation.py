@@ -62,23 +62,21 @@ class Conversation:
     expected_tokens: int = 0
     expected_messages: int = 0
     _steps: list[int] = field(default_factory=list)
-    _unread: list[str] = field(default_factory=list)
+    _unread: list[ContentBlock] = field(default_factory=list)
 
-    def add_user_message(
-        self, results: Iterable[ToolResult], texts: Iterable[str], images: Iterable[ContentBlock] = ()
-    ) -> None:
-        """Adds one user message with the results, texts and images since the newest answer, or none if there are
-        none.
+    def add_user_message(self, results: Iterable[ToolResult], said: Iterable[ContentBlock]) -> None:
+        """Adds one user message with the results, and with what was said, since the newest answer; or none if there
+        is nothing.
         """
-        results, texts = list(results), list(texts)
-        content = [*(result.block for result in results), *map(text_block, texts), *images]
+        results, said = list(results), list(said)
+        content = [*(result.block for result in results), *said]
         if content:
             self._add(self.answered_step, {"role": "user", "content": content})
         self.results += results
-        self._unread += texts
+        self._unread += said
 
     def add_answer(self, step: int, content: Iterable[ContentBlock], *, can_continue: bool) -> None:
-        """Adds an answer. `can_continue` False: it is a dead end, so the texts that it answers stay unread."""
+        """Adds an answer. `can_continue` False: it is a dead end, so what it answers stays unread."""
         blocks = list(content)
         if blocks:  # an answer truncated in its first tool call has no blocks, and providers refuse empty messages
             self._add(step, {"role": "assistant", "content": blocks})
@@ -101,11 +99,10 @@ class Conversation:
         self.changes += 1
         self.expected_tokens, self.expected_messages = cleared.input_tokens_after, len(self.messages)
 
-    def summarise(self, summary: Summary) -> list[str]:
-        """Replaces all messages through the summary's step by the summary. Returns the texts that were not read yet."""
+    def summarise(self, summary: Summary) -> list[ContentBlock]:
+        """Replaces all messages through the summary's step by the summary. Returns what was not read yet."""
         summary_text = f"{SUMMARY_HEAD}\n\n{summary.text}"
-        texts = [*goal_texts(self.goal, self.files), summary_text]
-        head = {"role": "user", "content": [*map(text_block, texts), *images_of(self.files)]}
+        head = {"role": "user", "content": [*said_content(self.goal, self.files), text_block(summary_text)]}
         kept = [
             (step, message)
             for step, message in zip(self._steps, self.messages, strict=True)
@@ -132,14 +129,10 @@ class Conversation:
         self._steps.append(step)
 
 
-def goal_texts(goal: str, files: Sequence[SubmittedFile]) -> list[str]:
-    """Returns the texts of the first message: the goal, and the names of the files that came with it."""
-    return [goal, files_text(files)] if files else [goal]
-
-
-def images_of(files: Iterable[SubmittedFile]) -> list[ContentBlock]:
-    """Returns references to the images among files."""
-    return [image_block(file.image) for file in files if file.image is not None]
+def said_content(text: str, files: Sequence[SubmittedFile]) -> list[ContentBlock]:
+    """Returns what the model reads of a goal or a message: the text, the names of its files, and its images."""
+    names = [text_block(files_text(files))] if files else []
+    return [text_block(text), *names, *(image_block(file.image) for file in files if file.image is not None)]
 
 
 def result_text(block: ContentBlock) -> str:

@@ -184,6 +184,7 @@ class UserMessage:
 
     text: str
     request_id: str = ""
+    files: tuple[SubmittedFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from tenure.domain.conversation import (
     Conversation,
     Message,
     ToolResult,
-    goal_texts,
-    images_of,
     result_of,
+    said_content,
     text_block,
     text_of,
 )
@@ -45,7 +44,7 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
-from tenure.domain.images import images_in
+from tenure.domain.images import files_text, images_in
 from tenure.domain.in_doubt import Resolution, ResolveCall
 from tenure.domain.outputs import TaskOutput, output_of
 from tenure.domain.progress import Progress
@@ -131,8 +130,7 @@ class ResumePoint:
     window_tokens: int = 0
     progress: Progress = Progress()
     _newest_calls: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_CALLS))
-    _texts: list[str] = field(default_factory=list)
-    _images: list[dict[str, Any]] = field(default_factory=list)
+    _unsent: list[dict[str, Any]] = field(default_factory=list)
     _is_text_truncated: bool = False
 
     @property
@@ -152,8 +150,8 @@ class ResumePoint:
 
     @property
     def has_unread_messages(self) -> bool:
-        """Whether there are texts that the model has not been sent yet."""
-        return bool(self._texts)
+        """Whether there is something that the model has not been sent yet."""
+        return bool(self._unsent)
 
     @property
     def is_at_dead_end(self) -> bool:
@@ -162,8 +160,8 @@ class ResumePoint:
 
     @property
     def pending_content(self) -> list[dict[str, Any]]:
-        """The content since the newest answer, as the next model attempt will send it: results, texts, images."""
-        return [*(result.block for result in self.pending_results), *map(text_block, self._texts), *self._images]
+        """The content since the newest answer, as the next model attempt will send it: results, texts and images."""
+        return [*(result.block for result in self.pending_results), *self._unsent]
 
     @property
     def pending_results(self) -> list[ToolResult]:
@@ -211,8 +209,7 @@ class ResumePoint:
             case Submitted():
                 self.spec = body.spec
                 self.conversation.goal, self.conversation.files = body.spec.goal, body.files
-                self._texts += goal_texts(body.spec.goal, body.files)
-                self._images = images_of(body.files)
+                self._unsent += said_content(body.spec.goal, body.files)
             case Transition():
                 self._transition(body)
             case ToolsDefined():
@@ -235,11 +232,11 @@ class ResumePoint:
                     self.outputs[body.call_id] = output
                 self.resolutions.pop(body.call_id, None)
             case UserMessage() if self.is_agent:
-                self._texts.append(body.text)
+                self._unsent += said_content(body.text, body.files)
                 if body.request_id:  # of a person: what it says is new
                     self.progress = Progress()
             case UserMessage():
-                self.said.append(body.text)
+                self.said.append("\n\n".join([body.text, *([files_text(body.files)] if body.files else [])]))
             case CancelRequest():
                 self.cancel_reason = body.reason
             case ControlStep():
@@ -252,7 +249,7 @@ class ResumePoint:
                 self._resolve(body)
             case ResultRejected():
                 self.corrections += 1
-                self._texts.append(body.text)
+                self._unsent.append(text_block(body.text))
             case Compaction():
                 self._compact(body)
             case _:
@@ -305,7 +302,7 @@ class ResumePoint:
         if body.wait_kind is WaitKind.NO_PROGRESS:
             self.progress = Progress()
             if body.comment:
-                self._texts.append(body.comment)
+                self._unsent.append(text_block(body.comment))
         if not leaves_call_open(body.wait_kind, body.answer_kind, body.answer):
             return
         self.allowed_calls.add(body.call_id)
@@ -327,7 +324,7 @@ class ResumePoint:
         """Says after the results what an outcome does not say about the approval of its call: of older versions."""
         note = self.approval_notes.pop(body.call_id, "")
         if note not in body.outcome.note:
-            self._texts.append(note)
+            self._unsent.append(text_block(note))
 
     def _reach(self, step: int) -> None:
         """Takes the step of an entry. The attempts are those of the newest step."""
@@ -350,10 +347,9 @@ class ResumePoint:
 
     def _close_turn(self) -> None:
         """Turns the content since the newest answer into one user message."""
-        self.conversation.add_user_message(self.pending_results, self._texts, self._images)
+        self.conversation.add_user_message(self.pending_results, self._unsent)
         self._forget_calls()
-        self._texts.clear()
-        self._images.clear()
+        self._unsent.clear()
 
     def _end_step(self) -> None:
         """Counts the calls since the newest answer as one step of the agent."""
@@ -436,7 +432,7 @@ class ResumePoint:
             return
         if body.how.through_step >= self.conversation.answered_step:
             self._forget_calls()
-        self._texts[:0] = self.conversation.summarise(body.how)
+        self._unsent[:0] = self.conversation.summarise(body.how)
         self.must_shorten, self.has_new_summary = False, True
 
 

@@ -11,10 +11,11 @@ only, so no more are shown at once; 32 MB a request.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from struct import unpack_from
 from typing import Any, Final, NamedTuple
@@ -53,12 +54,16 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedFile:
-    """A file of a submit, as the ledger knows it. `image`: kept content that models can be shown, if it is one."""
+    """A file of a submit or of a message, as the ledger knows it. `image`: kept content, if models can be shown it.
+
+    `not_shown`: why models are not shown an image; "" for another file, too.
+    """
 
     path: str
     digest: str
     size_bytes: int
     image: Image | None = None
+    not_shown: str = ""
 
 
 class Header(NamedTuple):
@@ -72,7 +77,7 @@ class Header(NamedTuple):
 def read_header(content: bytes) -> Header:
     """Returns the header of an image that models can be shown. Raises NotAnImage."""
     if len(content) > MAX_IMAGE_BYTES:
-        raise NotAnImage(f"it has {len(content)} bytes, and models take {MAX_IMAGE_BYTES}")
+        raise NotAnImage(f"it has more than the {MAX_IMAGE_BYTES} bytes that models take")
     for beginning, read in _READERS.items():
         if content.startswith(beginning):
             header = read(content)
@@ -157,8 +162,11 @@ def _webp(content: bytes) -> Header:
 _READERS: Final = {
     b"\x89PNG\r\n\x1a\n": _png, b"\xff\xd8\xff": _jpeg, b"GIF87a": _gif, b"GIF89a": _gif, b"RIFF": _webp,
 }  # fmt: skip
-BEGINNINGS: Final = tuple(_READERS)
-"""The first bytes of images; those of WebP also begin other files."""
+
+
+def begins_as_image(content: bytes) -> bool:
+    """Whether bytes, at least the first twelve, begin as those of an image."""
+    return content.startswith(tuple(_READERS)) and (not content.startswith(b"RIFF") or content[8:12] == b"WEBP")
 
 
 # What an image costs: an upper bound, in tokens. The provider states what it bills.
@@ -214,10 +222,12 @@ def sees_images(model: str, own: Iterable[str] = ()) -> bool:
     return not _BLIND.match(name) if vendor == ANTHROPIC else bool(_SEEING.match(name))
 
 
-# The files of a submit.
+# The files of a submit or of a message.
 
 MAX_FILES_BYTES: Final = 3_000_000
-"""Of all files of a submit: in base64, they fit into a request over HTTP."""
+"""Of all files of a request: in base64, they fit into one over HTTP."""
+MESSAGES_DIRECTORY: Final = "messages"
+"""Has a directory for each message with files, so that no message replaces a file that the agent works on."""
 MAX_FILE_DEPTH: Final = 8
 _PLAIN_NAME: Final = re.compile(rb"(?!\.tenure-)(?!\.\.?\Z)[^/\0-\x1f\x7f]{1,255}")
 
@@ -225,15 +235,26 @@ _PLAIN_NAME: Final = re.compile(rb"(?!\.tenure-)(?!\.\.?\Z)[^/\0-\x1f\x7f]{1,255
 def submitted_file(path: str, content: bytes) -> SubmittedFile:
     """Returns what the ledger knows about a file."""
     kept = kept_as(content)
+    file = SubmittedFile(path, kept.digest, kept.size_bytes)
     try:
-        image = Image(kept, *read_header(content))
-    except NotAnImage:
-        image = None
-    return SubmittedFile(path, kept.digest, kept.size_bytes, image)
+        return replace(file, image=Image(kept, *read_header(content)))
+    except NotAnImage as error:
+        return replace(file, not_shown=str(error)) if begins_as_image(content) else file
+
+
+def message_name(request_id: str, files: Iterable[SubmittedFile]) -> str:
+    """Returns the name of a message's directory. Other files have another one, also with the same request id."""
+    parts = [request_id, *(part for file in files for part in (file.path, file.digest))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def of_message(name: str, file: SubmittedFile) -> SubmittedFile:
+    """Returns a file of a message, with its path in the workspace."""
+    return replace(file, path=f"{MESSAGES_DIRECTORY}/{name}/{file.path}")
 
 
 def problems_of_files(files: Iterable[tuple[str, int]]) -> Iterator[tuple[int, str]]:
-    """Yields what is wrong with the files of a submit, each with its path and its size: the index, and why."""
+    """Yields what is wrong with the files of a request, each with its path and its size: the index, and why."""
     total, taken = 0, {KEPT_DIRECTORY: False}  # whether a path is a file; else it is a directory
     for index, (path, size_bytes) in enumerate(files):
         parts = path.split("/")
@@ -245,18 +266,21 @@ def problems_of_files(files: Iterable[tuple[str, int]]) -> Iterator[tuple[int, s
         elif path in taken or any(taken.get(one) for one in above):
             yield index, f"{path!r} is the path of another file or directory, too, or within a file"
         elif total > MAX_FILES_BYTES:
-            yield index, f"{path!r} does not fit: all files have at most {MAX_FILES_BYTES} bytes together"
+            limit = f"the files of a request have {MAX_FILES_BYTES} bytes at most; send others with messages"
+            yield index, f"{path!r} does not fit: {limit}"
         taken |= dict.fromkeys(above, False) | {path: True}
 
 
 def files_text(files: Sequence[SubmittedFile]) -> str:
-    """Returns what the model reads about the files of a submit."""
-    lines = [f"- {one.path} ({one.size_bytes} bytes{_image_text(one.image)})" for one in files]
+    """Returns what the model reads about the files of a submit or of a message."""
+    lines = [f"- {one.path} ({one.size_bytes} bytes{_image_text(one)})" for one in files]
     return "\n".join(["Files in the workspace, which came with this message:", *lines])
 
 
-def _image_text(image: Image | None) -> str:
-    return "" if image is None else f", {image.media_type}, {image.width} x {image.height} pixels"
+def _image_text(file: SubmittedFile) -> str:
+    if file.image is None:
+        return file.not_shown and f"; not shown: {file.not_shown}"
+    return f", {file.image.media_type}, {file.image.width} x {file.image.height} pixels"
 
 
 # References in a conversation.

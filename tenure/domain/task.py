@@ -180,7 +180,7 @@ class TaskPolicy:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of a submit: its relative path in the task's workspace, and its bytes."""
+    """A file of a submit or of a message: its path in the workspace or the message's directory, and its bytes."""
 
     path: str
     content: bytes

@@ -182,10 +182,11 @@ class ToolOutcomeEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserMessageEvent(Event):
-    """A message for the agent (`task.send`)."""
+    """A message for the agent (`task.send`). `files`: the paths of the files that came with it."""
 
     text: str
     request_id: str
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,12 +159,16 @@ def _failure_text(body: ledger_pb2.ControlStep) -> str:
     return f"{body.failure.error_class}: {body.failure.message}" if body.HasField("failure") else ""
 
 
+def _paths(body: Any) -> tuple[str, ...]:
+    return tuple(file.path for file in body.files)
+
+
 _EVENTS: Final[dict[str, Callable[[ledger_pb2.Entry], events.Event]]] = {
     "submitted": _event(
         events.SubmittedEvent,
         "submitted",
         rename={"goal": "spec.goal", "model": "spec.agent.model", "parent_task_id": "spawned_by.task_id"},
-        given={"files": lambda body: tuple(file.path for file in body.files)},
+        given={"files": _paths},
         skip="epoch traceparent",
     ),
     "transition": _event(
@@ -202,7 +206,7 @@ _EVENTS: Final[dict[str, Callable[[ledger_pb2.Entry], events.Event]]] = {
         given={"images": lambda body: tuple(image.kept.path for image in body.outcome.images)},
         skip="epoch usage output",
     ),
-    "user_message": _event(events.UserMessageEvent, "user_message"),
+    "user_message": _event(events.UserMessageEvent, "user_message", given={"files": _paths}),
     "cancel_request": _event(events.CancelRequestEvent, "cancel_request"),
     "wait_resolution": _event(
         events.WaitResolutionEvent,

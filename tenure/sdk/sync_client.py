@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 from tenure.domain.states import TaskState
-from tenure.domain.task import Source
+from tenure.domain.task import InputFile, Source
 from tenure.domain.tools import ToolDefinition
 from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
@@ -156,12 +156,13 @@ class SyncTask(Generic[T]):
         """
         return self._calls.run(lambda: self._task.answer(wait, answer, comment=comment, request_id=request_id))
 
-    def send(self, text: str, *, request_id: str = "") -> TaskInfo:
+    def send(self, text: str, *, files: Iterable[InputFile | Path] = (), request_id: str = "") -> TaskInfo:
         """Sends a message to the agent, which reads it at its next model call. Sent once, also after retries.
 
-        `text`: 1 byte to 256 KiB. Raises WrongState when the task has ended, or runs a function.
+        `text`: 1 byte to 256 KiB. `files`: as those of a submit; they come into a new directory of the workspace, whose
+        name the agent reads. Raises WrongState when the task has ended, or runs a function.
         """
-        return self._calls.run(lambda: self._task.send(text, request_id=request_id))
+        return self._calls.run(lambda: self._task.send(text, files=files, request_id=request_id))
 
     def cancel(self, *, reason: str = "") -> TaskInfo:
         """Requests the cancel of the task. When this returns, the request is recorded and will be carried out.

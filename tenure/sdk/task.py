@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from tenure.client.files import download_file, read_file
 from tenure.domain.states import TaskState
+from tenure.domain.task import InputFile
 from tenure.sdk.answers import WaitReply, approval, denial, free_answer
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import ResultMismatch, ending_error
@@ -16,6 +17,7 @@ from tenure.sdk.events import Event
 from tenure.sdk.from_wire import entry_event, result_json_of, task_file, task_info
 from tenure.sdk.live_text import LiveTextFilter
 from tenure.sdk.option_values import Money, Seconds, nano_usd, seconds_of
+from tenure.sdk.option_values import files as input_files
 from tenure.sdk.result_type import ResultType
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskWait
 from tenure.v1 import task_pb2, task_service_pb2
@@ -165,14 +167,16 @@ class Task(Generic[T]):
         """
         return await self._answer(wait, free_answer(wait, answer), comment, request_id)
 
-    async def send(self, text: str, *, request_id: str = "") -> TaskInfo:
+    async def send(self, text: str, *, files: Iterable[InputFile | Path] = (), request_id: str = "") -> TaskInfo:
         """Sends a message to the agent, which reads it at its next model call. Sent once, also after retries.
 
-        `text`: 1 byte to 256 KiB. Raises WrongState when the task has ended, or runs a function.
+        `text`: 1 byte to 256 KiB. `files`: as those of a submit; they come into a new directory of the workspace, whose
+        name the agent reads. Raises WrongState when the task has ended, or runs a function.
         """
+        sent = input_files("files", files)
         with self._connection.errors():
             client = self._connection.client()
-            return self._seen(await client.send(self.id, text, request_id=request_id))
+            return self._seen(await client.send(self.id, text, files=sent, request_id=request_id))
 
     async def cancel(self, *, reason: str = "") -> TaskInfo:
         """Requests the cancel of the task. When this returns, the request is recorded and will be carried out.

@@ -1843,12 +1843,15 @@ class AppendForeignRequest(message.Message):
     CANCEL_REQUEST_FIELD_NUMBER: builtins.int
     WAIT_ANSWER_FIELD_NUMBER: builtins.int
     OPERATOR_REQUEST_FIELD_NUMBER: builtins.int
+    ONLY_CHECK_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     request_id: builtins.str
     """The caller's id of this entry, 1 to 128 characters."""
     actor: builtins.str
     """The author."""
+    only_check: builtins.bool
+    """Only checks that a message would be accepted, before its files are put into the workspace."""
     @builtins.property
     def user_message(self) -> ledger_pb2.UserMessage:
         """A message for the agent."""
@@ -1880,10 +1883,11 @@ class AppendForeignRequest(message.Message):
         cancel_request: ledger_pb2.CancelRequest | None = ...,
         wait_answer: WaitAnswer | None = ...,
         operator_request: ledger_pb2.OperatorRequest | None = ...,
+        only_check: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["cancel_request", b"cancel_request", "fact", b"fact", "operator_request", b"operator_request", "user_message", b"user_message", "wait_answer", b"wait_answer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "cancel_request", b"cancel_request", "fact", b"fact", "operator_request", b"operator_request", "request_id", b"request_id", "task_id", b"task_id", "user_message", b"user_message", "wait_answer", b"wait_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "cancel_request", b"cancel_request", "fact", b"fact", "only_check", b"only_check", "operator_request", b"operator_request", "request_id", b"request_id", "task_id", b"task_id", "user_message", b"user_message", "wait_answer", b"wait_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_fact: _TypeAlias = typing.Literal["user_message", "cancel_request", "wait_answer", "operator_request"]  # noqa: Y015
     _WhichOneofArgType_fact: _TypeAlias = typing.Literal["fact", b"fact"]  # noqa: Y015

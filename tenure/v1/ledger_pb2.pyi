@@ -542,19 +542,25 @@ class UserMessage(message.Message):
 
     TEXT_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
     text: builtins.str
     """The text."""
     request_id: builtins.str
     """The caller's id of the message; empty when the worker wrote it."""
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.SubmittedFile]:
+        """The files that came with it."""
+
     def __init__(
         self,
         *,
         text: builtins.str = ...,
         request_id: builtins.str = ...,
+        files: abc.Iterable[workspace_pb2.SubmittedFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -539,22 +539,30 @@ class SendMessageRequest(message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     request_id: builtins.str
     """The caller's id of this message, 1 to 128 characters. Empty: the server makes one, and a repeat is another message."""
     text: builtins.str
     """The text for the agent; 1 byte to 256 KiB."""
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.InputFile]:
+        """Files that are in the task's workspace before the message is recorded, in a new directory `messages/…` of this
+        message; at most 16. A model that sees images is shown those among them.
+        """
+
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         request_id: builtins.str = ...,
         text: builtins.str = ...,
+        files: abc.Iterable[workspace_pb2.InputFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "task_id", b"task_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "request_id", b"request_id", "task_id", b"task_id", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,10 +72,11 @@ class TaskServiceStub:
     """Sends a message to the agent of a live task. The agent reads it at its next model call, whichever worker runs it
     then, and no task succeeds before it has read every acknowledged message. A message does not answer a wait: a
     waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
-    it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
+    or other files it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
     FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
     messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
-    that no worker has registered yet. NOT_FOUND.
+    that no worker has registered yet. With files also WORKSPACE_LIMIT, and WORKSPACE_UNREADABLE where the agent's
+    programs left no place for them. NOT_FOUND.
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
     """Starts a new task that continues from another task's history, running or ended; the other task does not change. The

@@ -29,7 +29,7 @@ from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%tenure/v1/tool_provider_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"\x16\n\x14\x44\x65scribeToolsRequest\"A\n\x15\x44\x65scribeToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\"\xc2\x02\n\x0f\x43\x61llToolRequest\x12\x14\n\x04tool\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x04\x12 \n\x0e\x61rguments_json\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80@\x12\"\n\x0fidempotency_key\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12&\n\x05token\x18\x04 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x15\n\x05\x65poch\x18\x05 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12\x18\n\x06tenant\x18\x06 \x01(\tB\x08\x9a\x82\x19\x04\x18? \x01\x12\x17\n\x07task_id\x18\x07 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x17\n\x07\x63\x61ll_id\x18\x08 \x01(\tB\x06\x9a\x82\x19\x02\x38\x07\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x0btraceparent\x18\n \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\"\\\n\x10\x43\x61llToolResponse\x12\x10\n\x06output\x18\x01 \x01(\tH\x00\x12-\n\x07outcome\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.ProviderOutcomeH\x00\x42\x07\n\x05\x65vent\"]\n\x0fProviderOutcome\x12)\n\x06status\x18\x01 \x01(\x0e\x32\x19.tenure.v1.ProviderStatus\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t*\xab\x01\n\x0eProviderStatus\x12\x1f\n\x1bPROVIDER_STATUS_UNSPECIFIED\x10\x00\x12\x1d\n\x19PROVIDER_STATUS_SUCCEEDED\x10\x01\x12\x1a\n\x16PROVIDER_STATUS_FAILED\x10\x02\x12\x1f\n\x1bPROVIDER_STATUS_STALE_EPOCH\x10\x03\x12\x1c\n\x18PROVIDER_STATUS_IN_DOUBT\x10\x04\x32\xc4\x01\n\x13ToolProviderService\x12]\n\rDescribeTools\x12\x1f.tenure.v1.DescribeToolsRequest\x1a .tenure.v1.DescribeToolsResponse\"\t\x92\x82\x19\x05\n\x01\x05\x18\x01\x12N\n\x08\x43\x61llTool\x12\x1a.tenure.v1.CallToolRequest\x1a\x1b.tenure.v1.CallToolResponse\"\x07\x92\x82\x19\x03\n\x01\x05\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%tenure/v1/tool_provider_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"\x16\n\x14\x44\x65scribeToolsRequest\"A\n\x15\x44\x65scribeToolsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.tenure.v1.ToolDefinition\"\xc2\x02\n\x0f\x43\x61llToolRequest\x12\x14\n\x04tool\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x04\x12 \n\x0e\x61rguments_json\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80@\x12\"\n\x0fidempotency_key\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01 \x01\x12&\n\x05token\x18\x04 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x15\n\x05\x65poch\x18\x05 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12\x18\n\x06tenant\x18\x06 \x01(\tB\x08\x9a\x82\x19\x04\x18? \x01\x12\x17\n\x07task_id\x18\x07 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\x17\n\x07\x63\x61ll_id\x18\x08 \x01(\tB\x06\x9a\x82\x19\x02\x38\x07\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x0btraceparent\x18\n \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\"\\\n\x10\x43\x61llToolResponse\x12\x10\n\x06output\x18\x01 \x01(\tH\x00\x12-\n\x07outcome\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.ProviderOutcomeH\x00\x42\x07\n\x05\x65vent\"\x85\x01\n\x0fProviderOutcome\x12)\n\x06status\x18\x01 \x01(\x0e\x32\x19.tenure.v1.ProviderStatus\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12&\n\x05parts\x18\x04 \x03(\x0b\x32\x17.tenure.v1.ProviderPart\"2\n\x0cProviderPart\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x11\n\tmime_type\x18\x02 \x01(\t*\xab\x01\n\x0eProviderStatus\x12\x1f\n\x1bPROVIDER_STATUS_UNSPECIFIED\x10\x00\x12\x1d\n\x19PROVIDER_STATUS_SUCCEEDED\x10\x01\x12\x1a\n\x16PROVIDER_STATUS_FAILED\x10\x02\x12\x1f\n\x1bPROVIDER_STATUS_STALE_EPOCH\x10\x03\x12\x1c\n\x18PROVIDER_STATUS_IN_DOUBT\x10\x04\x32\xc4\x01\n\x13ToolProviderService\x12]\n\rDescribeTools\x12\x1f.tenure.v1.DescribeToolsRequest\x1a .tenure.v1.DescribeToolsResponse\"\t\x92\x82\x19\x05\n\x01\x05\x18\x01\x12N\n\x08\x43\x61llTool\x12\x1a.tenure.v1.CallToolRequest\x1a\x1b.tenure.v1.CallToolResponse\"\x07\x92\x82\x19\x03\n\x01\x05\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,8 +56,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLPROVIDERSERVICE'].methods_by_name['DescribeTools']._serialized_options = b'\222\202\031\005\n\001\005\030\001'
   _globals['_TOOLPROVIDERSERVICE'].methods_by_name['CallTool']._loaded_options = None
   _globals['_TOOLPROVIDERSERVICE'].methods_by_name['CallTool']._serialized_options = b'\222\202\031\003\n\001\005'
-  _globals['_PROVIDERSTATUS']._serialized_start=781
-  _globals['_PROVIDERSTATUS']._serialized_end=952
+  _globals['_PROVIDERSTATUS']._serialized_start=874
+  _globals['_PROVIDERSTATUS']._serialized_end=1045
   _globals['_DESCRIBETOOLSREQUEST']._serialized_start=175
   _globals['_DESCRIBETOOLSREQUEST']._serialized_end=197
   _globals['_DESCRIBETOOLSRESPONSE']._serialized_start=199
@@ -66,8 +66,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLTOOLREQUEST']._serialized_end=589
   _globals['_CALLTOOLRESPONSE']._serialized_start=591
   _globals['_CALLTOOLRESPONSE']._serialized_end=683
-  _globals['_PROVIDEROUTCOME']._serialized_start=685
-  _globals['_PROVIDEROUTCOME']._serialized_end=778
-  _globals['_TOOLPROVIDERSERVICE']._serialized_start=955
-  _globals['_TOOLPROVIDERSERVICE']._serialized_end=1151
+  _globals['_PROVIDEROUTCOME']._serialized_start=686
+  _globals['_PROVIDEROUTCOME']._serialized_end=819
+  _globals['_PROVIDERPART']._serialized_start=821
+  _globals['_PROVIDERPART']._serialized_end=871
+  _globals['_TOOLPROVIDERSERVICE']._serialized_start=1048
+  _globals['_TOOLPROVIDERSERVICE']._serialized_end=1244
 # @@protoc_insertion_point(module_scope)

@@ -195,21 +195,53 @@ class ProviderOutcome(message.Message):
     STATUS_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     status: ProviderStatus.ValueType
     """The status."""
     content: builtins.str
     """What the model reads. A whole message has at most 4 MiB."""
     detail: builtins.str
     """A more specific class in UPPER_SNAKE, at most 64 characters; may be empty."""
+    @builtins.property
+    def parts(self) -> containers.RepeatedCompositeFieldContainer[ProviderPart]:
+        """Of a success: what is not text, such as an image. It is kept in the task's workspace, and a model that sees images is
+        shown them. The first 16 count.
+        """
+
     def __init__(
         self,
         *,
         status: ProviderStatus.ValueType = ...,
         content: builtins.str = ...,
         detail: builtins.str = ...,
+        parts: abc.Iterable[ProviderPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "detail", b"detail", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "detail", b"detail", "parts", b"parts", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ProviderPart(message.Message):
+    """A part of an outcome that is not text."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: builtins.int
+    MIME_TYPE_FIELD_NUMBER: builtins.int
+    content: builtins.bytes
+    """Its bytes."""
+    mime_type: builtins.str
+    """Its MIME type, for example image/png."""
+    def __init__(
+        self,
+        *,
+        content: builtins.bytes = ...,
+        mime_type: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "mime_type", b"mime_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

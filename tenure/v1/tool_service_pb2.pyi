@@ -264,8 +264,11 @@ class PutFilesRequest(message.Message):
 
     TASK_ID_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
     task_id: builtins.str
-    """The future task."""
+    """The future task, or the task of a message."""
+    message: builtins.str
+    """The message: the files are below `messages/` and this name. Empty: those of a submit, in the workspace itself."""
     @builtins.property
     def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.InputFile]:
         """The files. Images that models can be shown are also kept under their digests."""
@@ -275,10 +278,11 @@ class PutFilesRequest(message.Message):
         *,
         task_id: builtins.str = ...,
         files: abc.Iterable[workspace_pb2.InputFile] | None = ...,
+        message: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "message", b"message", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

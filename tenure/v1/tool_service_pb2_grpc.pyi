@@ -98,8 +98,9 @@ class ToolServiceStub:
     again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
     PutFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.PutFilesRequest, _tool_service_pb2.PutFilesResponse]
-    """Puts the files of a submit into the workspace of a future task, all or nothing, and answers when they are on disk.
-    Repeatable: a repeat puts nothing again. FAILED_PRECONDITION / WORKSPACE_LIMIT; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+    """Puts the files of a submit into the workspace of a future task, or those of a message into that of its task, all or
+    nothing, and answers when they are on disk. Repeatable: a repeat puts nothing again. FAILED_PRECONDITION /
+    WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
     DigestFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]
     """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""

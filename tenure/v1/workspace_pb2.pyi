@@ -255,16 +255,18 @@ class Image(message.Message):
 
 @typing.final
 class InputFile(message.Message):
-    """A file of a submit."""
+    """A file of a submit or of a message."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     PATH_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     path: builtins.str
-    """Where it is in the task's workspace: a relative path of plain names, at most 255 characters."""
+    """Where it is in the task's workspace: a relative path of plain names, at most 255 characters. A file of a message is
+    below a directory of the message, so it never replaces another file.
+    """
     content: builtins.bytes
-    """Its bytes; at most 3,000,000 of all files of a submit together."""
+    """Its bytes; at most 3,000,000 of all files of a request together."""
     def __init__(
         self,
         *,
@@ -279,7 +281,7 @@ class InputFile(message.Message):
 
 @typing.final
 class SubmittedFile(message.Message):
-    """A file of a submit, without its bytes."""
+    """A file of a submit or of a message, without its bytes."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -287,12 +289,15 @@ class SubmittedFile(message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     IMAGE_FIELD_NUMBER: builtins.int
+    NOT_SHOWN_FIELD_NUMBER: builtins.int
     path: builtins.str
     """Where it was put. The agent's programs can change and delete it."""
     digest: builtins.str
     """The digest of its bytes: sha256:<hex>."""
     size_bytes: builtins.int
     """Its size."""
+    not_shown: builtins.str
+    """Why models are not shown an image. Empty for any other file."""
     @builtins.property
     def image(self) -> Image:
         """An image that models can be shown: a copy under its digest. Absent for any other file."""
@@ -304,9 +309,10 @@ class SubmittedFile(message.Message):
         digest: builtins.str = ...,
         size_bytes: builtins.int = ...,
         image: Image | None = ...,
+        not_shown: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["image", b"image"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "image", b"image", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "image", b"image", "not_shown", b"not_shown", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -50,6 +50,7 @@ def check_message_text(field: str, text: str, v: Violations) -> None:
 
 def check_send(request: tasks.SendMessageRequest, v: Violations) -> None:
     check_message_text("text", request.text, v)
+    check_files(request, v)
 
 
 def check_fork(request: tasks.ForkTaskRequest, v: Violations) -> None:
@@ -75,7 +76,9 @@ def check_copy_files(request: tools.CopyFilesRequest, v: Violations) -> None:
     v.require(request.task_id != request.from_task_id, "task_id", "must be another task")
 
 
-def check_files(request: tasks.SubmitTaskRequest | tools.PutFilesRequest, v: Violations) -> None:
+def check_files(
+    request: tasks.SubmitTaskRequest | tasks.SendMessageRequest | tools.PutFilesRequest, v: Violations
+) -> None:
     files = ((file.path, len(file.content)) for file in request.files)
     for index, problem in problems_of_files(files):
         v.require(holds=False, field=f"files[{index}]", description=problem)

@@ -16,6 +16,7 @@ from tenure.domain.in_doubt import (
     ResolveCall,
 )
 from tenure.domain.outputs import TaskOutput
+from tenure.domain.task import InputFile
 from tenure.domain.texts import KeptContent
 from tenure.domain.tools import CallStatus, CallStatuses, Outcome, ProgramUsage, ToolDefinition
 from tenure.v1 import ledger_pb2, tool_pb2, workspace_pb2
@@ -25,6 +26,7 @@ from tenure.wire.common import CALL_STATES
 tool_to_wire, tool_to_domain = pair(ToolDefinition, tool_pb2.ToolDefinition)
 kept_to_wire, kept_to_domain = pair(KeptContent, workspace_pb2.KeptContent)
 pair(Image, workspace_pb2.Image)
+pair(InputFile, workspace_pb2.InputFile)
 submitted_file_to_wire, submitted_file_to_domain = pair(SubmittedFile, workspace_pb2.SubmittedFile)
 usage_to_wire, usage_to_domain = pair(
     ProgramUsage, tool_pb2.ProgramUsage, rename={"wall_seconds": "wall_time", "cpu_seconds": "cpu_time"}

@@ -29,6 +29,7 @@ from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2, tool_service_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.token import sign_task_claims
+from tenure.wire.tool import kept_to_wire
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve
 from tests.support.fix_gateway import NOBODYS, Serve, StubOfTenant
 from tests.support.fix_tools import Grants, Outside, SharedService, StartTools, ToolClient
@@ -363,7 +364,7 @@ async def test_a_file_that_does_not_fit_is_refused_by_name(world: Any) -> None:
     [violation] = refused.value.violations
     assert (violation.field, violation.description) == (
         "files[1]",
-        "'b' does not fit: all files have at most 3000000 bytes together",
+        "'b' does not fit: the files of a request have 3000000 bytes at most; send others with messages",
     )
     assert (await submit_with(world, a=bytes(MAX_FILES_BYTES - 2), b=b"12")).state == task_pb2.TASK_STATE_QUEUED
 
@@ -380,4 +381,72 @@ async def test_a_submit_beyond_the_workspace_bound_is_refused(
     with pytest.raises(Unavailable):
         await submit_with(world, a=b"1")
     assert len((await world.stub.ListTasks(api.ListTasksRequest())).tasks) == 1
+    assert world.directories() == {world.task_id}
+
+
+async def message_with(world: Any, request_id: str = "m-1", task_id: str = "", **files: bytes) -> Any:
+    inputs = [workspace_pb2.InputFile(path=path.replace("__", "/"), content=content) for path, content in files.items()]
+    request = api.SendMessageRequest(
+        request_id=request_id, task_id=task_id or world.task_id, text="And these.", files=inputs
+    )
+    return (await world.stub.SendMessage(request)).task
+
+
+async def messages_of(world: Any) -> list[Any]:
+    entries = (await world.stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=world.task_id))).entries
+    return [entry.body.user_message for entry in entries if entry.body.HasField("user_message")]
+
+
+async def test_files_of_a_message_are_there_with_it(world: Any) -> None:
+    world.write("facts", b"the agent's")
+    await message_with(world, facts=b"42", photos__a=PICTURE)
+    await message_with(world, "m-2", facts=b"43")
+    first, second = await messages_of(world)
+    root = world.workspace(world.task_id)
+    assert [(root / file.path).read_bytes() for file in (*first.files, *second.files)] == [b"42", PICTURE, b"43"]
+    assert (root / "facts").read_bytes() == b"the agent's"
+    photo = first.files[1]
+    assert photo.path.startswith("messages/")
+    assert photo.path.endswith("/photos/a")
+    assert (photo.image.kept, photo.image.width) == (kept_to_wire(kept_as(PICTURE)), 64)
+    assert (root / kept_as(PICTURE).path).read_bytes() == PICTURE
+    assert world.directories() == {world.task_id}
+
+
+async def test_a_repeated_message_puts_no_file_again(world: Any) -> None:
+    await asyncio.gather(message_with(world, a=b"1"), message_with(world, a=b"1"))
+    [message] = await messages_of(world)
+    written = world.workspace(world.task_id) / message.files[0].path
+    written.write_bytes(b"by the agent")
+    await message_with(world, a=b"1")
+    assert written.read_bytes() == b"by the agent"
+    with pytest.raises(AlreadyExists) as reused:
+        await message_with(world, a=b"2")
+    assert reused.value.reason == "REQUEST_ID_REUSED"
+    assert len(list(written.parent.parent.iterdir())) == 1
+
+
+async def test_files_of_a_refused_message_are_not_put(world: Any) -> None:
+    await world.replica.cancel(world.task_id)
+    with pytest.raises(WrongState):
+        await message_with(world, a=b"1")
+    with pytest.raises(NotFound):
+        await message_with(world, task_id=NOBODYS, a=b"1")
+    assert not list(world.workspace(world.task_id).iterdir())
+    assert world.directories() == {world.task_id}
+
+
+async def test_files_of_a_message_that_do_not_fit_are_refused(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
+) -> None:
+    world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000)
+    world.write("big", bytes(90_000))
+    with pytest.raises(WrongState) as full:
+        await message_with(world, a=bytes(20_000))
+    assert full.value.reason == "WORKSPACE_LIMIT"
+    world.write("messages", b"a file of the agent")
+    with pytest.raises(WrongState) as hindered:
+        await message_with(world, a=b"1")
+    assert hindered.value.reason == "WORKSPACE_UNREADABLE"
+    assert not await messages_of(world)
     assert world.directories() == {world.task_id}

@@ -118,6 +118,7 @@ async def test_each_list_comes_in_the_order_of_its_index(
         "created_since": "-infinity",
         "ended_since": "",
         "queue": "",
+        "queue_until": "~",
         "root_task_id": "",
         "forked_from_task_id": NOBODY if statement == LISTS.list_forks else "",
         **dict.fromkeys(("source_kind", "source_id", "source_run_id"), "MANUAL" if "source" in index else ""),
@@ -132,3 +133,5 @@ async def test_each_list_comes_in_the_order_of_its_index(
     assert f"Index Scan using {index}" in text, text
     of_states = text[text.index(index) :]  # the pages of all states are sorted together, above the scan of each
     assert ("Sort" in of_states, "Seq Scan" in text) == (False, False), text
+    of_index = [line for (line,) in plan if "Index Cond" in line]
+    assert index != "tasks_states" or "queue" in of_index[0], "tasks of other queues are read one by one"

@@ -171,6 +171,9 @@ async def test_a_page_has_the_tasks_of_five_seconds(
     assert asyncio.get_running_loop().time() - began >= 5.0
     assert [one.task_id for one in first.outcomes] == made[:1:-1]
     later = await replica.create(**label)
+    request.page_token = f"{first.next_page_token}{'00' if selects == 'ids' else 'x'}"  # after all ids
+    with pytest.raises(InvalidRequest):
+        await stub.admin.ActOnTasks(request)
     request.page_token = first.next_page_token
     rest = await stub.admin.ActOnTasks(request, timeout=60.0)
     assert ([one.task_id for one in rest.outcomes], rest.next_page_token) == (made[1::-1], "")
@@ -204,9 +207,21 @@ async def test_an_outage_ends_a_page_and_the_repeat_continues(
         await acting
     assert refused.value.retry_after_seconds
     await proxy.start()
+    await _reached_again(stub, min(made))
     results = await outcomes(stub, act({"task_ids": sorted(made)}, "outage", **REQUEUE, tasks_per_second=100))
     assert set(results.values()) == {DONE, ALREADY}
     assert {(await replica.get(task_id)).attempt for task_id in made} == {2}
+
+
+async def _reached_again(stub: Any, task_id: str) -> None:
+    """Waits until the gateway has a connection to the ledger again."""
+    while True:
+        try:
+            await stub.GetTask(tasks_pb.GetTaskRequest(task_id=task_id))
+        except Unavailable:
+            await asyncio.sleep(0.1)
+        else:
+            return
 
 
 async def test_tasks_of_another_tenant_are_not_acted_on(replica: Checkpoint, shared_gateway: StubOfTenant) -> None:

@@ -173,3 +173,4 @@ async def test_reading_an_image_shows_it_and_keeps_a_copy(tools: ToolClient, gra
     broken = await tools.outcome(owner, "1.2", "read_file", path="broken.png")
     assert (broken.status, broken.images) == (OutcomeStatus.SUCCEEDED, ())
     assert broken.content.startswith("�PNG")
+    assert broken.content.endswith("\n[not shown as an image: it is a PNG image that is damaged or ends too soon]")

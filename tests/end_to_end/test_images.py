@@ -12,11 +12,12 @@ import httpx2
 import pytest
 
 import tenure
-from tenure import InputFile
+from tenure import InputFile, UserMessageEvent
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure as tenure_command
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.scenarios import PICTURE
+from tests.end_to_end.test_client import until_waiting
 from tests.support.images import png
 from tests.support.patience import CALL_SECONDS
 
@@ -73,6 +74,33 @@ async def test_files_come_by_http_and_from_python_too(installation: Installation
         own = await client.submit("Look.", model="sim-e2e-vision-at-once", files=[InputFile("photo.png", PICTURE)])
         for task_id in (answer.json()["task_id"], own.id):
             assert (await installation.ended(task_id)).result.startswith(f"Now I see {SEEN}")
+
+
+async def test_the_images_of_messages_are_shown(installation: Installation, tmp_path: Path) -> None:
+    """Sent by the command, by HTTP and from Python while the task waits; the next model call has all of them."""
+    address, photos = installation.stack.gateway_address, [png(5, height) for height in (7, 8, 9)]
+    (tmp_path / "photo.png").write_bytes(photos[0])
+    async with tenure.Client(address) as client:
+        task = await client.submit("Look.", model="sim-e2e-vision", approve_tools=["execute_python"])
+        wait = (await until_waiting(task)).wait
+        assert wait is not None
+        sent = await tenure_command(
+            *("tasks", "send", task.id, "By the command.", "--file", str(tmp_path / "photo.png")), address=address
+        )
+        assert sent.code == 0, sent.err
+        files = [{"path": "photo.png", "content": b64encode(photos[1]).decode()}]
+        async with httpx2.AsyncClient(
+            base_url=installation.stack.http_url, timeout=CALL_SECONDS, trust_env=False
+        ) as http:
+            answer = await http.post(f"/v1/tasks/{task.id}/messages", json={"text": "By HTTP.", "files": files})
+        assert answer.status_code == 200, answer.text
+        await task.send("From Python.", files=[InputFile("photo.png", photos[2])])
+        await task.approve(wait)
+        result = await task.result()
+        messages = [event async for event in task.events() if isinstance(event, UserMessageEvent)]
+        assert [await task.read_file(message.files[0]) for message in messages] == photos
+    seen = [f"image/png 5x{7 + n} sha256:{hashlib.sha256(photo).hexdigest()}" for n, photo in enumerate(photos)]
+    assert result == f"Now I see {'; '.join([*seen, SEEN])}."
 
 
 async def test_forks_and_replays_show_the_images(installation: Installation) -> None:

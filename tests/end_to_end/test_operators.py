@@ -69,7 +69,7 @@ async def test_an_interrupted_operation_on_many_tasks_continues(installation: In
     assert process.returncode == 130
     (operation,) = re.findall(r"5 tasks cancelled; to continue: the same command with --operation (\w+)", said.decode())
     rest = await tenure("--json", *cancel, "--yes", "--operation", operation, address=address)
-    assert {one["task_id"] for one in rest.values} == made - first
+    assert {one["task_id"] for one in rest.values} <= made - first  # the page that was lost may have acted
     assert {one["result"] for one in rest.values} == {"DONE"}
     for task_id in made:
         entries = await installation.entries(task_id)

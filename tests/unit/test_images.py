@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.checkpoint.submit.create import digest_of
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import IMAGE_BYTES, result_of
 from tenure.domain.entries import (
@@ -21,6 +23,7 @@ from tenure.domain.entries import (
     Submitted,
     Summary,
     ToolIntent,
+    UserMessage,
 )
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fold import ResumePoint
@@ -33,10 +36,13 @@ from tenure.domain.images import (
     MAX_SIDE,
     Image,
     NotAnImage,
+    files_text,
     image_block,
     image_tokens,
     images_in,
     left_out,
+    message_name,
+    of_message,
     problems_of_files,
     read_header,
     sees_images,
@@ -47,6 +53,8 @@ from tenure.domain.task import InputFile, TaskSpec
 from tenure.domain.texts import kept_as
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.sdk import option_values as values
+from tenure.v1 import checkpoint_service_pb2
+from tenure.wire.tool import submitted_file_to_wire
 from tests.support.images import gif, jpeg, png, webp_extended, webp_lossless, webp_lossy
 
 
@@ -98,7 +106,7 @@ def test_hostile_headers_are_refused() -> None:
         read_header(png(4, 4)[:8] + struct.pack(">I4s", 0xFFFF_FFFF, b"IDAT") + bytes(40))  # a chunk longer than all
     with pytest.raises(NotAnImage, match="damaged"):
         read_header(b"\xff\xd8\xff\xe0\x00\x00" * 10)  # segments of no length
-    with pytest.raises(NotAnImage, match=f"models take {MAX_IMAGE_BYTES}"):
+    with pytest.raises(NotAnImage, match=f"more than the {MAX_IMAGE_BYTES} bytes"):
         read_header(png(640, 480) + bytes(MAX_IMAGE_BYTES))
 
 
@@ -237,6 +245,17 @@ def test_files_of_a_submit_have_plain_paths() -> None:
     assert [index for index, _ in problems(("a", MAX_FILES_BYTES), ("b", 0), ("c", 1))] == [2]
 
 
+def test_a_repeated_submit_has_the_same_paths_and_bytes() -> None:
+    def digest(path: str, content: bytes, *, is_image: bool = True) -> bytes:
+        file = submitted_file(path, content)
+        wire = submitted_file_to_wire(file if is_image else replace(file, image=None))
+        return digest_of(checkpoint_service_pb2.CreateTaskRequest(files=[wire]))
+
+    first = digest("a", png(4, 4))
+    assert first == digest("a", png(4, 4), is_image=False), "an older gateway may not know this kind of image"
+    assert len({first, digest("b", png(4, 4)), digest("a", png(4, 5))}) == 3
+
+
 FILES = (submitted_file("photo.png", png(64, 48)), submitted_file("facts.txt", b"true"))
 
 
@@ -257,8 +276,39 @@ def test_the_first_message_has_goal_files_and_images() -> None:
     point.apply(Entry(3, 1, AssistantMessage(1, ({"type": "text", "text": "I see."},), "end_turn", TokenUsage())))
     point.apply(Entry(4, 1, Compaction(Summary(1, "It looked."))))
     [head] = point.messages
-    assert [block.get("text") for block in head["content"]][:2] == texts
-    assert head["content"][-1] == image_block(photo), "a summary does not replace what came with the goal"
+    assert head["content"][:-1] == content, "a summary does not replace what came with the goal"
+
+
+def test_the_names_of_files_say_why_an_image_is_not_shown() -> None:
+    damaged = submitted_file("a.png", png(4, 4)[:-5])
+    assert damaged.image is None
+    assert files_text([damaged]).endswith("bytes; not shown: it is a PNG image that is damaged or ends too soon)")
+    for other in (b"RIFF\x24\0\0\0WAVEfmt ", b"GIF", b"", b"true"):
+        assert submitted_file("other", other).not_shown == ""
+
+
+def test_a_message_has_its_images_until_they_are_read() -> None:
+    point = ResumePoint()
+    point.apply(Entry(1, 0, Submitted(TaskSpec("Look."))))
+    point.apply(Entry(2, 1, ModelAttempt(1, "m", 10, 10, 20)))
+    point.apply(Entry(3, 1, AssistantMessage(1, ({"type": "text", "text": "I see."},), "end_turn", TokenUsage())))
+    name = message_name("m-1", FILES)
+    files = tuple(of_message(name, file) for file in FILES)
+    point.apply(Entry(4, 1, UserMessage("And this.", "m-1", files)))
+    content = point.pending_content
+    assert [block.get("text", "")[:9] for block in content] == ["And this.", "Files in ", ""]
+    assert f"- messages/{name}/photo.png (" in content[1]["text"]
+    assert [content[2]] == [image_block(file.image) for file in FILES if file.image]
+    point.apply(Entry(5, 2, ModelAttempt(1, "m", 10, 10, 20)))
+    assert point.messages[-1]["content"] == content
+    point.apply(Entry(6, 2, Compaction(Summary(1, "It looked."))))
+    assert len(point.messages) == 1
+    assert point.pending_content == content, "a summary does not replace what the model has not read"
+
+
+def test_other_files_of_a_message_have_another_path() -> None:
+    names = {message_name("m", files) for files in (FILES, FILES[:1], (submitted_file("photo.png", png(1, 1)),))}
+    assert len({*names, message_name("n", FILES)}) == 4
 
 
 def test_a_submit_reads_a_path_and_refuses_a_text(tmp_path: Path) -> None:

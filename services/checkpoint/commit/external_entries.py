@@ -21,7 +21,7 @@ from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
 from services.checkpoint.reads import read_task
 from services.checkpoint.rows import TaskRow
-from services.checkpoint.submit.create import yielding_to_rivals
+from services.checkpoint.submit.create import as_sent, yielding_to_rivals
 from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.waits import waits
 from services.checkpoint.waits.operator_waits import keep_starts
@@ -115,7 +115,10 @@ async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeig
         if row is None or row.tenant != tenant:
             raise await task_not_found(connection, tenant, request.task_id)
         draft = Draft(row, budgets[row.root_task_id])
-        if await _is_new(connection, request, digest) and not _is_settled(row, request):
+        is_new = await _is_new(connection, request, digest)
+        if is_new and request.only_check:
+            await _check_readers(connection, row)
+        elif is_new and not _is_settled(row, request):
             await _append(connection, draft, request)
             await carry_out_ending(connection, draft)
             with yielding_to_rivals():
@@ -158,7 +161,8 @@ async def _append(connection: Connection, draft: Draft, request: pb.AppendForeig
         body = ledger_pb2.EntryBody(operator_request=request.operator_request)
     else:
         await _check_readers(connection, draft.row)
-        message = ledger_pb2.UserMessage(text=request.user_message.text, request_id=request.request_id)
+        sent = request.user_message
+        message = ledger_pb2.UserMessage(text=sent.text, request_id=request.request_id, files=sent.files)
         body = ledger_pb2.EntryBody(user_message=message)
     kind = KINDS[body.WhichOneof("body") or ""]
     draft.append(kind, body.SerializeToString(), step=draft.row.step, actor=request.actor, by_claim=False)
@@ -212,4 +216,7 @@ async def _remember(connection: Connection, draft: Draft, request: pb.AppendFore
 def _digest(request: pb.AppendForeignRequest) -> bytes:
     """Returns a digest of the content alone: a repeat may come through another identity of the same caller."""
     fact = request.WhichOneof("fact") or ""
-    return hashlib.sha256(fact.encode() + b"\0" + getattr(request, fact).SerializeToString(deterministic=True)).digest()
+    content = getattr(request, fact)
+    if fact == "user_message":
+        content = ledger_pb2.UserMessage(text=content.text, files=as_sent(content.files))
+    return hashlib.sha256(fact.encode() + b"\0" + content.SerializeToString(deterministic=True)).digest()

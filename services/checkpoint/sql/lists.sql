@@ -4,10 +4,11 @@
 
 -- part: filter
 -- What each of them selects by. The columns of a change are those of its task, with the state and the reason after it.
+-- The queue is a range, because only a plain condition is checked in the index; of any queue it is that of all texts.
 (cardinality(%(states)b::text[]) = 0 or t.state = any(%(states)b::text[]))
    and (cardinality(%(reasons)b::text[]) = 0 or t.reason = any(%(reasons)b::text[]))
    and (cardinality(%(task_ids)b::text[]) = 0 or t.task_id = any(%(task_ids)b::text[]::uuid[]))
-   and (%(queue)b::text = '' or t.queue = %(queue)b::text)
+   and t.queue collate "C" between %(queue)b::text and %(queue_until)b::text
    and (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
    and (%(agent)b::text = '' or t.agent = %(agent)b::text)
    and (%(agent_revision)b = 0 or t.agent_revision = %(agent_revision)b)
@@ -50,8 +51,8 @@ select t.task_id::text, t.created_at::text from tasks t
    {page};
 
 -- name: list_states
--- Tasks in some states. State by state, each in the order of its index.
-select found.task_id::text, found.created_at::text from unnest(%(states)b::text[]) as s(name)
+-- Tasks in some states, or of one queue. State by state, each in the order of its index, which has the queue behind it.
+select found.task_id::text, found.created_at::text from unnest(%(any_states)b::text[]) as s(name)
  cross join lateral (
        select t.task_id, t.created_at from tasks t
         where t.tenant = %(tenant)b and t.state = s.name and t.state <> ''
@@ -183,9 +184,9 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
   from change_feed f
   left join page p on true
   left join lateral (
-       select p.task_id, p.state, p.reason, c.queue, c.root_task_id, c.forked_from_task_id, c.source_kind, c.source_id,
-              c.source_run_id, c.agent, c.agent_revision, coalesce(c.created_at, p.changed_at) as created_at, c.ended_at,
-              coalesce(c.labels, '{}') as labels
+       select p.task_id, p.state, p.reason, coalesce(c.queue, '') as queue, c.root_task_id, c.forked_from_task_id,
+              c.source_kind, c.source_id, c.source_run_id, c.agent, c.agent_revision,
+              coalesce(c.created_at, p.changed_at) as created_at, c.ended_at, coalesce(c.labels, '{}') as labels
          from (select 1) as one left join lateral (
               select * from tasks k where k.task_id = p.task_id limit 1) c on true  -- never a scan of them all
        ) t on true

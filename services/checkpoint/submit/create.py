@@ -27,7 +27,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import MoneyCap
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.postgres import TransactionConflict
-from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, workspace_pb2
 from tenure.wire.common import STATES
 from tenure.wire.task import policy_to_wire, source_to_domain, spec_to_wire
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tenure.domain.task import Source, TaskSpec
     from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
-    from tenure.v1 import workspace_pb2
 
 
 # At most one live task per exclusive source, and one task per run of a source. Unique indexes decide; these functions
@@ -198,8 +197,13 @@ async def prepare_task(
 
 def digest_of(request: pb.CreateTaskRequest) -> bytes:
     """Returns the digest by which a repeat of a submit is recognised."""
-    parts = [request.spec, *request.files]
+    parts = [request.spec, *as_sent(request.files)]
     return hashlib.sha256(b"".join(part.SerializeToString(deterministic=True) for part in parts)).digest()
+
+
+def as_sent(files: Iterable[workspace_pb2.SubmittedFile]) -> list[workspace_pb2.SubmittedFile]:
+    """Returns files with what the client sent only: which files are images is a rule that a release may change."""
+    return [workspace_pb2.SubmittedFile(path=file.path, digest=file.digest) for file in files]
 
 
 async def insert_task(

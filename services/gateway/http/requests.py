@@ -204,6 +204,7 @@ class MessageBody:
     """A message for the agent."""
 
     text: str = given("1 byte to 256 KiB")
+    files: tuple[InputFile, ...] = given("files for a new directory of the workspace, at most 16 and 3 MB together", ())
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 

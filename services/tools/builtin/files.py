@@ -23,7 +23,7 @@ from services.tools.workspace.directories import (
     write_file,
 )
 from services.tools.workspace.removal import empty_some, remove_some_of
-from tenure.domain.images import BEGINNINGS, MAX_IMAGE_BYTES, NotAnImage
+from tenure.domain.images import MAX_IMAGE_BYTES, NotAnImage, begins_as_image
 from tenure.domain.tools import EffectClass
 
 _OUTPUT_LIMIT_BYTES: Final = 64 * 1024
@@ -123,17 +123,20 @@ class _Files:
             descriptor = open_to_read(name, directory)
             with os.fdopen(descriptor, "rb") as file:
                 size = os.fstat(descriptor).st_size
-                if not offset and size <= MAX_IMAGE_BYTES and file.peek(8).startswith(BEGINNINGS):
-                    with suppress(NotAnImage):
-                        return self._image(file.read(), context)
+                why_not = ""
+                if not offset and begins_as_image(file.peek(12)):
+                    try:
+                        return self._image(file.read(MAX_IMAGE_BYTES + 1), context)
+                    except NotAnImage as error:
+                        why_not = f"\n[not shown as an image: {error}]"
                 file.seek(offset)
                 part = file.read(min(limit, context.output_limit_bytes - _NOTE_BYTES))
         if offset + len(part) >= size:
-            return part.decode("utf-8", errors="replace")
+            return part.decode("utf-8", errors="replace") + why_not
         part = _whole_characters(part)
         end = offset + len(part)
         note = f"[bytes {offset} to {end} of {size}; continue with offset {end}]"
-        return f"{part.decode('utf-8', errors='replace')}\n{note}"
+        return f"{part.decode('utf-8', errors='replace')}{why_not}\n{note}"
 
     def _image(self, content: bytes, context: CallContext) -> ToolAnswer:
         """Returns an image with a copy of its own: the agent may write the file again. Raises NotAnImage."""

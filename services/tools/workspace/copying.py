@@ -1,5 +1,5 @@
 """Makes the workspace of a future task: copies another one for a fork, or puts the files of a submit into it. Under the
-task's name it is either complete or absent.
+task's name it is either complete or absent; so is the directory of a message's files.
 
 The copy is made under a name that no task has, is written to disk, and is then renamed. The sweep of workspaces removes
 the rest of a copy whose process died. The source is only read. Its programs may be writing meanwhile, so a file that is
@@ -22,12 +22,21 @@ from threading import Event
 from typing import Final
 from uuid import uuid4
 
+from services.tools.tool import ToolFailure
 from services.tools.workspace.beneath import DIRECTORY, FILE, open_beneath, walk
 from services.tools.workspace.bounds import DISK_FULL, Bounds
-from services.tools.workspace.directories import TEMPORARY, Workspaces, closing_after, entered, write_file
+from services.tools.workspace.directories import (
+    TEMPORARY,
+    Workspaces,
+    closing_after,
+    entered,
+    give_to_owner,
+    write_file,
+)
 from services.tools.workspace.removal import remove_some
 from tenure.domain.errors import Unavailable, WrongState
-from tenure.domain.images import submitted_file
+from tenure.domain.images import MAX_FILE_DEPTH, MESSAGES_DIRECTORY, submitted_file
+from tenure.domain.texts import KEPT_DIRECTORY
 
 # Copies the content of one file: the files share blocks where the filesystem supports it, and holes remain holes.
 
@@ -130,42 +139,85 @@ def copy_workspace(
             name = f"{UNFINISHED}{task_id}-{uuid4().hex}"
             try:
                 copied = _copy_as(name, source, parent, bounds, stopped)
-                return copied if _put_in_place(name, task_id, parent) else None
+                return copied if _put_in_place(name, parent, task_id, parent) else None
             finally:
                 _remove(root / tenant / name)
     return CopiedFiles()
 
 
 def put_files(
-    workspaces: Workspaces, root: Path, tenant: str, task_id: str, files: Mapping[str, bytes], bounds: Bounds
+    workspaces: Workspaces,
+    root: Path,
+    tenant: str,
+    task_id: str,
+    files: Mapping[str, bytes],
+    bounds: Bounds,
+    message: str = "",
 ) -> None:
-    """Puts files into a task's workspace, unless it is there. Images are also kept under their digests. Blocks.
+    """Puts files into the workspace of a future task, unless it is there; or into the directory of a message.
 
-    Raises WrongState (WORKSPACE_LIMIT), Unavailable (STORAGE_FULL), and leaves no files then.
+    Images are also kept under their digests. Blocks. Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE),
+    Unavailable (STORAGE_FULL), and leaves none of the files then.
     """
     images = (submitted_file(path, content).image for path, content in files.items())
     kept = {image.kept.path: content for image, content in zip(images, files.values(), strict=True) if image}
     content_bytes = sum(map(len, files.values())) + sum(map(len, kept.values()))
     if content_bytes > bounds.max_bytes:
         have = f"the files, with copies of images, have {content_bytes} bytes"
-        message = f"{have}; a workspace may have {bounds.max_bytes}"
-        raise WrongState(message, reason="WORKSPACE_LIMIT")
+        text = f"{have}; a workspace may have {bounds.max_bytes}"
+        raise WrongState(text, reason="WORKSPACE_LIMIT")
     with _reporting_errors(), workspaces.tenant_opened(tenant, make=True) as parent:
-        if _is_there(task_id, parent):
+        above = root / tenant
+        if not message:
+            _put_as(task_id, parent, {**files, **kept}, parent, above)
             return
-        name = f"{UNFINISHED}{task_id}-{uuid4().hex}"
-        try:
-            os.mkdir(name, 0o700, dir_fd=parent)
-            with closing_after(open_beneath((name,), DIRECTORY, parent)) as target:
-                for path, content in {**files, **kept}.items():
-                    *above, last = path.split("/")
-                    with entered(target, tuple(above), make=True) as directory:
-                        write_file(last, content, directory, target, temporary=f"{TEMPORARY}put")
-                os.fchmod(target, 0o755)
-                _write_to_disk(target)
-            _put_in_place(name, task_id, parent)
-        finally:
-            _remove(root / tenant / name)
+        with _reporting_hindrances(), workspaces.opened(tenant, task_id) as workspace:
+            bounds.check_room(above / task_id, content_bytes, MAX_FILE_DEPTH * len(files) + len(kept) + 3)
+            _write(kept, workspace, workspace)
+            with entered(workspace, (MESSAGES_DIRECTORY,), make=True) as place:
+                _put_as(message, place, files, parent, above, owner=workspace)
+
+
+@contextmanager
+def _reporting_hindrances() -> Iterator[None]:
+    """Reports what the agent's programs did to a workspace, so that it takes no more files."""
+    try:
+        yield
+    except ToolFailure as failure:
+        raise WrongState(failure.message, reason=failure.detail) from failure
+    except OSError as error:
+        if error.errno in {errno.ENOTDIR, errno.ELOOP, errno.EISDIR}:
+            names = f"{MESSAGES_DIRECTORY!r} or {KEPT_DIRECTORY!r}"
+            text = f"{names} in the workspace is not a directory: the agent has to remove it before files can come"
+            raise WrongState(text, reason="WORKSPACE_UNREADABLE") from error
+        raise
+
+
+def _put_as(
+    name: str, place: int, files: Mapping[str, bytes], parent: int, above: Path, owner: int | None = None
+) -> None:
+    """Makes a directory with these files, unless it is there: complete or not at all."""
+    if _is_there(name, place):
+        return
+    unfinished = f"{UNFINISHED}{name}-{uuid4().hex}"
+    try:
+        os.mkdir(unfinished, 0o700, dir_fd=parent)
+        with closing_after(open_beneath((unfinished,), DIRECTORY, parent)) as target:
+            if owner is not None:
+                give_to_owner(target, owner)
+            _write(files, target, target)
+            os.fchmod(target, 0o755)
+            _write_to_disk(target)
+        _put_in_place(unfinished, parent, name, place)
+    finally:
+        _remove(above / unfinished)
+
+
+def _write(files: Mapping[str, bytes], directory: int, workspace: int) -> None:
+    for path, content in files.items():
+        *above, last = path.split("/")
+        with entered(directory, tuple(above), make=True) as inside:
+            write_file(last, content, inside, workspace, temporary=f"{TEMPORARY}{uuid4().hex}")
 
 
 def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event) -> CopiedFiles:
@@ -178,15 +230,15 @@ def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event
         return copying.copied
 
 
-def _put_in_place(name: str, task_id: str, parent: int) -> bool:
+def _put_in_place(unfinished: str, parent: int, name: str, place: int) -> bool:
     """Gives the copy its name. Returns False if another copy has it already."""
     try:
-        os.rename(name, task_id, src_dir_fd=parent, dst_dir_fd=parent)
+        os.rename(unfinished, name, src_dir_fd=parent, dst_dir_fd=place)
     except OSError as error:
         if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
             return False
         raise
-    os.fsync(parent)
+    os.fsync(place)
     return True
 
 

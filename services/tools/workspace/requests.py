@@ -159,9 +159,9 @@ class FileRequests:
         await failpoint("tools.after_copy")
         return copied
 
-    async def put(self, tenant: str, task_id: str, files: Mapping[str, bytes]) -> None:
-        """Puts files into a future task's workspace as `put_files` does. Also raises LimitReached."""
-        putting = partial(put_files, self._workspaces, self._root, tenant, task_id, files, self.bounds)
+    async def put(self, tenant: str, task_id: str, files: Mapping[str, bytes], message: str = "") -> None:
+        """Puts files into a workspace as `put_files` does. Also raises LimitReached."""
+        putting = partial(put_files, self._workspaces, self._root, tenant, task_id, files, self.bounds, message)
         await asyncio.shield(self._begin_copying(putting))
 
     def _begin_copying(self, work: Callable[[], _Result]) -> asyncio.Future[_Result]:

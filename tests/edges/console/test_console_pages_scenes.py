@@ -149,6 +149,7 @@ async def test_a_webhook_is_followed_and_steered(
         await later.first.wait_for(timeout=PATIENCE)
         assert len(took) > sent
         await check_same_visit(at)
+        await at.close()  # it would ask for the deleted webhook
     await tenure("webhooks", "delete", name, address=installation.stack.gateway_address)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import tenure
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.test_control import Workers, submit
@@ -57,7 +58,7 @@ async def own_viewer(own_installation: Installation) -> AsyncIterator[Viewer]:
 
 async def sees(page: Page, text: str | re.Pattern[str], within: str = "main") -> None:
     """Waits until the text is shown."""
-    await page.locator(within).get_by_text(text).first.wait_for(timeout=PATIENCE)
+    await page.locator(within).get_by_text(text).locator("visible=true").first.wait_for(timeout=PATIENCE)
 
 
 async def row(page: Page, task_id: str, state: str) -> None:
@@ -91,22 +92,26 @@ async def test_the_list_follows_all_tasks(installation: Installation, viewer: Vi
     await sees(page, "No task matches.")
 
 
-async def test_many_tasks_are_cancelled_and_requeued(installation: Installation, viewer: Viewer) -> None:
+async def test_every_act_is_carried_out_on_many_tasks(installation: Installation, viewer: Viewer) -> None:
     """What matches is shown first; the list follows."""
     team = uuid.uuid4().hex[:8]
     made = [await installation.submit("sim-hello", labels={"team": team}, queue="no-worker") for _ in range(3)]
     page = await viewer.opens(f"tasks?label=team%3D{team}")
-    for verb, reason, state, did in (
-        ("Cancel", "", "cancelled", "3 tasks cancelled"),
-        ("Requeue", "by mistake", "queued", "3 tasks requeued"),
+    for act, verb, reason, state, did in (
+        ("Wait", "Let 3 tasks wait", "an outage", "waits for a person", "3 tasks put into a wait"),
+        ("Continue", "Continue 3 tasks", "it is over", "queued", "3 tasks continued"),
+        ("Cancel", "Cancel 3 tasks", "", "cancelled", "3 tasks cancelled"),
+        ("Requeue", "Requeue 3 tasks", "by mistake", "queued", "3 tasks requeued"),
     ):
         for task_id in made:
             await page.locator(f'.rows a[href="#/tasks/{task_id}"]').wait_for(timeout=PATIENCE)
-        await page.get_by_role("button", name=f"{verb} …").click()
+        await page.get_by_role("button", name=f"{act} …").click()
         dialog = page.locator("dialog")
         await dialog.locator(".groups li").filter(has_text="3").wait_for(timeout=PATIENCE)
+        if act == "Wait":
+            await dialog.get_by_label("Question").fill("Is the provider back?")
         await dialog.get_by_label("Reason").fill(reason)
-        await dialog.get_by_role("button", name=f"{verb} 3 tasks").click()
+        await dialog.get_by_role("button", name=verb).click()
         await page.locator(".notice").filter(has_text=did).wait_for(timeout=PATIENCE)
         for task_id in made:
             await row(page, task_id, state)
@@ -169,10 +174,30 @@ async def test_a_function_shows_its_steps_and_its_result(
     assert await page.locator(".timeline .call.ok").count() == 1
     shown = await page.locator(".timeline").inner_text()
     assert "not finished" not in shown
-    assert '{"booked":true,"total":250}' in shown
+    assert '{\n  "booked": true,\n  "total": 250\n}' in shown
     header = await page.locator(".task-header .strip").inner_text()
     assert "Took" in header
     assert "1 of" not in header.partition("Attempt")[2]
+
+
+async def test_the_list_has_the_tasks_of_an_agent_or_of_one_revision(
+    installation: Installation, viewer: Viewer
+) -> None:
+    name = f"agent-{uuid.uuid4().hex[:8]}"
+    async with tenure.Client(installation.stack.gateway_address) as client:
+        await client.register_agent(name, model="sim-hello", system="Be brief.", tools=[])
+        task = await client.submit("Wait here.", agent=name, queue="no-worker")
+    page = await viewer.opens(f"tasks?agent={name}")
+    await row(page, task.id, "queued")
+    await page.get_by_label("Agent").fill(f"{name}@999")
+    await page.keyboard.press("Enter")
+    await sees(page, "No task matches.")
+    await page.get_by_label("Agent").fill(f"{name}@1")
+    await page.keyboard.press("Enter")
+    await row(page, task.id, "queued")
+    await page.get_by_label("Search").fill("no such text")
+    await page.get_by_role("button", name="Cancel …").click()
+    await sees(page, "No task matches the text.", ".notice")
 
 
 async def test_the_models_text_is_seen_as_it_comes(installation: Installation, viewer: Viewer) -> None:

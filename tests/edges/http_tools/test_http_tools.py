@@ -13,10 +13,14 @@ from cryptography.hazmat.primitives import serialization
 
 from edges.http_tools.http_tool import MAX_ANSWER_BYTES, HttpTool
 from edges.http_tools.settings import HttpToolSettings
+from services.tools.answer_files import AnswerParts
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
+from tenure.domain.texts import kept_as
 from tenure.domain.tools import EffectClass, OutcomeStatus
+from tests.support.answer_parts import NO_PARTS, parts_in
 from tests.support.certificates import issue
 from tests.support.fix_tools import Grants, StartTools
+from tests.support.images import png
 from tests.support.patience import CALL_SECONDS
 from tests.support.scripted_http import answer, scripted_http
 from tests.support.sweeps import first, one_of_each
@@ -27,13 +31,18 @@ ID = {"type": "object", "properties": {"id": {}}, "required": ["id"]}
 
 
 async def call(
-    url: str, arguments: dict[str, Any], *, timeout_seconds: float = CALL_SECONDS, **fields: Any
+    url: str,
+    arguments: dict[str, Any],
+    *,
+    timeout_seconds: float = CALL_SECONDS,
+    parts: AnswerParts = NO_PARTS,
+    **fields: Any,
 ) -> ToolAnswer:
     settings = HttpToolSettings(**{"url": url, "description": "d", "effect_class": "KEYED", **fields})
     context = CallContext(
         "default", "t", "1.0", "t/1.0", 7, lambda _text: None, b"token", timeout_seconds=timeout_seconds
     )
-    async with HttpTool("crm", settings) as http_tool:
+    async with HttpTool("crm", settings, parts) as http_tool:
         return await http_tool.tool.run(context, arguments)
 
 
@@ -169,10 +178,29 @@ async def test_an_unsafe_call_never_uses_a_kept_connection() -> None:
         for effect_class, connections in ((EffectClass.KEYED, 1), (EffectClass.UNSAFE, 3)):
             used = settings.model_copy(update={"url": http.url, "effect_class": effect_class})
             context = CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None)
-            async with HttpTool("crm", used) as http_tool:
+            async with HttpTool("crm", used, NO_PARTS) as http_tool:
                 for _ in range(2):
                     assert (await http_tool.tool.run(context, {})).status is DONE
             assert http.connections == connections
+
+
+async def test_images_and_other_files_of_an_answer_are_kept(tmp_path: Path) -> None:
+    picture, folder = png(4, 5), tmp_path / "default" / "t"
+    with parts_in(tmp_path) as parts:
+        async with scripted_http(answer(200, picture, content_type="image/png; q=1")) as http:
+            shown = await call(http.url, {}, parts=parts)
+        async with scripted_http(answer(200, b"%PDF-1", content_type="application/pdf")) as http:
+            kept = await call(http.url, {}, parts=parts)
+    [image] = shown.images
+    assert (image.kept, image.width, image.height) == (kept_as(picture), 4, 5)
+    assert (
+        shown.content == f"[answer (image/png), {len(picture)} bytes: kept in the workspace's file {image.kept.path}]"
+    )
+    assert (folder / image.kept.path).read_bytes() == picture
+    assert kept.images == ()
+    what, _, path = kept.content.removesuffix("]").partition(" kept in the workspace's file ")
+    assert (what, Path(path).suffix) == ("[answer (application/pdf), 6 bytes:", ".pdf")
+    assert (folder / path).read_bytes() == b"%PDF-1"
 
 
 async def test_long_answer_is_cut() -> None:
@@ -186,7 +214,6 @@ async def test_long_answer_is_cut() -> None:
     [
         (answer(200, "é".encode("latin-1"), content_type="text/plain; charset=iso-8859-1"), "é"),
         (answer(200, b"\xff", content_type="text/plain; charset=utf-7"), "�"),
-        (answer(200, b"\x89PNG", content_type="image/png"), "[4 bytes of image/png, which is not text]"),
         (
             answer(200, b"\x1f\x8b", content_encoding="gzip"),
             "[2 bytes, encoded as gzip, which the request did not accept]",

@@ -25,6 +25,7 @@ from services.tools.sending import TELLING_SECONDS
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus
+from tests.support.answer_parts import NO_PARTS
 from tests.support.certificates import issue
 from tests.support.fake_may_begin import Begins
 from tests.support.fix_time import PassSeconds
@@ -39,7 +40,7 @@ NOT_TLS = b"\x17\x03\x03\x00\x20" + bytes(32)
 @asynccontextmanager
 async def http_tool(url: str, effect_class: EffectClass, **fields: Any) -> AsyncIterator[Tool]:
     settings = HttpToolSettings(url=url, description="d", effect_class=effect_class, timeout_seconds=CALL_SECONDS)
-    async with HttpTool("crm", settings.model_copy(update=fields)) as opened:
+    async with HttpTool("crm", settings.model_copy(update=fields), NO_PARTS) as opened:
         yield opened.tool
 
 

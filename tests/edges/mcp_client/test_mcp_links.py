@@ -21,7 +21,7 @@ import pytest
 from pydantic import ValidationError
 
 from edges.mcp_client import connection as held_module
-from edges.mcp_client.calling import MAX_PARTS_KEPT, McpToolCaller, tools_of
+from edges.mcp_client.calling import McpToolCaller, tools_of
 from edges.mcp_client.connection import McpSession, Open
 from edges.mcp_client.delivery_errors import AnswerLost, CallNotSent, full_message_of
 from edges.mcp_client.servers import LinkTimes, Listed, SharedServer, TaskServers
@@ -29,6 +29,7 @@ from edges.mcp_client.settings import McpServer
 from edges.mcp_client.sources import ToolsOfServer
 from edges.mcp_client.stdio_framing import CallWrites, meta_of
 from edges.mcp_client.tool_lists import MAX_LISTED, ListedTools
+from services.tools.answer_files import MAX_PARTS_KEPT
 from services.tools.calls.effects import ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls

@@ -110,6 +110,8 @@ def test_a_structured_answer_without_text_is_shown_as_json() -> None:
         (["one", "two"], {"result": ["one", "two"]}, False),
         (['{"a": 1}'], {"a": 1, "b": 2}, True),
         (["nothing"], {"result": None}, True),
+        (["a plain text"], {"content": "a plain text"}, False),
+        (["not found"], {"error": "not found"}, True),
         (["done"], {}, False),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,13 @@ from grpc_status import rpc_status
 from edges.providers.provider import Caller, Provider
 from edges.providers.settings import ProviderSettings
 from edges.tools_config import ToolsConfig
+from services.tools.answer_files import AnswerParts
 from services.tools.calls.effects import NeverBegan
 from services.tools.registry import ToolRegistry
 from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.fencing import Claims
+from tenure.domain.texts import kept_as
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
 from tenure.runtime.rpc.client import open_channel
 from tenure.runtime.rpc.status import to_status
@@ -36,8 +38,10 @@ from tenure.v1.tool_provider_service_pb2_grpc import (
     add_ToolProviderServiceServicer_to_server,
 )
 from tenure.validators import validate
+from tests.support.answer_parts import NO_PARTS, parts_in
 from tests.support.certificates import issue
 from tests.support.fix_time import PassSeconds
+from tests.support.images import png
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 DONE, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
@@ -69,10 +73,14 @@ class Scripted(ToolProviderServiceServicer):
             raise
 
 
-def outcome(status: pb.ProviderStatus.ValueType, content: str = "", detail: str = "") -> Answering:
+def outcome(
+    status: pb.ProviderStatus.ValueType, content: str = "", detail: str = "", parts: Sequence[pb.ProviderPart] = ()
+) -> Answering:
     async def answer(_request: Any, _context: Any) -> AsyncIterator[pb.CallToolResponse]:
         yield pb.CallToolResponse(output="on its way")
-        yield pb.CallToolResponse(outcome=pb.ProviderOutcome(status=status, content=content, detail=detail))
+        yield pb.CallToolResponse(
+            outcome=pb.ProviderOutcome(status=status, content=content, detail=detail, parts=parts)
+        )
 
     return answer
 
@@ -138,13 +146,28 @@ async def called(
     scripted: Scripted,
     effect_class: EffectClass = EffectClass.KEYED,
     call_context: CallContext | None = None,
+    parts: AnswerParts = NO_PARTS,
     **fields: Any,
 ) -> ToolAnswer:
     async with serving(scripted) as address:
         settings = ProviderSettings(address=address, **fields)
-        async with open_channel(address) as channel, Caller("shop", settings, channel) as caller:
+        async with open_channel(address) as channel, Caller("shop", settings, channel, parts) as caller:
             tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", effect_class))
             return await tool.run(call_context or context(), {"half": "\ud800", "é": 1})
+
+
+async def test_parts_of_an_outcome_are_kept_and_images_are_shown(tmp_path: Path) -> None:
+    picture = png(4, 5)
+    drawing = pb.ProviderPart(content=picture, mime_type="image/png")
+    sound = pb.ProviderPart(content=b"sound", mime_type="audio/wav")
+    with parts_in(tmp_path) as kept_parts:
+        good = outcome(pb.PROVIDER_STATUS_SUCCEEDED, "drawn", parts=[drawing, sound])
+        answer = await called(Scripted(good), parts=kept_parts)
+    [image] = answer.images
+    said, shown, kept = answer.content.splitlines()
+    assert (said, image.kept, image.width) == ("drawn", kept_as(picture), 4)
+    assert shown == f"[part (image/png), {len(picture)} bytes: kept in the workspace's file {image.kept.path}]"
+    assert (tmp_path / "acme" / TASK / kept.partition("file ")[2].removesuffix("]")).read_bytes() == b"sound"
 
 
 async def test_a_call_is_within_the_contract_and_its_output_is_shown() -> None:
@@ -226,7 +249,7 @@ async def test_a_fenced_runner_calls_no_provider() -> None:
     async with (
         serving(scripted) as address,
         open_channel(address) as channel,
-        Caller("shop", ProviderSettings(address=address), channel) as caller,
+        Caller("shop", ProviderSettings(address=address), channel, NO_PARTS) as caller,
     ):
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.UNSAFE))
         with pytest.raises(NeverBegan):
@@ -255,7 +278,7 @@ async def test_a_stopped_or_late_call_is_cancelled_at_the_provider(pass_seconds:
     async with (
         serving(scripted) as address,
         open_channel(address) as channel,
-        Caller("shop", ProviderSettings(address=address), channel) as caller,
+        Caller("shop", ProviderSettings(address=address), channel, NO_PARTS) as caller,
     ):
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.KEYED))
         calling = asyncio.ensure_future(tool.run(context(), {}))
@@ -281,7 +304,7 @@ async def test_a_providers_tools_are_refreshed(caplog: pytest.LogCaptureFixture)
     ]
     async with serving(scripted) as address:
         settings = ProviderSettings(address=address, refresh_seconds=1, effects={"t": "KEYED", "none": "PURE"})
-        async with Provider("shop", settings, registry) as provider:
+        async with Provider("shop", settings, registry, NO_PARTS) as provider:
             watching = asyncio.create_task(provider.watch())
             with caplog.at_level(logging.WARNING):
                 await provider.reached()
@@ -313,7 +336,7 @@ async def test_a_provider_may_authenticate_its_caller_and_itself(tmp_path: Path)
         registry = ToolRegistry([])
         async with serving(Scripted(GOOD), credentials) as address:
             settings = ProviderSettings(address=address, tls=tls, connect_seconds=60 if reached else 0.3)
-            async with Provider("shop", settings, registry) as provider:
+            async with Provider("shop", settings, registry, NO_PARTS) as provider:
                 watching = asyncio.create_task(provider.watch())
                 await provider.reached()
                 assert (classes(registry) == {"shop__t": "UNSAFE"}) is reached

@@ -30,6 +30,7 @@ export default async function tasksPage(context) {
   const fields = {
     q: h("input", { type: "search", "data-search": true, placeholder: "Search goal, id, reason, worker  ( / )", "aria-label": "Search", value: query.get("q") ?? "" }),
     label: h("input", { type: "search", placeholder: "label=value", "aria-label": "Label", value: query.get("label") ?? "", size: 16 }),
+    agent: h("input", { type: "search", placeholder: "agent@revision", "aria-label": "Agent", value: query.get("agent") ?? "", size: 14 }),
     queue: h("input", { type: "search", placeholder: "queue", "aria-label": "Queue", value: query.get("queue") ?? "", size: 12 }),
     reason: h("input", { type: "search", placeholder: "REASON", "aria-label": "Reason", value: query.get("reason") ?? "", size: 20 }),
   };
@@ -56,7 +57,7 @@ export default async function tasksPage(context) {
   fill(
     root,
     h("div.head", h("h1", "Tasks"), summary, h("span.buttons", actButtons(selected))),
-    h("div.filters", { role: "search" }, fields.q, fields.queue, fields.label, fields.reason),
+    h("div.filters", { role: "search" }, fields.q, fields.agent, fields.queue, fields.label, fields.reason),
     chipBar,
     message,
     list,
@@ -65,15 +66,15 @@ export default async function tasksPage(context) {
 
   function filter() {
     const [name, ...rest] = fields.label.value.trim().split("=");
-    return { queue: fields.queue.value.trim(), label: name ? `${name}:${rest.join("=")}` : "", reason: fields.reason.value.trim().toUpperCase() };
+    return { agent: fields.agent.value.trim(), queue: fields.queue.value.trim(), label: name ? `${name}:${rest.join("=")}` : "", reason: fields.reason.value.trim().toUpperCase() };
   }
 
   // The filter of an act on the tasks of this list. A text selects those that are found here.
   function selected() {
     if (fields.q.value.trim()) return { task_id: found().slice(0, MAX_NAMED).map((task) => task.task_id) };
-    const { queue, label, reason } = filter();
+    const { agent, queue, label, reason } = filter();
     const colon = label.indexOf(":");
-    return { ...(chosen.size > 0 && { state: [...chosen] }), ...(queue && { queue }), ...(label && { label: { [label.slice(0, colon)]: label.slice(colon + 1) } }), ...(reason && { reason: [reason] }) };
+    return { ...(agent && { agent }), ...(chosen.size > 0 && { state: [...chosen] }), ...(queue && { queue }), ...(label && { label: { [label.slice(0, colon)]: label.slice(colon + 1) } }), ...(reason && { reason: [reason] }) };
   }
 
   function found() {
@@ -83,7 +84,8 @@ export default async function tasksPage(context) {
   }
 
   function isWanted(task) {
-    const { queue, label, reason } = filter();
+    const { agent, queue, label, reason } = filter();
+    if (agent && agent !== task.agent && agent !== `${task.agent}@${task.agent_revision}`) return false;
     if (queue && task.queue !== queue) return false;
     if (reason && task.reason !== reason) return false;
     if (label) {
@@ -185,9 +187,7 @@ export default async function tasksPage(context) {
     remember(now);
     drawSoon();
   });
-  fields.queue.addEventListener("change", changed);
-  fields.label.addEventListener("change", changed);
-  fields.reason.addEventListener("change", changed);
+  for (const field of [fields.agent, fields.queue, fields.label, fields.reason]) field.addEventListener("change", changed);
   for (const field of Object.values(fields)) {
     field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;

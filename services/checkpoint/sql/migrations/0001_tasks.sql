@@ -193,9 +193,11 @@ create index tasks_labels on tasks using gin (labels jsonb_path_ops);
 create index tasks_source on tasks (tenant, source_kind, source_id, created_at desc, task_id desc) where source_id <> '';
 create index tasks_source_kind on tasks (tenant, source_kind, created_at desc, task_id desc) where source_kind <> '';
 create index tasks_forks on tasks (forked_from_task_id, created_at desc, task_id desc) where forked_from_task_id is not null;
--- Tasks of a state, also with one reason, and the oldest of them; the tasks of an agent; the held tasks of a tenant. No
--- task is without a state: as a partial index the first is preferred to tasks_newest, also while tables are empty.
-create index tasks_states on tasks (tenant, state, created_at desc, task_id desc, reason) where state <> '';
+-- Tasks of a state, also with one reason or of one queue, and the oldest of them; the tasks of an agent; the held tasks of
+-- a tenant. No task is without a state: as a partial index the first is preferred to tasks_newest, also while tables are
+-- empty. A rare reason or queue is found in the index alone: an index of its own would be written at each transition.
+create index tasks_states on tasks (tenant, state, created_at desc, task_id desc, reason, queue collate "C")
+  where state <> '';
 create index tasks_agent on tasks (tenant, agent, created_at desc, task_id desc) where agent <> '';
 create index tasks_held on tasks (tenant, task_id) where holds;
 -- Waiting tasks by the deadline of the wait; those without one last.
