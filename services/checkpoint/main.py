@@ -39,6 +39,7 @@ from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, LedgerDependencies
 from services.checkpoint.standby import PREFIX as STANDBY_PREFIX
 from services.checkpoint.standby import LedgerReads, Standby, StandbySettings
+from services.checkpoint.submit.creator import LedgerCreator
 from services.checkpoint.submit.prepared_ids import PreparedIds
 from services.checkpoint.submit.source_defaults import load_source_defaults
 from services.checkpoint.task_defaults import TaskDefaults
@@ -211,11 +212,14 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
         )
     )
     opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, settings.in_session))
+    creator = await process.open(
+        LedgerCreator(settings.postgres_dsn, pool, replicas.announce, defaults, settings.in_session)
+    )
     batcher = commit_batcher(committer.write)
     due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events})
     duties = await process.open(Duties())
-    duties.start("commit", batcher.run, silence_seconds=WRITE_SILENCE_SECONDS)
-    duties.start("open", opener.run, silence_seconds=WRITE_SILENCE_SECONDS)
+    for name, run in (("commit", batcher.run), ("create", creator.run), ("open", opener.run)):
+        duties.start(name, run, silence_seconds=WRITE_SILENCE_SECONDS)
     duties.start("refusals", refusals.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("tenants' quotas", limited.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _notify(duties, replicas)
@@ -247,6 +251,7 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
         reads,
         tokens,
         batcher,
+        creator,
         opener,
         watching,
         changes,
