@@ -118,7 +118,9 @@ class CheckpointSettings:
     migrate: str = setting("check: refuse an old schema; auto: migrate it", default="check", choices=("check", "auto"))
     service_role: str = setting("database role that the command migrate gives the rights of the service", default="")
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged writes", default=False)
-    pool_size: int = setting("most connections besides those for commits and opens", default=12, minimum=2, maximum=200)
+    pool_size: int = setting(
+        "most connections besides those for commits, opens and submits", default=12, minimum=2, maximum=200
+    )
     clock_schema: str = setting("schema with functions that replace Postgres's clock, for tests", default="")
     sweep_interval_seconds: float = setting("seconds between two sweeps", default=0.5, minimum=0.05, maximum=60)
     change_retention_seconds: float = setting(

@@ -63,16 +63,17 @@ def test_insert_writes_absent_values_as_null() -> None:
         parent: Uuid | None
         tools: tuple[str, ...] | None
         depth: int
+        spawned: int
 
     arrays = RowArrays("new", New)
-    assert arrays.parts["new.columns"] == "key, parent, tools, depth"
-    assert arrays.parts["new.values"] == "c.key, c.parent, string_to_array(c.tools, e'\\x1f'), n[i][1]"
-    parameters = arrays.of([New("a", None, None, 0), New("b", "a", (), 1), New("c", "a", ("x", "y"), 1)])
+    assert arrays.parts["new.columns"] == "key, parent, tools, depth, spawned"
+    assert arrays.parts["new.values"] == "c.key, c.parent, string_to_array(c.tools, e'\\x1f'), n[i][1], n[i][2]"
+    parameters = arrays.of([New("a", None, None, 0, 0), New("b", "a", (), 1, 2), New("c", "a", ("x", "y"), 1, 3)])
     assert parameters == {
         "key": ["a", "b", "c"],
         "parent": [None, "a", "a"],
         "tools": [None, "", "x\x1fy"],
-        "numbers": [(0,), (1,), (1,)],
+        "numbers": [(0, 0), (1, 2), (1, 3)],
     }
 
 

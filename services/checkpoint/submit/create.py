@@ -103,7 +103,7 @@ class TreePosition(NamedTuple):
 
     task_id: str
     root_task_id: str
-    parent_task_id: str = ""
+    parent_task_id: str | None = None
     depth: int = 0
     spawn_call_id: str = ""
     spawn_index: int = 0
