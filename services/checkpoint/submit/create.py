@@ -292,7 +292,7 @@ def _queued(start: StartDecision) -> ledger_pb2.EntryBody:
     return ledger_pb2.EntryBody(transition=queued)
 
 
-def _reason(start: StartDecision) -> Reason:
+def _reason(start: StartDecision) -> str:
     return Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
 
 
@@ -417,7 +417,12 @@ def row_of(
 ) -> NewTaskRow:
     """Returns the row of a new task. A sub-agent has caps of its own in its tree's budget. `policy`: the spec's."""
     return NewTaskRow(
-        **place._asdict(),
+        task_id=place.task_id,
+        root_task_id=place.root_task_id,
+        parent_task_id=place.parent_task_id,
+        depth=place.depth,
+        spawn_call_id=place.spawn_call_id,
+        spawn_index=place.spawn_index,
         tenant=tenant,
         request_id=request_id,
         request_hash=digest,
@@ -431,7 +436,9 @@ def row_of(
         max_steps=spec.limits.max_steps,
         on_lease_lost=spec.policy.on_lease_lost.value,
         exclusive_source=exclusive_source(spec.source),
-        **source_columns(spec.source),
+        source_kind=spec.source.kind.value,
+        source_id=spec.source.source_id,
+        source_run_id=spec.source.source_run_id,
         has_result_schema=bool(spec.result_schema_json),
         policy=policy.SerializeToString(),
         own_max_tokens=spec.limits.max_tokens if place.depth else 0,

@@ -134,7 +134,7 @@ def _request_id(task_id: str) -> str:
 
 def _ledger(row: NewTaskRow, spec: task_pb2.TaskSpec) -> NewLedger:
     """Returns the first entries of a sub-agent. It has no budget of its own: it uses its root's."""
-    by = ledger_pb2.SpawnedBy(task_id=row.parent_task_id, call_id=row.spawn_call_id, index=row.spawn_index)
+    by = ledger_pb2.SpawnedBy(task_id=row.parent_task_id or "", call_id=row.spawn_call_id, index=row.spawn_index)
     submitted = ledger_pb2.TaskSubmitted(spec=spec, request_id=row.request_id, spawned_by=by)
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SPAWNED)
     bodies = ledger_pb2.EntryBody(submitted=submitted), ledger_pb2.EntryBody(transition=queued)
