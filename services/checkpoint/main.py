@@ -77,6 +77,7 @@ from tenure.runtime.security.secret_box import SecretBox
 from tenure.runtime.security.signing import Verifier
 from tenure.runtime.service import CommonSettings, instance_id, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, ConfigurationError, Secret, group, setting
+from tenure.runtime.store.batching import Batcher
 from tenure.runtime.store.postgres import Pool, PoolOptions, dsn_problems, open_pool, startup_guard
 from tenure.runtime.store.sql import Rights, migrate
 from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
@@ -220,8 +221,7 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
     batcher = commit_batcher(committer.write)
     due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events})
     duties = await process.open(Duties())
-    for name, run in (("commit", batcher.run), ("create", creator.run), ("open", opener.run)):
-        duties.start(name, run, silence_seconds=WRITE_SILENCE_SECONDS)
+    _write(duties, batcher, creator, opener)
     duties.start("refusals", refusals.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("tenants' quotas", limited.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _notify(duties, replicas)
@@ -283,6 +283,13 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
     return server
+
+
+def _write(duties: Duties, batcher: Batcher[Any, Any], creator: LedgerCreator, opener: LedgerOpener) -> None:
+    """Starts the duties that write batches."""
+    duties.start("commit", batcher.run, silence_seconds=WRITE_SILENCE_SECONDS)
+    duties.start("create", creator.run, silence_seconds=WRITE_SILENCE_SECONDS)
+    duties.start("open", opener.run, silence_seconds=WRITE_SILENCE_SECONDS)
 
 
 def _reads(duties: Duties, pool: Pool, settings: CheckpointSettings) -> LedgerReads:
