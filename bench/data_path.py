@@ -18,13 +18,16 @@ from devstack.postgres_process import PostgresProcess
 from devstack.service_process import ServiceProcess
 from devstack.stores import DATABASE, ensure_database, open_postgres
 from services.checkpoint.queries import SCHEMA
+from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.fencing import TASK_PREFIX, Claims, compose_epoch
+from tenure.runtime.process import Duties
 from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.runtime.rpc.client import TenureChannel, open_channel
 from tenure.runtime.security.certificate_files import CertificateFiles, PeerTls
 from tenure.runtime.security.signing import Signer
 from tenure.runtime.security.tls import MutualTlsSettings
+from tenure.runtime.store.batching import Batcher, BatchLimits
 from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
@@ -176,29 +179,39 @@ class TaskMaker:
         self._revision = 0
 
     async def held(self, count: int, limits: task_pb2.Limits | None = None) -> list[HeldTask]:
-        """Creates tasks, each RUNNING under a claim of the bench."""
+        """Creates tasks, each RUNNING under a claim of the bench.
+
+        Registers the claims as a coordinator does: one request at a time, with all tasks that wait by then.
+        """
         limit = asyncio.Semaphore(_AT_ONCE)
+        grants: Batcher[str, token_pb2.FencingToken] = Batcher(
+            "grants", self._claim, key=str, size=len, limits=BatchLimits(max_items=MAX_BATCH)
+        )
 
         async def one() -> HeldTask:
             async with limit:
                 task_id = await self._create(limits)
-                return await self._open(task_id, await self.claim(task_id))
+                return await self._open(task_id, await grants.submit(task_id))
 
-        return list(await asyncio.gather(*(one() for _ in range(count))))
+        async with Duties() as duties:
+            duties.start("grants", grants.run)
+            return list(await asyncio.gather(*(one() for _ in range(count))))
 
-    async def claim(self, task_id: str) -> token_pb2.FencingToken:
-        """Registers a grant with a newer epoch than all before, and returns its token. The claim is not opened."""
-        self._revision += 1
-        claims = Claims(
-            resource=f"{TASK_PREFIX}{task_id}",
-            tenant=DEFAULT_TENANT,
-            epoch=compose_epoch(GENERATION, self._revision),
-            claim_id=str(uuid.uuid4()),
-            **self._claims,
-        )
-        grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=claims.epoch, claim_id=claims.claim_id)
-        await self._coordinator.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=_TIMEOUT_SECONDS)
-        return sign_task_claims(self._signer, claims, datetime.now(UTC))
+    async def _claim(self, task_ids: Sequence[str]) -> list[token_pb2.FencingToken]:
+        """Registers grants with newer epochs than all before, and returns their tokens. The claims are not opened."""
+        claims = []
+        for task_id in task_ids:
+            self._revision += 1
+            epoch = compose_epoch(GENERATION, self._revision)
+            resource, claim_id = f"{TASK_PREFIX}{task_id}", str(uuid.uuid4())
+            claims.append(Claims(resource, DEFAULT_TENANT, epoch, claim_id, **self._claims))
+        grants = [
+            pb.RegisterGrantsRequest.Grant(task_id=each.task_id, epoch=each.epoch, claim_id=each.claim_id)
+            for each in claims
+        ]
+        await self._coordinator.RegisterGrants(pb.RegisterGrantsRequest(grants=grants), timeout=_TIMEOUT_SECONDS)
+        now = datetime.now(UTC)
+        return [sign_task_claims(self._signer, each, now) for each in claims]
 
     async def _create(self, limits: task_pb2.Limits | None) -> str:
         # The default cap in money would end the measurement; a model without a price has none.

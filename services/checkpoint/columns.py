@@ -1,7 +1,7 @@
 """Columns, described once by the class of their rows: the lists of columns in statements, and the arrays of batches.
 
     class TaskRow:
-        task_id: Created[Uuid]         # read as text; written by the statement that creates a task
+        task_id: Uuid                  # read as text
         sequence: Stepped[int]         # written by the statement of steps
         locked_at: Unlisted[datetime]  # an expression of the statement, after the list of columns
 
@@ -11,14 +11,14 @@ A class has the fields in the order of the columns that a statement reads. The f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
 from datetime import datetime
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tenure.runtime.store.sql_arrays import Byteas, Column, Numbers, Texts
+from tenure.runtime.store.sql_arrays import Byteas, Column, Numbers, OptionalTexts, Texts
 
 T = TypeVar("T")
 
@@ -32,14 +32,12 @@ class SqlType(NamedTuple):
 
 UNLISTED: Final = "unlisted"
 ADDED: Final = "added"
-CREATE: Final = "create"
 STEP: Final = "step"
 MOVE: Final = "move"
 Unlisted = Annotated[T, UNLISTED]
 """Not in the list of columns: an expression of the statement, or a value in memory."""
 Added = Annotated[T, ADDED]
 """Added to the column instead of replacing it."""
-Created = Annotated[T, CREATE]
 Stepped = Annotated[T, STEP]
 Moved = Annotated[T, MOVE]
 Uuid = Annotated[str, SqlType("uuid")]
@@ -48,7 +46,6 @@ Xid = Annotated[int, SqlType("xid8", "::text::bigint")]
 
 SEPARATOR: Final = "\x1f"
 """Separates the texts of one row in one text: Postgres has no arrays of arrays of different lengths."""
-_SCALARS: Final = {str: "text", bytes: "bytea", int: "bigint", bool: "boolean", tuple: "text[]"}
 
 
 class _Field(NamedTuple):
@@ -97,19 +94,6 @@ def select_list(row_class: type, alias: str) -> str:
     if fields[: len(listed)] != listed:
         raise ValueError(f"{row_class.__name__}: a listed column comes after an unlisted field")
     return ", ".join(f"{alias}.{field.name}{field.sql_type.read if field.sql_type else ''}" for field in listed)
-
-
-def insert_parts(row_classes: Iterable[type], mark: str) -> dict[str, str]:
-    """Returns `new.columns` and `new.values`, of one row whose parameters have the names of the columns."""
-    fields = {field.name: field for row_class in row_classes for field in _fields(row_class) if mark in field.marks}
-    return {"new.columns": ", ".join(fields), "new.values": ", ".join(map(_scalar, fields.values()))}
-
-
-def _scalar(field: _Field) -> str:
-    if field.sql_type is None:
-        return f"%({field.name})b::{_SCALARS[field.plain]}"
-    text = f"%({field.name})b::text"
-    return f"{f'nullif({text}, {chr(39) * 2})' if field.optional else text}::{field.sql_type.name}"
 
 
 class RowArrays:
@@ -161,8 +145,14 @@ def _packing(field: _Field) -> Callable[[Sequence[Any]], Column[Any]]:
     value_of = attrgetter(field.path)
     if field.plain is datetime:
         return lambda rows: Texts(moment.isoformat() if moment else "" for moment in map(value_of, rows))
+    if field.plain is tuple and field.optional:
+        return lambda rows: OptionalTexts(
+            None if texts is None else SEPARATOR.join(texts) for texts in map(value_of, rows)
+        )
     if field.plain is tuple:
         return lambda rows: Texts(map(SEPARATOR.join, map(value_of, rows)))
+    if field.optional:
+        return lambda rows: OptionalTexts(map(value_of, rows))
     column = Byteas if field.plain is bytes else Texts
     return lambda rows: column(map(value_of, rows))
 

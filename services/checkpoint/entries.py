@@ -58,8 +58,15 @@ def entry_of(columns: Sequence[Any]) -> ledger_pb2.Entry:
 def add_entry(page: pb.EntryPage, columns: Sequence[Any]) -> None:
     """Appends an entry from the columns of `entry_of` to a page in place: no copy of a large body is made."""
     sequence, epoch, claim_id, attempt, step, actor, recorded_at, body = columns
-    entry = page.entries.add(sequence=sequence, epoch=epoch, claim_id=claim_id, attempt=attempt, step=step, actor=actor)
-    entry.record_time.FromDatetime(recorded_at)
+    entry = page.entries.add(
+        sequence=sequence,
+        epoch=epoch,
+        claim_id=claim_id,
+        attempt=attempt,
+        step=step,
+        actor=actor,
+        record_time=timestamp(recorded_at),
+    )
     entry.body.MergeFromString(body)
 
 

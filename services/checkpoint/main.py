@@ -39,6 +39,7 @@ from services.checkpoint.schedules.sweeping import ScheduleSweeper
 from services.checkpoint.servicer import CheckpointServicer, LedgerDependencies
 from services.checkpoint.standby import PREFIX as STANDBY_PREFIX
 from services.checkpoint.standby import LedgerReads, Standby, StandbySettings
+from services.checkpoint.submit.creator import LedgerCreator
 from services.checkpoint.submit.prepared_ids import PreparedIds
 from services.checkpoint.submit.source_defaults import load_source_defaults
 from services.checkpoint.task_defaults import TaskDefaults
@@ -76,6 +77,7 @@ from tenure.runtime.security.secret_box import SecretBox
 from tenure.runtime.security.signing import Verifier
 from tenure.runtime.service import CommonSettings, instance_id, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, ConfigurationError, Secret, group, setting
+from tenure.runtime.store.batching import Batcher
 from tenure.runtime.store.postgres import Pool, PoolOptions, dsn_problems, open_pool, startup_guard
 from tenure.runtime.store.sql import Rights, migrate
 from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
@@ -117,7 +119,9 @@ class CheckpointSettings:
     migrate: str = setting("check: refuse an old schema; auto: migrate it", default="check", choices=("check", "auto"))
     service_role: str = setting("database role that the command migrate gives the rights of the service", default="")
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged writes", default=False)
-    pool_size: int = setting("most connections besides those for commits and opens", default=12, minimum=2, maximum=200)
+    pool_size: int = setting(
+        "most connections besides those for commits, opens and submits", default=12, minimum=2, maximum=200
+    )
     clock_schema: str = setting("schema with functions that replace Postgres's clock, for tests", default="")
     sweep_interval_seconds: float = setting("seconds between two sweeps", default=0.5, minimum=0.05, maximum=60)
     change_retention_seconds: float = setting(
@@ -211,11 +215,13 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
         )
     )
     opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce, settings.in_session))
+    creator = await process.open(
+        LedgerCreator(settings.postgres_dsn, pool, replicas.announce, defaults, settings.in_session)
+    )
     batcher = commit_batcher(committer.write)
     due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events})
     duties = await process.open(Duties())
-    duties.start("commit", batcher.run, silence_seconds=WRITE_SILENCE_SECONDS)
-    duties.start("open", opener.run, silence_seconds=WRITE_SILENCE_SECONDS)
+    _write(duties, batcher, creator, opener)
     duties.start("refusals", refusals.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("tenants' quotas", limited.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _notify(duties, replicas)
@@ -247,6 +253,7 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
         reads,
         tokens,
         batcher,
+        creator,
         opener,
         watching,
         changes,
@@ -276,6 +283,13 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
     return server
+
+
+def _write(duties: Duties, batcher: Batcher[Any, Any], creator: LedgerCreator, opener: LedgerOpener) -> None:
+    """Starts the duties that write batches."""
+    duties.start("commit", batcher.run, silence_seconds=WRITE_SILENCE_SECONDS)
+    duties.start("create", creator.run, silence_seconds=WRITE_SILENCE_SECONDS)
+    duties.start("open", opener.run, silence_seconds=WRITE_SILENCE_SECONDS)
 
 
 def _reads(duties: Duties, pool: Pool, settings: CheckpointSettings) -> LedgerReads:

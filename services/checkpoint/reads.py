@@ -43,8 +43,8 @@ def new_task(columns: tuple[Any, ...], spec: task_pb2.TaskSpec) -> task_pb2.Task
     return _task(ShownTask(*(*columns, b"", [], budget)), spec)
 
 
-def snapshot(row: ReadColumns, budget: Budget) -> task_pb2.Task:
-    """Returns what both a locked task and a shown one have."""
+def snapshot(row: ReadColumns, budget: Budget, **others: Any) -> task_pb2.Task:
+    """Returns what both a locked task and a shown one have, with other fields."""
     return task_pb2.Task(
         task_id=row.task_id,
         tenant=row.tenant,
@@ -72,12 +72,14 @@ def snapshot(row: ReadColumns, budget: Budget) -> task_pb2.Task:
         wait=shown_wait(row.wait),
         used_nano_usd=row.used_nano_usd,
         calls_in_doubt=calls_in_doubt_to_wire(calls_in_doubt(row.calls_in_doubt)),
+        **others,
     )
 
 
 def _task(row: ShownTask, spec: task_pb2.TaskSpec) -> task_pb2.Task:
-    task = snapshot(row, row.budget)
-    rest = task_pb2.Task(
+    return snapshot(
+        row,
+        row.budget,
         spec=spec,
         result=row.result.decode(),
         create_time=timestamp(row.created_at),
@@ -93,8 +95,6 @@ def _task(row: ShownTask, spec: task_pb2.TaskSpec) -> task_pb2.Task:
         priority=PRIORITIES.to_wire(Priority(row.priority)),
         outputs=[tool_pb2.TaskOutput.FromString(body) for body in row.outputs],
     )
-    task.MergeFrom(rest)
-    return task
 
 
 def _forked_from(row: ShownTask) -> task_pb2.ForkedFrom | None:

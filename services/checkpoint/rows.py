@@ -1,7 +1,7 @@
 """The rows of a task: each column once, with its type and the statements that read and write it.
 
-The statement `lock` reads TaskRow and BudgetRow, `tasks_by_id` reads ShownTask. `create_task` writes what is
-Created, `write` what is Stepped, `move` what is Moved; see columns.py.
+The statement `lock` reads TaskRow and BudgetRow, `tasks_by_id` reads ShownTask. `create_tasks` writes NewTaskRow,
+`write` what is Stepped, `move` what is Moved; see columns.py.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.columns import (
-    CREATE,
     MOVE,
     STEP,
     Added,
-    Created,
     Jsonb,
     Moved,
     RowArrays,
     Stepped,
     Unlisted,
     Uuid,
-    insert_parts,
     select_list,
 )
 from tenure.domain.admission import FenceRow
@@ -42,13 +39,13 @@ if TYPE_CHECKING:
 class ReadColumns:
     """The columns that both TaskRow and ShownTask read."""
 
-    task_id: Created[Uuid]
-    tenant: Created[str]
-    root_task_id: Created[Uuid]
-    parent_task_id: Created[Uuid | None]
+    task_id: Uuid
+    tenant: str
+    root_task_id: Uuid
+    parent_task_id: Uuid | None
     state: Moved[TaskState]
-    reason: Created[Moved[str]]
-    message: Created[Moved[str]]
+    reason: Moved[str]
+    message: Moved[str]
     attempt: Moved[int]
     epoch: Moved[int]
     owner: Moved[str]
@@ -84,42 +81,26 @@ class ShownTask(ReadColumns):
     ended_at: datetime | None
     forked_from_task_id: Uuid | None
     forked_from_sequence: int | None
-    depth: Created[int]
-    spawn_call_id: Created[str]
-    spawn_index: Created[int]
-    queue: Created[str]
-    priority: Created[int]
+    depth: int
+    spawn_call_id: str
+    spawn_index: int
+    queue: str
+    priority: int
     submitted: Unlisted[bytes]
     outputs: Unlisted[list[bytes]]
     budget: Unlisted[Budget]
-
-
-class _SubmitColumns:
-    """The other columns of a new task: lists select by them, and the queue offers by them."""
-
-    request_id: Created[str]
-    request_hash: Created[bytes]
-    loop: Created[str]
-    tools: Created[tuple[str, ...] | None]
-    labels: Created[Jsonb]
-    exclusive_source: Created[str | None]
-    source_kind: Created[str]
-    source_id: Created[str]
-    source_run_id: Created[str]
-    agent: Created[str]
-    agent_revision: Created[int]
 
 
 @dataclass(slots=True)
 class TaskRow(ReadColumns):
     """A locked task. Drafts change it in memory and write it back."""
 
-    max_steps: Created[Moved[int]]
-    on_lease_lost: Created[str]
-    has_result_schema: Created[bool]
-    policy: Created[bytes]
-    own_max_tokens: Created[Moved[int]]
-    own_max_nano_usd: Created[Moved[int]]
+    max_steps: Moved[int]
+    on_lease_lost: str
+    has_result_schema: bool
+    policy: bytes
+    own_max_tokens: Moved[int]
+    own_max_nano_usd: Moved[int]
     claim_id: Moved[str]
     holds: Moved[bool]
     granted: int
@@ -323,6 +304,39 @@ class BudgetRow:
         self.beyond_nano_usd += max(0, nano_usd)
 
 
+class NewTaskRow(NamedTuple):
+    """A task to insert. All others of its columns have their defaults, or follow from its start."""
+
+    task_id: Uuid
+    root_task_id: Uuid
+    parent_task_id: Uuid | None
+    depth: int
+    spawn_call_id: str
+    spawn_index: int
+    tenant: str
+    request_id: str
+    request_hash: bytes
+    reason: str
+    message: str
+    queue: str
+    priority: int
+    loop: str
+    tools: tuple[str, ...] | None
+    labels: Jsonb
+    max_steps: int
+    on_lease_lost: str
+    exclusive_source: str | None
+    source_kind: str
+    source_id: str
+    source_run_id: str
+    has_result_schema: bool
+    policy: bytes
+    own_max_tokens: int
+    own_max_nano_usd: int
+    agent: str
+    agent_revision: int
+
+
 class NewEntryRow(NamedTuple):
     """An entry to insert."""
 
@@ -355,14 +369,16 @@ class BillRow(NamedTuple):
     usage: TokenUsage
 
 
+NEW_TASKS: Final = RowArrays("new", NewTaskRow)
 STEPS: Final = RowArrays("steps", TaskRow, mark=STEP, key="task_id")
 MOVES: Final = RowArrays("moves", TaskRow, mark=MOVE, key="task_id")
 ENTRIES: Final = RowArrays("entries", NewEntryRow, prefix="entry_")
 BILLS: Final = RowArrays("bills", BillRow, prefix="bill_")
 BUDGETS: Final = RowArrays("budgets", BudgetRow, mark=STEP, key="root_task_id", prefix="budget_")
 PARTS: Final = {
-    **insert_parts((TaskRow, ShownTask, _SubmitColumns), CREATE),
-    **{name: sql for arrays in (STEPS, MOVES, ENTRIES, BILLS, BUDGETS) for name, sql in arrays.parts.items()},
+    **{
+        name: sql for arrays in (NEW_TASKS, STEPS, MOVES, ENTRIES, BILLS, BUDGETS) for name, sql in arrays.parts.items()
+    },
     "locked": select_list(TaskRow, "held"),
     "locked_budget": select_list(BudgetRow, "money"),
     "shown": select_list(ShownTask, "t"),

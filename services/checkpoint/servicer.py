@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from services.checkpoint.queue.depth import QueueDepths
     from services.checkpoint.queue.offering import Offering
     from services.checkpoint.standby import LedgerReads
+    from services.checkpoint.submit.creator import LedgerCreator
     from services.checkpoint.task_defaults import TaskDefaults
     from services.checkpoint.watch.announcement import Announcement
     from services.checkpoint.watch.change_stream import ChangeStream
@@ -52,6 +53,7 @@ class LedgerDependencies:
     reads: LedgerReads
     tokens: TokenChecker
     batcher: Batcher[PreparedCommit, pb.CommitResponse]
+    creator: LedgerCreator
     opener: LedgerOpener
     watching: EntryWatch
     changes: ChangeStream
@@ -70,9 +72,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         self._offering = offering
 
     async def CreateTask(self, request: pb.CreateTaskRequest, context: Context) -> pb.CreateTaskResponse:
-        created = await create.create_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
-        self._ledger.announce(created.announcement)
-        return pb.CreateTaskResponse(task=created.task)
+        return pb.CreateTaskResponse(task=await self._ledger.creator.create(current_tenant(), request))
 
     async def ForkTask(self, request: tasks_pb.ForkTaskRequest, context: Context) -> tasks_pb.ForkTaskResponse:
         forked = await forking.fork_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)

@@ -285,14 +285,19 @@ def resolve_submit(spec: TaskSpec, defaults: CapDefaults, has_price: Callable[[s
     limits = spec.limits
     is_default = limits.money_cap is MoneyCap.DEFAULT and limits.max_nano_usd > 0
     limits = replace(limits, money_cap=MoneyCap.DEFAULT if is_default else None)
-    return resolve_fork(replace(spec, limits=limits), defaults, has_price)
+    return _resolve(spec, limits, defaults, has_price)
 
 
 def resolve_fork(spec: TaskSpec, defaults: CapDefaults, has_price: Callable[[str], bool]) -> TaskSpec:
     """Returns the resolved spec of a fork. A recorded default cap is dropped if the fork's model has no price."""
+    return _resolve(spec, spec.limits, defaults, has_price)
+
+
+def _resolve(spec: TaskSpec, limits: Limits, defaults: CapDefaults, has_price: Callable[[str], bool]) -> TaskSpec:
     model = spec.agent.model or defaults.model
-    limits = _resolve_limits(spec.limits, defaults, has_price=bool(model) and has_price(model))
-    return replace(spec, agent=replace(spec.agent, model=model), limits=limits)
+    agent = spec.agent if spec.agent.model else replace(spec.agent, model=model)
+    limits = _resolve_limits(limits, defaults, has_price=bool(model) and has_price(model))
+    return replace(spec, agent=agent, limits=limits)
 
 
 def _resolve_limits(limits: Limits, defaults: CapDefaults, *, has_price: bool) -> Limits:

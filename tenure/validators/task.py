@@ -106,7 +106,7 @@ def _paths(kind: Descriptor, above: tuple[Descriptor, ...] = ()) -> tuple[tuple[
 
 
 def check_spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
-    """Checks the field `spec` of a request."""
+    """Checks the field `spec` of a request. Most submits leave most of these messages out: an absent one is valid."""
     is_control = spec.HasField("control")
     if spec.goal or not is_control:
         check_not_blank("spec.goal", spec.goal, v)
@@ -115,11 +115,16 @@ def check_spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
     _loop(spec.agent.loop, v, "spec.agent.loop", is_control=is_control)
     if is_control:
         check_control(spec.control, v, "spec.control")
-    check_limits(spec.limits, v, "spec.limits")
-    check_policy(spec.policy, v, "spec.policy")
-    _result(spec, v)
-    check_source(spec.source, v, "spec.source")
-    check_start_time(spec.start_time, v, "spec.start_time")
+    if spec.HasField("limits"):
+        check_limits(spec.limits, v, "spec.limits")
+    if spec.HasField("policy"):
+        check_policy(spec.policy, v, "spec.policy")
+    if spec.result_schema_json:
+        _result(spec, v)
+    if spec.HasField("source"):
+        check_source(spec.source, v, "spec.source")
+    if spec.HasField("start_time"):
+        check_start_time(spec.start_time, v, "spec.start_time")
 
 
 def _pin(spec: task_pb2.TaskSpec, v: Violations) -> None:
@@ -162,7 +167,8 @@ def check_agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
     check_tools(agent.tools, v, f"{field}.tools")
     if agent.context_window_tokens:
         v.between(f"{field}.context_window_tokens", agent.context_window_tokens, MIN_WINDOW_TOKENS, MAX_WINDOW_TOKENS)
-    check_parameters(agent.parameters, v, f"{field}.parameters")
+    if agent.HasField("parameters"):
+        check_parameters(agent.parameters, v, f"{field}.parameters")
     if agent.HasField("tools") and (choice := agent.parameters.tool_choice) not in {"", AUTO, NO_TOOL}:
         has_tool = choice in agent.tools.names or (choice == ANY_TOOL and bool(agent.tools.names))
         v.require(has_tool, f"{field}.parameters.tool_choice", "must be one of the agent's tools")

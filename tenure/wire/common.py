@@ -39,6 +39,8 @@ from tenure.v1 import schedule_service_pb2 as pb
 
 # Durations and timestamps.
 
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
 
 def duration(seconds: float) -> Duration:
     """Returns seconds as a Duration."""
@@ -53,10 +55,9 @@ def seconds(message: Duration) -> float:
 
 
 def timestamp(moment: datetime) -> Timestamp:
-    """Returns a moment with a time zone as a Timestamp."""
-    message = Timestamp()
-    message.FromDatetime(moment)
-    return message
+    """Returns a moment with a time zone as a Timestamp. `FromDatetime` does the same in three times the time."""
+    since = moment - _EPOCH
+    return Timestamp(seconds=since.days * 86_400 + since.seconds, nanos=since.microseconds * 1000)
 
 
 def optional_timestamp(moment: datetime | None) -> Timestamp | None:

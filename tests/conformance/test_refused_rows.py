@@ -99,15 +99,14 @@ CASES = [
     Case("QUERIES.move", "changes", an_end),
     Case("OUTPUTS.open_output", "task_outputs", a_call_of_an_output),
     Case("OUTPUTS.write_outputs", "task_outputs", an_output),
-    Case("QUERIES.create_task", "tasks", a_spawn),
-    Case("QUERIES.create_entries", "entries", a_spawn),
+    Case("QUERIES.create_tasks", "tasks", a_spawn),
+    Case("QUERIES.create_ledgers", "entries", a_spawn),
     Case("SUB_AGENTS.note_spawned", "tasks", a_spawn),
 ]
 IN_NO_BATCH = {
     "QUERIES.remember_foreign": "AppendForeign has a transaction of its own",
     "QUERIES.plan_operator_wait": "an operator's request has a transaction of its own",
     "QUERIES.escalate": "only the sweep of escalations",
-    "QUERIES.create_budget": "a spawned task uses the budget of its root",
     "QUERIES.keep_start": "only the sweeps and operators",
     "QUERIES.keep_signal": "SendSignal has a transaction of its own",
     "QUERIES.forget_signals": "a sweep",

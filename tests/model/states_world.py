@@ -26,7 +26,7 @@ from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, in_ledger_tran
 from services.checkpoint.queue import sweeps
 from services.checkpoint.queue.queue import register_grants
 from services.checkpoint.queue.requeue import requeue_lost
-from services.checkpoint.submit.create import create_task
+from services.checkpoint.submit.create import Submit, create_task
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.waits.signals import send_signal
 from tenure.domain.access import DEFAULT_INSTALLATION
@@ -81,7 +81,7 @@ class World:
 
     async def create(self) -> Any:
         request = pb.CreateTaskRequest(request_id=str(uuid4()), spec=task_pb2.TaskSpec(goal="do it"))
-        return (await create_task(self.pool, TENANT, request, self.defaults)).task.task_id
+        return (await create_task(self.pool, Submit(TENANT, request), self.defaults)).task.task_id
 
     async def grant(self, task_id: Any) -> Any:
         claims = Claims(

@@ -9,16 +9,13 @@ from typing import NamedTuple
 import pytest
 
 from services.checkpoint.columns import (
-    CREATE,
     STEP,
     Added,
-    Created,
     Jsonb,
     RowArrays,
     Stepped,
     Unlisted,
     Uuid,
-    insert_parts,
     select_list,
 )
 
@@ -29,14 +26,14 @@ class Usage:
 
 
 class Row(NamedTuple):
-    key: Created[Uuid]
-    parent: Created[Uuid | None]
+    key: Uuid
+    parent: Uuid | None
     name: str
     uses: Stepped[int]
     open: Stepped[bool]
     calls: Stepped[tuple[str, ...]]
     ends_at: Stepped[datetime | None]
-    labels: Created[Jsonb]
+    labels: Jsonb
     extra: Unlisted[Stepped[Added[int]]]
 
 
@@ -60,11 +57,24 @@ def test_column_after_unlisted_field_is_refused() -> None:
         select_list(Swapped, "t")
 
 
-def test_insert_writes_the_marked_columns() -> None:
-    parts = insert_parts([Row], CREATE)
-    assert parts["new.columns"] == "key, parent, labels"
-    uuids = "%(key)b::text::uuid, nullif(%(parent)b::text, '')::uuid"
-    assert parts["new.values"] == f"{uuids}, %(labels)b::text::jsonb"
+def test_insert_writes_absent_values_as_null() -> None:
+    class New(NamedTuple):
+        key: Uuid
+        parent: Uuid | None
+        tools: tuple[str, ...] | None
+        depth: int
+        spawned: int
+
+    arrays = RowArrays("new", New)
+    assert arrays.parts["new.columns"] == "key, parent, tools, depth, spawned"
+    assert arrays.parts["new.values"] == "c.key, c.parent, string_to_array(c.tools, e'\\x1f'), n[i][1], n[i][2]"
+    parameters = arrays.of([New("a", None, None, 0, 0), New("b", "a", (), 1, 2), New("c", "a", ("x", "y"), 1, 3)])
+    assert parameters == {
+        "key": ["a", "b", "c"],
+        "parent": [None, "a", "a"],
+        "tools": [None, "", "x\x1fy"],
+        "numbers": [(0, 0), (1, 2), (1, 3)],
+    }
 
 
 def test_update_sets_each_column() -> None:

@@ -50,6 +50,14 @@ def test_a_goal_is_all_a_submit_needs() -> None:
     validate(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="find out")))
 
 
+def test_an_empty_part_of_a_spec_is_as_valid_as_an_absent_one() -> None:
+    """Absent parts are not checked, so their defaults must break no rule."""
+    spec = task_pb2.TaskSpec(goal="find out")
+    for part in (spec.limits, spec.policy, spec.source, spec.start_time, spec.agent.parameters):
+        part.SetInParent()
+    validate(tasks.SubmitTaskRequest(spec=spec))
+
+
 @pytest.mark.parametrize("blank", ["", " ", "\n\t\u3000"])
 @pytest.mark.parametrize(
     "request_of",

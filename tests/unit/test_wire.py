@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, BudgetRequest, BudgetWarning, Prices, Rates, Tier, TokenUsage
@@ -36,6 +38,7 @@ from tenure.domain.waits import (
     WaitKind,
 )
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.common import timestamp
 from tenure.wire.ledger import body_to_domain, body_to_wire, read_entries, read_entries_to_end
 from tenure.wire.task import spec_to_domain, spec_to_wire
 
@@ -166,3 +169,19 @@ def test_a_history_with_newer_entries_is_left_to_that_version() -> None:
         with pytest.raises(Unavailable) as refused:
             read([unknown])
         assert refused.value.reason == "NEWER_LEDGER"
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(1, 1, 2, tzinfo=UTC),
+        datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
+        datetime(1970, 1, 1, tzinfo=UTC),
+        datetime(2026, 11, 29, 7, 35, 0, 123_456, timezone(timedelta(hours=-7, minutes=-30))),
+        datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC),
+    ],
+)
+def test_a_moment_is_the_timestamp_of_protobuf(moment: datetime) -> None:
+    expected = Timestamp()
+    expected.FromDatetime(moment)
+    assert timestamp(moment) == expected

@@ -14,7 +14,7 @@ from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from services.checkpoint.reads import read_task
 from services.checkpoint.rows import TaskRow
 from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active
-from services.checkpoint.submit.create import CreateResult, create_in
+from services.checkpoint.submit.create import CreateResult, Submit, create_in
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.errors import LimitReached, Refused
@@ -58,7 +58,7 @@ async def start_run(
     spec.source.exclusive = False  # the overlap policy has decided
     request_id = f"schedule/{row.schedule_id}/{source_run_id}"
     request = checkpoint_service_pb2.CreateTaskRequest(request_id=request_id, spec=spec)
-    return await create_in(connection, row.tenant, request, defaults, may_refuse=may_refuse)
+    return await create_in(connection, Submit(row.tenant, request), defaults, may_refuse=may_refuse)
 
 
 async def find_run(connection: Connection, row: ScheduleRow, source_run_id: str) -> CreateResult | None:

@@ -126,34 +126,40 @@ update tasks
        queued_until = %(starts_at)b::timestamptz + make_interval(secs => %(queued_seconds)b::float8)
  where task_id = %(task_id)b::text::uuid and state = 'QUEUED';
 
--- name: create_task
+-- name: create_tasks
 -- The unique (tenant, request_id) decides between two concurrent submits; the loser waits and finds the winner's row.
 -- The indexes of live tasks of exclusive sources and of sources' runs work the same way. All timeouts of a task with a
 -- later start run from that start, whether the client asked for it or a quota of the tenant delays the task.
 insert into tasks as t ({new.columns}, sequence, change_xid, deadline_at, queued_until, starts_at, asked_start_at, queued_at)
-select {new.values}, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
-       begin_at + make_interval(secs => %(queued_seconds)b::float8), case when begin_at > now() then begin_at end,
-       nullif(%(start_time)b::text, '')::timestamptz, begin_at
-  from (select greatest(now() + make_interval(secs => %(held_seconds)b::float8),
-                        nullif(%(start_time)b::text, '')::timestamptz) as begin_at) b
+select {new.values}, 2, pg_current_xact_id(), begin_at + make_interval(secs => timeout_seconds),
+       begin_at + make_interval(secs => queued_seconds), case when begin_at > now() then begin_at end,
+       asked_start, begin_at
+  from (select %(numbers)b::bigint[] as n) as one,
+       unnest({new.arrays}, %(timeout_seconds)b::text[]::float8[], %(queued_seconds)b::text[]::float8[],
+              %(held_seconds)b::text[]::float8[], %(start_time)b::text[]::timestamptz[])
+         with ordinality
+       as c({new.names}, timeout_seconds, queued_seconds, held_seconds, asked_start, i),
+       lateral (select greatest(now() + make_interval(secs => held_seconds), asked_start) as begin_at) b
+ order by i
 on conflict do nothing
 returning {shown};
 
--- name: create_budget
--- Every root has a budget row from the beginning, so that a reservation always finds it.
-insert into budgets (root_task_id, tenant, max_tokens, max_nano_usd, is_default_cap)
-values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b, %(max_nano_usd)b, %(is_default_cap)b);
-
--- name: create_entries
--- The first two entries: the spec, and the transition to QUEUED, which is the task's first change.
+-- name: create_ledgers
+-- The first two entries of each new task: the spec, and the transition to QUEUED, which is the task's first change. Every
+-- root has a budget row from the beginning, so that a reservation always finds it.
 with notified as (
   insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
   select change_xid, tenant, task_id, sequence, state, reason, false, created_at from tasks
-   where task_id = %(task_id)b::text::uuid
+   where task_id = any(%(task_ids)b::text[]::uuid[])
+), funded as (
+  insert into budgets (root_task_id, tenant, max_tokens, max_nano_usd, is_default_cap)
+  select * from unnest(%(root_ids)b::text[]::uuid[], %(root_tenants)b::text[], %(max_tokens)b::bigint[],
+                       %(max_nano_usd)b::bigint[], %(is_default_cap)b::boolean[])
 )
 insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
-select %(task_id)b::text::uuid, e.sequence, %(tenant)b, 0, '', 1, 0, e.kind, 'checkpoint', now(), e.body
-  from unnest(%(kinds)b::bigint[], %(bodies)b::bytea[]) with ordinality as e(kind, body, sequence);
+select e.task_id, e.sequence, e.tenant, 0, '', 1, 0, e.kind, 'checkpoint', now(), e.body
+  from unnest(%(entry_task_ids)b::text[]::uuid[], %(sequences)b::bigint[], %(tenants)b::text[], %(kinds)b::bigint[],
+              %(bodies)b::bytea[]) as e(task_id, sequence, tenant, kind, body);
 
 -- name: find_request
 -- The task that a request id created.

@@ -1,6 +1,7 @@
 """Creates tasks.
 
 source_defaults.py  the installation's defaults for the tasks of each source
+creator.py          the connection that creates tasks in batches, and what is created alone
 create.py           CreateTask: one task per request id, and at most one live task per exclusive source
 prepared_ids.py     ids of tasks whose files must be in place before they exist
 forking.py          ForkTask: a task whose ledger begins with a copy of another task's history

@@ -5,40 +5,44 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 import uuid_utils
 
 from services.checkpoint.agents.pinning import pinned
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
 from services.checkpoint.reads import new_task, read_task
+from services.checkpoint.rows import NEW_TASKS, NewTaskRow
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
-from services.checkpoint.tenants.quotas import (
-    Admission,
-    admit,
-    count_submit,
-    warn_of_submit,
-)
+from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit, without_quotas
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, TenureError, Unavailable, WrongState
+from tenure.domain.quotas import StartDecision
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import MoneyCap
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.postgres import TransactionConflict
+from tenure.runtime.store.sql_arrays import Bools, Byteas, Int8s, OptionalTexts, Texts
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, workspace_pb2
 from tenure.wire.common import STATES
-from tenure.wire.task import policy_to_wire, source_to_domain, spec_to_wire
+from tenure.wire.task import source_to_domain, spec_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from typing import TypeVar
 
     from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.domain.task import Source, TaskSpec
+    from tenure.domain.task import Limits, Source, TaskSpec
     from tenure.runtime.store.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
+    T = TypeVar("T")
+
+
+AT_ONCE: Final = StartDecision()
+"""No quota delays the task."""
 
 # At most one live task per exclusive source, and one task per run of a source. Unique indexes decide; these functions
 # explain their refusals.
@@ -98,7 +102,7 @@ class TreePosition(NamedTuple):
 
     task_id: str
     root_task_id: str
-    parent_task_id: str = ""
+    parent_task_id: str | None = None
     depth: int = 0
     spawn_call_id: str = ""
     spawn_index: int = 0
@@ -111,7 +115,51 @@ class CreateResult(NamedTuple):
     announcement: Announcement
 
 
-async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: TaskDefaults) -> CreateResult:
+class Submit(NamedTuple):
+    """A request to create a task."""
+
+    tenant: str
+    request: pb.CreateTaskRequest
+
+
+class NewTask(NamedTuple):
+    """A task to insert: its row, the spec with its timeouts, and the delay by a quota."""
+
+    row: NewTaskRow
+    spec: TaskSpec
+    held_seconds: float = 0.0
+
+
+class NewLedger(NamedTuple):
+    """The first two entries of a task, `submitted` and the one after it. `limits`: of the budget that a root has."""
+
+    task_id: str
+    tenant: str
+    bodies: tuple[ledger_pb2.EntryBody, ledger_pb2.EntryBody]
+    limits: Limits | None
+
+
+class _Planned(NamedTuple):
+    """A task as its submit, its agent and the defaults want it. `submitted`: the body of its first entry."""
+
+    submit: Submit
+    digest: bytes
+    task_id: str
+    spec: TaskSpec
+    submitted: ledger_pb2.TaskSubmitted
+
+    def new_task(self, start: StartDecision) -> NewTask:
+        place, (tenant, request) = TreePosition(self.task_id, self.task_id), self.submit
+        policy = self.submitted.spec.policy
+        row = row_of(place, tenant, request.request_id, self.digest, self.spec, policy, start)
+        return NewTask(row, self.spec, start.after_seconds)
+
+    def new_ledger(self, start: StartDecision) -> NewLedger:
+        bodies = ledger_pb2.EntryBody(submitted=self.submitted), _queued(start)
+        return NewLedger(self.task_id, self.submit.tenant, bodies, self.spec.limits)
+
+
+async def create_task(pool: Pool, submit: Submit, defaults: TaskDefaults) -> CreateResult:
     """Creates a task, or returns the one that the request id or the run of the source created before.
 
     Raises AlreadyExists (REQUEST_ID_REUSED, SOURCE_RUN_REUSED {task_id}) when the request id or the run was used for
@@ -123,58 +171,128 @@ async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, de
     """
 
     async def work(connection: Connection) -> CreateResult:
-        return await create_in(connection, tenant, request, defaults)
+        return await create_in(connection, submit, defaults)
 
-    return await in_creation(pool, work)
+    return await in_creation(lambda: in_ledger_transaction(pool, work))
 
 
-async def in_creation(pool: Pool, work: Callable[[Connection], Awaitable[CreateResult]]) -> CreateResult:
-    """Runs work that creates a task in a transaction of its own."""
+async def in_creation(create: Callable[[], Awaitable[T]]) -> T:
+    """Runs a transaction that creates tasks."""
     await failpoint("checkpoint.before_create")
-    created = await in_ledger_transaction(pool, work)
+    created = await create()
     await failpoint("checkpoint.after_create")
     return created
 
 
 async def create_in(
-    connection: Connection,
-    tenant: str,
-    request: pb.CreateTaskRequest,
-    defaults: TaskDefaults,
-    *,
-    may_refuse: bool = True,
+    connection: Connection, submit: Submit, defaults: TaskDefaults, *, may_refuse: bool = True
 ) -> CreateResult:
     """Creates a task within the caller's transaction. Without `may_refuse`, a quota delays the task but never refuses
     it.
     """
+    planned = await _plan(connection, submit, defaults)
+    if isinstance(planned, CreateResult):
+        return planned
+    tenant, request = submit
+    spec = planned.spec
+    admission = await admit(
+        connection, tenant, request.request_id, spec.source, may_refuse=may_refuse, not_before=spec.start_time
+    )
+    (created,) = await _insert(connection, [planned], admission.start)
+    if isinstance(created, TenureError):
+        raise created
+    if not created.announcement:  # a repeat
+        return created
+    await count_submit(connection, tenant, admission)
+    if request.prepared_task_id:
+        await take_prepared(connection, tenant, request.request_id, planned.digest, planned.task_id)
+    if await warn_of_submit(connection, tenant, planned.task_id, admission.uses.values()):
+        return created._replace(task=await read_task(connection, tenant, planned.task_id))
+    return created
+
+
+async def create_batch(
+    connection: Connection, batch: Sequence[Submit], defaults: TaskDefaults
+) -> list[CreateResult | TenureError | None]:
+    """Creates tasks of tenants without quotas of submits. Returns the results in order; None: create this one alone.
+
+    A refusal is a result: nothing of its task is written, and it affects no other task.
+    """
+    free = await without_quotas(connection, {submit.tenant for submit in batch})
+    results: list[CreateResult | TenureError | None] = [None] * len(batch)
+    planned: dict[int, _Planned] = {}
+    for place, submit in enumerate(batch):
+        if submit.tenant in free and not submit.request.prepared_task_id:
+            try:
+                made = await _plan(connection, submit, defaults)
+            except TenureError as refusal:
+                results[place] = refusal
+            else:
+                if isinstance(made, CreateResult):
+                    results[place] = made
+                else:
+                    planned[place] = made
+    for place, result in zip(planned, await _insert(connection, list(planned.values())), strict=True):
+        results[place] = result
+    return results
+
+
+async def _plan(connection: Connection, submit: Submit, defaults: TaskDefaults) -> _Planned | CreateResult:
+    """Returns the task to create. A repeat gets its task here if its agent is gone, whatever became of it."""
+    tenant, request = submit
     digest, task_id = digest_of(request), request.prepared_task_id or str(uuid_utils.uuid7())
     try:
         spec = defaults.of_submit(await pinned(connection, tenant, task_id, request.spec))
-    except (NotFound, WrongState, InvalidRequest):  # a repeat gets its task, whatever became of the agent
+    except (NotFound, WrongState, InvalidRequest):
         earlier = await find_earlier(
             connection, tenant, request.request_id, digest, source_to_domain(request.spec.source)
         )
         if earlier is None:
             raise
         return CreateResult(await read_task(connection, tenant, earlier), Announcement())
-    admission = await admit(
-        connection, tenant, request.request_id, spec.source, may_refuse=may_refuse, not_before=spec.start_time
-    )
-    columns = await insert_task(connection, tenant, request.request_id, digest, spec, admission, task_id)
-    if columns is None:
-        existing = await find_repeat(connection, tenant, request.request_id, digest, spec.source)
-        return CreateResult(await read_task(connection, tenant, existing), Announcement())
-    if request.prepared_task_id:
-        await take_prepared(connection, tenant, request.request_id, digest, task_id)
-    start = admission.start
-    reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
-    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
-    second = ledger_pb2.EntryBody(transition=queued)
     submitted = submitted_of(spec, request.request_id, request.files, request.traceparent)
-    await insert_first_entries(connection, tenant, task_id, submitted, second)
-    is_warned = await warn_of_submit(connection, tenant, task_id, admission.uses.values())
-    task = await read_task(connection, tenant, task_id) if is_warned else new_task(columns, submitted.spec)
-    return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
+    return _Planned(submit, digest, task_id, spec, submitted)
+
+
+async def _insert(
+    connection: Connection, batch: Sequence[_Planned], start: StartDecision = AT_ONCE
+) -> list[CreateResult | TenureError]:
+    """Inserts the tasks with their ledgers. Returns their results in order."""
+    columns = await insert_tasks(connection, [planned.new_task(start) for planned in batch])
+    new = [planned for planned in batch if planned.task_id in columns]
+    await insert_ledgers(connection, [planned.new_ledger(start) for planned in new])
+    return [
+        _created(planned, columns[planned.task_id])
+        if planned.task_id in columns
+        else await _existing(connection, planned)
+        for planned in batch
+    ]
+
+
+def _created(planned: _Planned, columns: tuple[Any, ...]) -> CreateResult:
+    news = Announcement({planned.task_id}, claimable=True, changed_tenants={planned.submit.tenant})
+    return CreateResult(new_task(columns, planned.submitted.spec), news)
+
+
+async def _existing(connection: Connection, planned: _Planned) -> CreateResult | TenureError:
+    """Returns the result of a submit whose insert conflicted."""
+    tenant, request = planned.submit
+    try:
+        task_id = await find_repeat(connection, tenant, request.request_id, planned.digest, planned.spec.source)
+        return CreateResult(await read_task(connection, tenant, task_id), Announcement())
+    except TenureError as refusal:
+        return refusal
+
+
+def _queued(start: StartDecision) -> ledger_pb2.EntryBody:
+    queued = ledger_pb2.StateTransition(
+        to_state=STATES.to_wire(TaskState.QUEUED), reason=_reason(start), message=start.message
+    )
+    return ledger_pb2.EntryBody(transition=queued)
+
+
+def _reason(start: StartDecision) -> str:
+    return Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
 
 
 async def prepare_task(
@@ -206,35 +324,48 @@ def as_sent(files: Iterable[workspace_pb2.SubmittedFile]) -> list[workspace_pb2.
     return [workspace_pb2.SubmittedFile(path=file.path, digest=file.digest) for file in files]
 
 
-async def insert_task(
-    connection: Connection,
-    tenant: str,
-    request_id: str,
-    digest: bytes,
-    spec: TaskSpec,
-    admission: Admission,
-    task_id: str,
-) -> tuple[Any, ...] | None:
-    """Inserts the task row and its budget, and returns the row's columns as `new_task` takes them.
+async def insert_tasks(connection: Connection, new: Sequence[NewTask]) -> dict[str, tuple[Any, ...]]:
+    """Inserts the rows of tasks. Returns the columns of each, as `new_task` takes them, by task id.
 
-    None: the request id or the source's run was used before, or the exclusive source has a live task.
+    A task is missing whose request id or source's run was used before, or whose exclusive source has a live task. All
+    writers insert in one order, so that two with the same requests do not wait for each other.
     """
-    parameters = {**row_of(TreePosition(task_id, task_id), tenant, request_id, digest, spec), **_start(admission)}
-    columns = await fetch_one(connection, QUERIES.create_task, parameters)
-    if columns is None:
-        return None
-    await connection.execute(
-        QUERIES.create_budget,
-        {
-            "task_id": task_id,
-            "tenant": tenant,
-            "max_tokens": spec.limits.max_tokens,
-            "max_nano_usd": spec.limits.max_nano_usd,
-            "is_default_cap": spec.limits.money_cap is MoneyCap.DEFAULT,
-        },
-    )
-    await count_submit(connection, tenant, admission)
-    return columns
+    ordered = sorted(new, key=lambda each: (each.row.tenant, each.row.request_id))
+    specs = [each.spec for each in ordered]
+    parameters = {
+        **NEW_TASKS.of([each.row for each in ordered]),
+        "timeout_seconds": Texts(str(spec.limits.timeout_seconds) for spec in specs),
+        "queued_seconds": OptionalTexts(_text(spec.policy.timeouts.queued.after_seconds) for spec in specs),
+        "held_seconds": Texts(str(each.held_seconds) for each in ordered),
+        "start_time": OptionalTexts(None if spec.start_time is None else spec.start_time.isoformat() for spec in specs),
+    }
+    return {columns[0]: columns for columns in await fetch_all(connection, QUERIES.create_tasks, parameters)}
+
+
+async def insert_ledgers(connection: Connection, new: Sequence[NewLedger]) -> None:
+    """Inserts the first entries of tasks, their first change, and the budgets of roots."""
+    if not new:
+        return
+    roots = [(each, each.limits) for each in new if each.limits is not None]
+    entries = [(each, sequence, body) for each in new for sequence, body in enumerate(each.bodies, 1)]
+    parameters = {
+        "task_ids": Texts(each.task_id for each in new),
+        "root_ids": Texts(each.task_id for each, _ in roots),
+        "root_tenants": Texts(each.tenant for each, _ in roots),
+        "max_tokens": Int8s(limits.max_tokens for _, limits in roots),
+        "max_nano_usd": Int8s(limits.max_nano_usd for _, limits in roots),
+        "is_default_cap": Bools(limits.money_cap is MoneyCap.DEFAULT for _, limits in roots),
+        "entry_task_ids": Texts(each.task_id for each, _, _ in entries),
+        "sequences": Int8s(sequence for _, sequence, _ in entries),
+        "tenants": Texts(each.tenant for each, _, _ in entries),
+        "kinds": Int8s(KINDS[body.WhichOneof("body") or ""] for _, _, body in entries),
+        "bodies": Byteas(body.SerializeToString() for _, _, body in entries),
+    }
+    await connection.execute(QUERIES.create_ledgers, parameters)
+
+
+def _text(seconds: float | None) -> str | None:
+    return None if seconds is None else str(seconds)
 
 
 async def find_repeat(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> str:
@@ -279,66 +410,43 @@ def submitted_of(
     )
 
 
-async def insert_first_entries(
-    connection: Connection,
+def row_of(
+    place: TreePosition,
     tenant: str,
-    task_id: str,
-    submitted: ledger_pb2.TaskSubmitted,
-    second: ledger_pb2.EntryBody,
-) -> None:
-    """Inserts the entry `submitted` and the second entry: the transition to QUEUED, or `forked`."""
-    parameters = first_entries(task_id, tenant, submitted, second)
-    await connection.execute(QUERIES.create_entries, parameters)
-
-
-def first_entries(
-    task_id: str, tenant: str, submitted: ledger_pb2.TaskSubmitted, second: ledger_pb2.EntryBody
-) -> dict[str, Any]:
-    """Returns the parameters of `create_entries`."""
-    bodies = [ledger_pb2.EntryBody(submitted=submitted), second]
-    return {
-        "task_id": task_id,
-        "tenant": tenant,
-        "kinds": [KINDS[body.WhichOneof("body") or ""] for body in bodies],
-        "bodies": [body.SerializeToString() for body in bodies],
-    }
-
-
-def _start(admission: Admission) -> dict[str, Any]:
-    start = admission.start
-    return {
-        "held_seconds": start.after_seconds,
-        "reason": (Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED),
-        "message": start.message,
-    }
-
-
-def row_of(place: TreePosition, tenant: str, request_id: str, digest: bytes, spec: TaskSpec) -> dict[str, Any]:
-    """Returns the parameters of `create_task`."""
-    return {
-        **place._asdict(),
-        "reason": Reason.SPAWNED if place.depth else Reason.SUBMITTED,
-        "message": "",
-        "held_seconds": 0.0,
-        "own_max_tokens": spec.limits.max_tokens if place.depth else 0,
-        "own_max_nano_usd": spec.limits.max_nano_usd if place.depth else 0,
-        "tenant": tenant,
-        "request_id": request_id,
-        "request_hash": digest,
-        "queue": spec.queue,
-        "priority": int(spec.priority),
-        "loop": spec.dispatch_loop,
-        "tools": None if spec.agent.tools is None else list(spec.agent.tools),
-        "labels": json.dumps(dict(spec.labels)),
-        "max_steps": spec.limits.max_steps,
-        "on_lease_lost": spec.policy.on_lease_lost.value,
-        "timeout_seconds": spec.limits.timeout_seconds,
-        "exclusive_source": exclusive_source(spec.source),
-        **source_columns(spec.source),
-        "has_result_schema": bool(spec.result_schema_json),
-        "policy": policy_to_wire(spec.policy).SerializeToString(),
-        "queued_seconds": spec.policy.timeouts.queued.after_seconds,
-        "start_time": "" if spec.start_time is None else spec.start_time.isoformat(),
-        "agent": "" if spec.agent_pin is None else spec.agent_pin.agent,
-        "agent_revision": 0 if spec.agent_pin is None else spec.agent_pin.revision,
-    }
+    request_id: str,
+    digest: bytes,
+    spec: TaskSpec,
+    policy: task_pb2.TaskPolicy,
+    start: StartDecision = AT_ONCE,
+) -> NewTaskRow:
+    """Returns the row of a new task. A sub-agent has caps of its own in its tree's budget. `policy`: the spec's."""
+    return NewTaskRow(
+        task_id=place.task_id,
+        root_task_id=place.root_task_id,
+        parent_task_id=place.parent_task_id,
+        depth=place.depth,
+        spawn_call_id=place.spawn_call_id,
+        spawn_index=place.spawn_index,
+        tenant=tenant,
+        request_id=request_id,
+        request_hash=digest,
+        reason=Reason.SPAWNED if place.depth else _reason(start),
+        message=start.message,
+        queue=spec.queue,
+        priority=int(spec.priority),
+        loop=spec.dispatch_loop,
+        tools=spec.agent.tools,
+        labels=json.dumps(dict(spec.labels)),
+        max_steps=spec.limits.max_steps,
+        on_lease_lost=spec.policy.on_lease_lost.value,
+        exclusive_source=exclusive_source(spec.source),
+        source_kind=spec.source.kind.value,
+        source_id=spec.source.source_id,
+        source_run_id=spec.source.source_run_id,
+        has_result_schema=bool(spec.result_schema_json),
+        policy=policy.SerializeToString(),
+        own_max_tokens=spec.limits.max_tokens if place.depth else 0,
+        own_max_nano_usd=spec.limits.max_nano_usd if place.depth else 0,
+        agent="" if spec.agent_pin is None else spec.agent_pin.agent,
+        agent_revision=0 if spec.agent_pin is None else spec.agent_pin.revision,
+    )

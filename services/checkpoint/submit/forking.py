@@ -25,11 +25,15 @@ from services.checkpoint.queries import FORKS, fetch_all, in_ledger_transaction
 from services.checkpoint.reads import read_task
 from services.checkpoint.submit.create import (
     CreateResult,
+    NewLedger,
+    NewTask,
+    TreePosition,
     find_earlier,
     find_repeat,
     in_creation,
-    insert_first_entries,
-    insert_task,
+    insert_ledgers,
+    insert_tasks,
+    row_of,
     submitted_of,
 )
 from services.checkpoint.submit.fork_rules import (
@@ -42,7 +46,7 @@ from services.checkpoint.submit.fork_rules import (
     pieces_to_copy,
 )
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
-from services.checkpoint.tenants.quotas import admit, warn_of_submit
+from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.close_out import no_reader
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
@@ -106,18 +110,21 @@ async def fork_task(pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, 
         admission = await admit(connection, tenant, request.request_id, new_source(request))
         prepared, domain_spec = request.prepared_task_id, spec_to_domain(spec)
         task_id = prepared or str(uuid_utils.uuid7())
-        columns = await insert_task(connection, tenant, request.request_id, digest, domain_spec, admission, task_id)
-        if columns is None:  # a concurrent repeat, or an exclusive source that has a live task
+        place, start = TreePosition(task_id, task_id), admission.start
+        row = row_of(place, tenant, request.request_id, digest, domain_spec, spec.policy, start)
+        made = await insert_tasks(connection, [NewTask(row, domain_spec, start.after_seconds)])
+        if not made:  # a concurrent repeat, or an exclusive source that has a live task
             existing = await find_repeat(connection, tenant, request.request_id, digest, domain_spec.source)
             return CreateResult(await read_task(connection, tenant, existing), Announcement())
+        await count_submit(connection, tenant, admission)
         if prepared:
             await take_prepared(connection, tenant, request.request_id, digest, prepared)
-        await _write_ledger(connection, tenant, task_id, request, cut, spec, admission.start)
+        await _write_ledger(connection, tenant, task_id, request, cut, spec, start)
         await warn_of_submit(connection, tenant, task_id, admission.uses.values())
         task = await read_task(connection, tenant, task_id)
         return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
-    return await in_creation(pool, work)
+    return await in_creation(lambda: in_ledger_transaction(pool, work))
 
 
 async def prepare_fork(
@@ -278,8 +285,9 @@ async def _write_ledger(
     await connection.execute(FORKS.mark_fork, {**parameters, **row})
     forked_from = task_pb2.ForkedFrom(task_id=request.task_id, sequence=cut.point)
     forked = ledger_pb2.EntryBody(forked=ledger_pb2.Forked(forked_from=forked_from, copied_entries=copied))
-    submitted = submitted_of(spec_to_domain(spec), request.request_id, cut.files)
-    await insert_first_entries(connection, tenant, task_id, submitted, forked)
+    domain_spec = spec_to_domain(spec)
+    submitted = ledger_pb2.EntryBody(submitted=submitted_of(domain_spec, request.request_id, cut.files))
+    await insert_ledgers(connection, [NewLedger(task_id, tenant, (submitted, forked), domain_spec.limits)])
     sequences = [piece.sequence for piece in cut.pieces]
     done = await fetch_all(connection, FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
     if done != [(copied,)]:  # the other task was pruned since it was read

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES, SUB_AGENTS, fetch_one
-from services.checkpoint.submit.create import TreePosition, first_entries, row_of
+from services.checkpoint.queries import SUB_AGENTS, fetch_one
+from services.checkpoint.submit.create import NewLedger, NewTask, TreePosition, insert_ledgers, insert_tasks, row_of
 from services.checkpoint.waits.waits import close_call
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import Reason, TaskState
@@ -36,9 +36,10 @@ from tenure.wire.task import allowlist_to_wire, spec_to_domain, spec_to_wire
 
 if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Draft
+    from services.checkpoint.rows import NewTaskRow
     from tenure.domain.entries import ToolIntent
-    from tenure.domain.task import TaskSpec
     from tenure.runtime.store.postgres import Connection
+    from tenure.v1 import task_pb2
 
 _IDS_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were started: their request_ids are used for other tasks.")
 
@@ -57,12 +58,18 @@ async def spawn(connection: Connection, draft: Draft, call: ToolIntent, *, is_ap
         return
     spawn_request, share = decided
     ids = _ids(draft, call, spawn_request)
+    seconds_left = (draft.row.deadline_at - draft.row.locked_at).total_seconds()
+    new: list[NewTask] = []
+    ledgers: list[NewLedger] = []
     for index, task_id in enumerate(ids):
-        by = ledger_pb2.SpawnedBy(task_id=parent.task_id, call_id=call.call_id, index=index)
-        seconds_left = (draft.row.deadline_at - draft.row.locked_at).total_seconds()
         spec = spec_of_sub_agent(parent.spec, spawn_request.goals[index], share, seconds_left)
         place = TreePosition(task_id, draft.row.root_task_id, parent.task_id, parent.depth + 1, call.call_id, index)
-        await _create(connection, draft, place, spec, by)
+        message = spec_to_wire(spec)
+        row = row_of(place, draft.row.tenant, _request_id(task_id), b"", spec, message.policy)
+        new.append(NewTask(row, spec))
+        ledgers.append(_ledger(row, message))
+    await insert_tasks(connection, new)
+    await insert_ledgers(connection, ledgers)
     noted = await fetch_one(connection, SUB_AGENTS.note_spawned, {"task_id": parent.task_id, "task_ids": ids})
     if noted is None:
         raise Unavailable(
@@ -125,16 +132,13 @@ def _request_id(task_id: str) -> str:
     return f"sub-agent/{task_id}"
 
 
-async def _create(
-    connection: Connection, draft: Draft, place: TreePosition, spec: TaskSpec, by: ledger_pb2.SpawnedBy
-) -> None:
-    """Creates one sub-agent. It has no budget of its own: it uses its root's."""
-    tenant, request_id = draft.row.tenant, _request_id(place.task_id)
-    await connection.execute(QUERIES.create_task, row_of(place, tenant, request_id, b"", spec))
-    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id, spawned_by=by)
+def _ledger(row: NewTaskRow, spec: task_pb2.TaskSpec) -> NewLedger:
+    """Returns the first entries of a sub-agent. It has no budget of its own: it uses its root's."""
+    by = ledger_pb2.SpawnedBy(task_id=row.parent_task_id or "", call_id=row.spawn_call_id, index=row.spawn_index)
+    submitted = ledger_pb2.TaskSubmitted(spec=spec, request_id=row.request_id, spawned_by=by)
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SPAWNED)
-    second = ledger_pb2.EntryBody(transition=queued)
-    await connection.execute(QUERIES.create_entries, first_entries(place.task_id, tenant, submitted, second))
+    bodies = ledger_pb2.EntryBody(submitted=submitted), ledger_pb2.EntryBody(transition=queued)
+    return NewLedger(row.task_id, row.tenant, bodies, limits=None)
 
 
 def _append_spawned(draft: Draft, call: ToolIntent, spawn_request: SpawnRequest, share: Share, ids: list[str]) -> None:

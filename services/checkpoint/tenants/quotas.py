@@ -174,6 +174,12 @@ async def admit(
     return Admission(start, uses, starts_at if QuotaKind.SUBMITS_PER_MINUTE in row.quotas else None)
 
 
+async def without_quotas(connection: Connection, tenants: Collection[str]) -> set[str]:
+    """Returns the tenants, among these, whose submits need no check of quotas. A tenant that is new is not one."""
+    rows = await fetch_all(connection, TENANTS.find_some, {"tenants": list(tenants)})
+    return {row.tenant for row in (TenantRow(*columns) for columns in rows) if not _matter(row.quotas)}
+
+
 async def count_submit(connection: Connection, tenant: str, admission: Admission) -> None:
     """Counts a created task from the moment at which it may start."""
     if admission.counts_at is not None:

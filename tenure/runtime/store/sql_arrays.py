@@ -23,6 +23,7 @@ T = TypeVar("T")
 _HEAD: Final = struct.Struct(">iiI")  # dimensions, has nulls, type of the elements
 _DIMENSION: Final = struct.Struct(">ii")  # length, lowest index
 _LENGTH: Final = struct.Struct(">i")
+_NULL: Final = _LENGTH.pack(-1)
 
 
 class Column(list[T]):
@@ -108,6 +109,22 @@ class Texts(Column[str]):
         return self.head() + b"".join(chain.from_iterable((_LENGTH.pack(len(one)), one) for one in encoded))
 
 
+class OptionalTexts(Column[str | None]):
+    """text[] whose elements may be null"""
+
+    element_oid, array_oid = 25, 1009
+
+    def packed(self) -> bytes:
+        return self.head() + b"".join(map(_optional, self))
+
+
+def _optional(text: str | None) -> bytes:
+    if text is None:
+        return _NULL
+    encoded = text.encode()
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
 @lru_cache(maxsize=256)
 def _numbers(count: int) -> struct.Struct:
     return struct.Struct(f">{'iq' * count}")
@@ -120,7 +137,7 @@ class _ColumnDumper(Dumper):
         return obj.packed()
 
 
-for _column in (Int4s, Int8s, Numbers, Bools, Byteas, Texts, Uuids):
+for _column in (Int4s, Int8s, Numbers, Bools, Byteas, Texts, OptionalTexts, Uuids):
     psycopg.adapters.register_dumper(
         _column, type(f"{_column.__name__}Dumper", (_ColumnDumper,), {"oid": _column.array_oid})
     )
