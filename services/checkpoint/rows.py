@@ -31,6 +31,7 @@ from tenure.domain.close_out import OwnerDeaths, PendingEnding
 from tenure.domain.fencing import Fence
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import task_pb2
+from tenure.wire.codec import writer
 from tenure.wire.task import policy_to_domain, prices_to_domain
 
 if TYPE_CHECKING:
@@ -216,6 +217,11 @@ class TaskRow(ReadColumns):
         return prices_to_domain(task_pb2.ModelPrices.FromString(self.model_prices)) if self.model_prices else None
 
     @property
+    def has_own_caps(self) -> bool:
+        """Whether the task has caps of its own beside those of its root."""
+        return bool(self.own_max_tokens or self.own_max_nano_usd)
+
+    @property
     def own_budget(self) -> Budget:
         """The budget of the task itself, with no model attempt open."""
         usage = self.input_tokens + self.output_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
@@ -274,6 +280,11 @@ class BudgetRow:
             self.unpriced_calls,
         )
 
+    @property
+    def shown(self) -> task_pb2.BudgetStatus:
+        """The budget as callers see it. It is made of the row itself: each commit shows it."""
+        return _shown_budget(self)
+
     def reserve(self, tokens: int, nano_usd: int) -> None:
         """Reserves tokens and money."""
         self.reserved_tokens += tokens
@@ -321,6 +332,14 @@ class BudgetRow:
         """
         self.beyond_tokens += max(0, tokens)
         self.beyond_nano_usd += max(0, nano_usd)
+
+
+_shown_budget: Final = writer(
+    BudgetRow,
+    task_pb2.BudgetStatus,
+    skip="is_default_cap warned_tokens warned_nano_usd root_task_id changed raised beyond_tokens beyond_nano_usd "
+    "is_first_unpriced",
+)
 
 
 class NewEntryRow(NamedTuple):
