@@ -242,7 +242,8 @@ async def _apply_entries(connection: Connection, draft: Draft, commit: PreparedC
         await open_output(connection, draft, call)
     for call in commit.spawns:
         await spawn(connection, draft, call)
-    await write_outputs(connection, draft, commit.outputs)
+    if commit.outputs:
+        await write_outputs(connection, draft, commit.outputs)
     return draft.entries[begun:]
 
 

@@ -177,11 +177,9 @@ class _Entries:
     def intents_of(self, tool: str) -> tuple[ToolIntent, ...]:
         """Returns the calls of a tool that the ledger carries out: those that the commit does not settle itself."""
         return tuple(
-            [
-                ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
-                for one in self._intents
-                if one.tool == tool and one.call_id not in self._settled
-            ]
+            ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
+            for one in self._intents
+            if one.tool == tool and one.call_id not in self._settled
         )
 
     def take_intent(self, _step: int, intent: ledger_pb2.ToolIntent) -> None:
