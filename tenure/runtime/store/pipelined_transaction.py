@@ -42,7 +42,6 @@ _PLACEHOLDER: Final = re.compile(rb"%(?:\((?P<name>\w+)\)b|(?P<percent>%)|(?P<ot
 _COMPLETED: Final = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 _OPEN: Final = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 _ENCODING: Final = "utf-8"
-_BINARY: Final = [Format.BINARY]
 
 
 @asynccontextmanager
@@ -226,14 +225,14 @@ class PreparedStatements:
         given = [params[name] for name in names]
         others = [value for value in given if not isinstance(value, Column)]
         transformer = self.transformer
-        dumped = iter(transformer.dump_sequence(others, wanted[: len(others)]))
-        types = iter(transformer.types or ())
-        values, oids = list[Any](), list[int]()
-        for value in given:
-            is_column = isinstance(value, Column)
-            values.append(value.packed() if is_column else next(dumped))
-            oids.append(value.array_oid if is_column else next(types))
-        return text, tuple(oids), values, _BINARY * len(names)
+        values = transformer.dump_sequence(others, wanted[: len(others)])
+        dumped = zip(values, transformer.types or (), transformer.formats or (), strict=True)  # an empty list is text
+        bound = [
+            (value.packed(), value.array_oid, Format.BINARY) if isinstance(value, Column) else next(dumped)
+            for value in given
+        ]
+        values, types, formats = zip(*bound, strict=True)
+        return text, types, values, formats
 
     async def run(self, queued: Sequence[_Queued]) -> None:
         """Runs statements in one round trip. Raises the error of the first that failed; those after it did not run."""
