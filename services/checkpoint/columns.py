@@ -161,7 +161,8 @@ def _array_type(field: _Field) -> str:
 
 def _packing(field: _Field) -> tuple[type[Column[Any]], Callable[[Any], Any], Callable[[Any], str] | None]:
     """Returns the column of a field, how a row has its value, and how the value is a text; None: it is one."""
-    text_of = {datetime: _moment_text, tuple: SEPARATOR.join}.get(field.plain)
+    texts: dict[type, Callable[[Any], str]] = {datetime: _moment_text, tuple: SEPARATOR.join}
+    text_of = texts.get(field.plain)
     return Byteas if field.plain is bytes else Texts, attrgetter(field.path), text_of
 
 

@@ -6,7 +6,7 @@ The ledger counts, and not the workers: it sees each of them exactly once, which
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.states import TERMINAL, Reason, TaskState
@@ -79,9 +79,14 @@ class _ModelCells:
 @lru_cache(maxsize=256)
 def _model_cells(model: str) -> _ModelCells:
     labels = model_labels(model)
-    kinds = ("input", "output", "cache_read", "cache_creation")
-    tokens = (metrics.cell("tenure_model_tokens_total", kind=kind, **labels) for kind in kinds)
-    return _ModelCells(*tokens, metrics.cell("tenure_model_cost_usd_total", **labels))
+    tokens = partial(metrics.cell, "tenure_model_tokens_total", **labels)
+    return _ModelCells(
+        input=tokens(kind="input"),
+        output=tokens(kind="output"),
+        cache_read=tokens(kind="cache_read"),
+        cache_creation=tokens(kind="cache_creation"),
+        cost_usd=metrics.cell("tenure_model_cost_usd_total", **labels),
+    )
 
 
 @lru_cache(maxsize=256)
