@@ -6,7 +6,7 @@ The ledger counts, and not the workers: it sees each of them exactly once, which
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.states import TERMINAL, Reason, TaskState
@@ -79,12 +79,11 @@ class _ModelCells:
 @lru_cache(maxsize=256)
 def _model_cells(model: str) -> _ModelCells:
     labels = model_labels(model)
-    tokens = partial(metrics.cell, "tenure_model_tokens_total", **labels)
     return _ModelCells(
-        input=tokens(kind="input"),
-        output=tokens(kind="output"),
-        cache_read=tokens(kind="cache_read"),
-        cache_creation=tokens(kind="cache_creation"),
+        input=metrics.cell("tenure_model_tokens_total", kind="input", **labels),
+        output=metrics.cell("tenure_model_tokens_total", kind="output", **labels),
+        cache_read=metrics.cell("tenure_model_tokens_total", kind="cache_read", **labels),
+        cache_creation=metrics.cell("tenure_model_tokens_total", kind="cache_creation", **labels),
         cost_usd=metrics.cell("tenure_model_cost_usd_total", **labels),
     )
 
