@@ -113,7 +113,7 @@ class RowArrays:
         numbers = [field for field in fields if field.is_number]
         arrays = [field for field in fields if not field.is_number]
         self._numbers_name, self._numbers_of = f"{prefix}numbers", attrgetter(*(field.path for field in numbers))
-        self._arrays = [(prefix + field.name, _packing(field)) for field in arrays]
+        self._arrays = [(prefix + field.name, *_packing(field)) for field in arrays]
         places = {field.name: place for place, field in enumerate(numbers, 1)}
         values = {field.name: _unpacked(field, places.get(field.name, 0)) for field in fields}
         added = {field.name for field in fields if ADDED in field.marks}
@@ -131,8 +131,10 @@ class RowArrays:
 
     def of(self, rows: Sequence[Any]) -> dict[str, Column[Any]]:
         """Returns the parameters by name."""
-        arrays: dict[str, Column[Any]] = {name: packing(rows) for name, packing in self._arrays}
-        arrays[self._numbers_name] = Numbers(map(self._numbers_of, rows))
+        arrays: dict[str, Column[Any]] = {self._numbers_name: Numbers(map(self._numbers_of, rows))}
+        for name, column, value_of, text_of in self._arrays:
+            values = map(value_of, rows)
+            arrays[name] = column(values if text_of is None else map(text_of, values))
         return arrays
 
 
@@ -141,20 +143,21 @@ def _array_type(field: _Field) -> str:
     return f"{cast}::{field.sql_type.name}[]" if field.sql_type else cast
 
 
-def _packing(field: _Field) -> Callable[[Sequence[Any]], Column[Any]]:
+def _packing(field: _Field) -> tuple[type[Column[Any]], Callable[[Any], Any], Callable[[Any], Any] | None]:
+    """Returns the column of a field, how a row has its value, and how the value is a text; None: it is one."""
     value_of = attrgetter(field.path)
-    if field.plain is datetime:
-        return lambda rows: Texts(moment.isoformat() if moment else "" for moment in map(value_of, rows))
-    if field.plain is tuple and field.optional:
-        return lambda rows: OptionalTexts(
-            None if texts is None else SEPARATOR.join(texts) for texts in map(value_of, rows)
-        )
-    if field.plain is tuple:
-        return lambda rows: Texts(map(SEPARATOR.join, map(value_of, rows)))
-    if field.optional:
-        return lambda rows: OptionalTexts(map(value_of, rows))
-    column = Byteas if field.plain is bytes else Texts
-    return lambda rows: column(map(value_of, rows))
+    if field.optional and field.plain is not datetime:
+        return OptionalTexts, value_of, _optional_joined if field.plain is tuple else None
+    texts: dict[type, Callable[[Any], str]] = {datetime: _moment_text, tuple: SEPARATOR.join}
+    return Byteas if field.plain is bytes else Texts, value_of, texts.get(field.plain)
+
+
+def _moment_text(moment: datetime | None) -> str:
+    return "" if moment is None else moment.isoformat()
+
+
+def _optional_joined(texts: Sequence[str] | None) -> str | None:
+    return None if texts is None else SEPARATOR.join(texts)
 
 
 def _unpacked(field: _Field, place: int) -> str:

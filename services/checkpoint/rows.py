@@ -28,6 +28,7 @@ from tenure.domain.close_out import OwnerDeaths, PendingEnding
 from tenure.domain.fencing import Fence
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import task_pb2
+from tenure.wire.codec import writer
 from tenure.wire.task import policy_to_domain, prices_to_domain
 
 if TYPE_CHECKING:
@@ -197,6 +198,11 @@ class TaskRow(ReadColumns):
         return prices_to_domain(task_pb2.ModelPrices.FromString(self.model_prices)) if self.model_prices else None
 
     @property
+    def has_own_caps(self) -> bool:
+        """Whether the task has caps of its own beside those of its root."""
+        return bool(self.own_max_tokens or self.own_max_nano_usd)
+
+    @property
     def own_budget(self) -> Budget:
         """The budget of the task itself, with no model attempt open."""
         usage = self.input_tokens + self.output_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
@@ -254,6 +260,11 @@ class BudgetRow:
             self.reserved_nano_usd,
             self.unpriced_calls,
         )
+
+    @property
+    def shown(self) -> task_pb2.BudgetStatus:
+        """The budget as callers see it. It is made of the row itself: each commit shows it."""
+        return _shown_budget(self)
 
     def reserve(self, tokens: int, nano_usd: int) -> None:
         """Reserves tokens and money."""
@@ -335,6 +346,14 @@ class NewTaskRow(NamedTuple):
     own_max_nano_usd: int
     agent: str
     agent_revision: int
+
+
+_shown_budget: Final = writer(
+    BudgetRow,
+    task_pb2.BudgetStatus,
+    skip="is_default_cap warned_tokens warned_nano_usd root_task_id changed raised beyond_tokens beyond_nano_usd "
+    "is_first_unpriced",
+)
 
 
 class NewEntryRow(NamedTuple):

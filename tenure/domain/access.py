@@ -171,11 +171,11 @@ def check_holder(principal: Principal, holder: str) -> None:
     A worker holds under the name in its certificate, or under that name with "-" and more: a pool of workers with names
     of their own may share a certificate.
     """
-    is_own = {
-        Role.WORKER: certificate_name(principal.name) in names_for(holder),
-        Role.COORDINATOR: holder.startswith(COORDINATOR_HOLDERS),
-    }
-    if principal.role is not None and not is_own.get(principal.role, True):
+    if principal.role is Role.WORKER:
+        is_own = certificate_name(principal.name) in names_for(holder)
+    else:
+        is_own = principal.role is not Role.COORDINATOR or holder.startswith(COORDINATOR_HOLDERS)
+    if not is_own:
         message = f"{principal.name} cannot act as the holder {holder}"
         raise PermissionDenied(message, reason="OTHER_HOLDER", metadata={"holder": holder})
 

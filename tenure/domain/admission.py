@@ -6,16 +6,15 @@ the first answer again, and no refusal gives the caller a commit number to adopt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from tenure.domain.errors import SequenceConflict, StaleEpoch, TenureError, WrongState
 from tenure.domain.fencing import Fence, describe_epoch
 from tenure.domain.states import TaskState
 
 
-@dataclass(frozen=True, slots=True)
-class FenceRow:
+class FenceRow(NamedTuple):
     """The columns of a task row that admission reads under the row's lock.
 
     `opened`: the claim of the newest Open. `holds`: whether the claim still holds the task in the ledger; every

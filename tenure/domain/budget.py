@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Final
+from typing import Final, NamedTuple
 
 from tenure.domain.states import Reason, TaskState
 
@@ -165,6 +165,17 @@ class TokenUsage:
     def total(self) -> int:
         return self.input_tokens + self.output_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether each count is 0 to MAX_TOKENS."""
+        least = min(
+            self.input_tokens, self.output_tokens, self.cache_creation_input_tokens, self.cache_read_input_tokens
+        )
+        most = max(
+            self.input_tokens, self.output_tokens, self.cache_creation_input_tokens, self.cache_read_input_tokens
+        )
+        return least >= 0 and most <= MAX_TOKENS
+
     def __add__(self, other: TokenUsage) -> TokenUsage:
         return TokenUsage(
             self.input_tokens + other.input_tokens,
@@ -278,16 +289,16 @@ def decide_reserve(
     if prices is None and not is_default_cap and any(budget.is_capped_in_money for budget in budgets):
         return Denied(Reason.MODEL_UNPRICED, _unpriced(request.model))
     minimum = _Amount.of(request, prices, request.min_output_tokens)
-    denials = [denial for budget in budgets for denial in _denials(budget, minimum)]
+    capped = [budget for budget in budgets if budget.max_tokens or budget.max_nano_usd]
+    denials = [denial for budget in capped for denial in _denials(budget, minimum)]
     if denials:
         return min(denials, key=lambda denial: denial.reason == Reason.BUDGET_BUSY)  # a final denial comes first
-    output_limits = [limit for budget in budgets for limit in _output_limits(budget, request, prices)]
+    output_limits = [limit for budget in capped for limit in _output_limits(budget, request, prices)]
     granted = _Amount.of(request, prices, min([request.max_output_tokens, *output_limits]))
     return Granted(granted.tokens - request.input_tokens, granted.tokens, granted.nano_usd, prices)
 
 
-@dataclass(frozen=True, slots=True)
-class _Amount:
+class _Amount(NamedTuple):
     """The most that a call may use."""
 
     tokens: int
@@ -304,7 +315,8 @@ class _Amount:
 
 def _denials(budget: Budget, minimum: _Amount) -> Iterator[Denied]:
     """Yields a denial for each cap that the minimum does not fit: final, or BUDGET_BUSY until reservations settle."""
-    if budget.free_tokens is not None and minimum.tokens > budget.free_tokens:
+    free_tokens, free_nano_usd = budget.free_tokens, budget.free_nano_usd
+    if free_tokens is not None and minimum.tokens > free_tokens:
         if budget.used_tokens + minimum.tokens > budget.max_tokens:
             used = f"{budget.used_tokens:,} of {budget.max_tokens:,} tokens are used"
             message = f"{used}, and the next model call needs at least {minimum.tokens:,}"
@@ -313,7 +325,7 @@ def _denials(budget: Budget, minimum: _Amount) -> Iterator[Denied]:
             yield Denied(
                 Reason.BUDGET_BUSY, f"{budget.reserved_tokens:,} tokens are reserved for model calls in flight"
             )
-    if budget.free_nano_usd is not None and minimum.nano_usd > budget.free_nano_usd:
+    if free_nano_usd is not None and minimum.nano_usd > free_nano_usd:
         if budget.used_nano_usd + minimum.nano_usd > budget.max_nano_usd:
             used = f"{usd(budget.used_nano_usd)} of {usd(budget.max_nano_usd)} are used"
             message = f"{used}, and the next model call needs at least {usd(minimum.nano_usd)}"
@@ -325,10 +337,11 @@ def _denials(budget: Budget, minimum: _Amount) -> Iterator[Denied]:
 
 def _output_limits(budget: Budget, request: ReserveRequest, prices: Prices | None) -> Iterator[int]:
     """Yields the most output tokens that each cap of the budget leaves."""
-    if budget.free_tokens is not None:
-        yield budget.free_tokens - request.input_tokens
-    if budget.free_nano_usd is not None:
-        output = affordable_output(prices, request.input_tokens, budget.free_nano_usd)
+    free_tokens, free_nano_usd = budget.free_tokens, budget.free_nano_usd
+    if free_tokens is not None:
+        yield free_tokens - request.input_tokens
+    if free_nano_usd is not None:
+        output = affordable_output(prices, request.input_tokens, free_nano_usd)
         if output is not None:
             yield output
 

@@ -156,7 +156,7 @@ def validate(request: Message) -> None:
 
     A request with a value that is too long is not checked further.
     """
-    broken = Violations()
+    broken = Violations(request.ByteSize())
     with suppress(TooManyProblems):
         check_fields(request, broken)
         if not broken.too_large and (across_fields := _CHECKS.get(type(request))) is not None:

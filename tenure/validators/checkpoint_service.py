@@ -58,16 +58,20 @@ def _find_repeat(request: checkpoint.FindRepeatRequest, v: Violations) -> None:
         {**CHECKS, **task_service.CHECKS, **schedule_service.CHECKS}[type(repeated)](repeated, v)
 
 
+_TOGETHER: Final = f"at most {MAX_COMMIT_BYTES} bytes together"
+
+
 def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
     check_token(request.token, v)
-    v.require(request.ByteSize() <= MAX_COMMIT_BYTES, "entries", f"at most {MAX_COMMIT_BYTES} bytes together")
-    has_content = bool(request.entries) or request.HasField("transition") or request.HasField("reserve")
+    v.require(v.size <= MAX_COMMIT_BYTES, "entries", _TOGETHER)
+    reserves, moves = request.HasField("reserve"), request.HasField("transition")
+    has_content = reserves or moves or bool(request.entries)
     v.require(has_content, "entries", "must not be empty without a transition or a reserve")
-    both = request.HasField("transition") and request.HasField("reserve")
+    both = reserves and moves
     v.require(not both, "reserve", "must not be set with a transition: a task that leaves RUNNING makes no model call")
-    if request.HasField("reserve"):
+    if reserves:
         _reserve(request.reserve, v)
-    if request.HasField("transition"):
+    if moves:
         _transition(request.transition, v)
 
 

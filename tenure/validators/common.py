@@ -123,8 +123,9 @@ def check_source_fields(source: Any, v: Violations, field: str) -> None:
 
 
 def check_frame(items: str) -> Check:
-    def check(request: Any, v: Violations) -> None:
-        advice = "in a frame; send the rest in another frame"
-        v.require(request.ByteSize() <= MAX_FRAME_BYTES, items, f"at most {MAX_FRAME_BYTES} bytes {advice}")
+    problem = f"at most {MAX_FRAME_BYTES} bytes in a frame; send the rest in another frame"
+
+    def check(_request: Any, v: Violations) -> None:
+        v.require(v.size <= MAX_FRAME_BYTES, items, problem)
 
     return check

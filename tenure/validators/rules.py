@@ -23,6 +23,8 @@ MAX_PROBLEMS: Final = 20
 """The violations that a refusal names. A check stops after so many."""
 ENVELOPE_BYTES: Final = 64 * 1024
 """Room in a request for fields of a newer version of the contract."""
+_LONG_BYTES: Final = 4096
+"""Few requests are longer than a bound of so many bytes."""
 
 # The forms of texts.
 
@@ -70,9 +72,13 @@ class TooManyProblems(Exception):  # noqa: N818  it ends a check early, and no c
 
 
 class Violations:
-    """Collects the violations of a request, each with the path of its field, until there are MAX_PROBLEMS."""
+    """Collects the violations of a request, each with the path of its field, until there are MAX_PROBLEMS.
 
-    def __init__(self) -> None:
+    `size`: the bytes of the request, which no text in it can exceed.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.violations: list[FieldViolation] = []
         self.too_large = False
         """Whether a value is longer than its bound, so that nothing may walk it."""
@@ -176,6 +182,11 @@ def _of_field(field: FieldDescriptor, names: dict[str, Any]) -> Iterator[str]:
             yield f"if m.HasField({name!r}): {call}"
     else:
         guard = f"m.HasField({name!r}) and " if field.has_presence else ""
+        if rule == rule_pb2.FieldRule(max_bytes=rule.max_bytes) and rule.max_bytes >= _LONG_BYTES:
+            guard = f"v.size > {rule.max_bytes} and {guard}"  # nearly always decided without a copy of the value
+            [(holds, problem, add)] = _bounds(field, rule, f"m.{name}", names)
+            yield f"if {guard}not ({holds}): v.{add}(path, {name!r}, {problem!r})"
+            return
         for holds, problem, add in _bounds(field, rule, "x", names):
             yield f"x = m.{name}"
             yield f"if {guard}not ({holds}): v.{add}(path, {name!r}, {problem!r})"
@@ -187,8 +198,10 @@ def _is_choice(field: FieldDescriptor) -> bool:
 
 
 def _of_choices(oneof: OneofDescriptor, names: dict[str, Any]) -> Iterator[str]:
-    checks = {field.name: _later(field.message_type) for field in oneof.fields if _is_choice(field)}
-    checks = {name: check for name, check in checks.items() if check is not None}
+    checks: dict[str, Any] = {}
+    for field in oneof.fields:
+        if _is_choice(field):
+            _put_later(field.message_type, checks, field.name)
     if checks:
         table = f"choices_{oneof.name}"
         names[table] = checks
@@ -279,22 +292,22 @@ def _of_number(rule: Any, x: str) -> tuple[str, str, str]:
 
 def _call(field: FieldDescriptor, path: str, value: str, names: dict[str, Any]) -> str:
     """Returns the call of the check of a field's message, or nothing for a message without bounds."""
-    check = _later(field.message_type)
-    if check is None:
-        return ""
-    names[f"check_{field.number}"] = check
-    return f"check_{field.number}({value}, {path}, v)"
+    _put_later(field.message_type, names, f"check_{field.number}")
+    return f"check_{field.number}({value}, {path}, v)" if f"check_{field.number}" in names else ""
 
 
-def _later(kind: Descriptor | None) -> Check | None:
-    """Returns a check that is compiled when it is first called, since a type may contain itself."""
+def _put_later(kind: Descriptor | None, names: dict[str, Any], name: str) -> None:
+    """Puts the check of a message type with bounds into `names`. It is compiled, and then stands there itself, when it
+    is first called: a type may contain itself.
+    """
     if kind is None or not _has_rules(kind, frozenset()):
-        return None
+        return
 
     def check(message: Any, path: _Path, v: Violations) -> None:
-        _compiled(kind)(message, path, v)
+        names[name] = compiled = _compiled(kind)
+        compiled(message, path, v)
 
-    return check
+    names[name] = check
 
 
 # The longest request.

@@ -13,10 +13,9 @@ from tenure.domain.entries import Entry
 from tenure.domain.errors import Unavailable
 from tenure.domain.waits import BeginWait
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire import tenant_service, tool  # noqa: F401  their pairs are parts of entries
+from tenure.wire import task, tenant_service, tool  # noqa: F401  their pairs are parts of entries
 from tenure.wire.codec import pair, reader, register, union
 from tenure.wire.common import STATES
-from tenure.wire.task import usage_to_domain
 
 # The content blocks of an answer: JSON of a model provider or of a loop outside of this project.
 
@@ -31,9 +30,14 @@ def _blocks_of(content_json: str) -> tuple[dict[str, Any], ...]:
         blocks = json.loads(content_json or "[]")
     except RecursionError:
         raise ValueError("content_json nests too deeply") from None
-    if not isinstance(blocks, list) or not all(map(_is_block, blocks)):
+    return blocks_of(blocks)
+
+
+def blocks_of(value: Any) -> tuple[dict[str, Any], ...]:
+    """Returns parsed content as blocks. Raises ValueError for content that the fold cannot handle."""
+    if not isinstance(value, list) or not all(map(_is_block, value)):
         raise ValueError("content_json is not a JSON array of content blocks")
-    return tuple(blocks)
+    return tuple(value)
 
 
 def readable_content_of(message: ledger_pb2.AssistantMessage) -> tuple[dict[str, Any], ...]:
@@ -155,17 +159,6 @@ def entries_to_domain(entries: Iterable[ledger_pb2.Entry]) -> list[domain.Entry]
 def new_entry(step: int, body: domain.Body) -> ledger_pb2.NewEntry:
     """Returns the message of an entry to append."""
     return ledger_pb2.NewEntry(step=step, body=body_to_wire(body))
-
-
-def settled_usage(body: ledger_pb2.EntryBody) -> tuple[int, TokenUsage] | None:
-    """Returns (attempt number, usage) when the entry settles a model attempt, else None."""
-    match body.WhichOneof("body"):
-        case "assistant_message":
-            return body.assistant_message.attempt_number, usage_to_domain(body.assistant_message.usage)
-        case "model_failure":
-            return body.model_failure.attempt_number, usage_to_domain(body.model_failure.usage)
-        case _:
-            return None
 
 
 # The answer to Open: a header, then the history in pages.

@@ -72,13 +72,13 @@ class TokenChecker:
         Raises Unauthenticated (INVALID_TOKEN) for a bad signature, PermissionDenied (WRONG_AUDIENCE) for a token of
         another service or installation, and PermissionDenied (OTHER_HOLDER) for a token of another holder.
         """
-        self.verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
-        claims = self._read.get(token.claims)
+        digest = self.verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
+        claims = self._read.get(digest)
         if claims is None:
             claims = read_claims(token)
             claims.check_audience(self.audience, self.installation)
             claims = claims if self.keeps_tools else replace(claims, tools=None)
-            self._read.put(claims, token.claims)
+            self._read.put(digest, claims)
         check_holder(current_principal(), claims.holder)
         return claims
 

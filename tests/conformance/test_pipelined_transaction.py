@@ -14,6 +14,7 @@ from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import Connection, PoolOptions, TransactionConflict, in_transaction, open_pool
 from tenure.runtime.store.postgres import connection as pool_connection
 from tenure.runtime.store.postgres import transaction as transaction_of
+from tenure.runtime.store.sql_arrays import Texts
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import CALL_SECONDS
 
@@ -144,6 +145,14 @@ async def test_large_parameters_are_sent_whole(dsn: str) -> None:
             for number in range(3):
                 await transaction.execute(INSERT, {"id": number, "body": body})
         assert await notes(connection) == [(number, body) for number in range(3)]
+
+
+async def test_an_empty_list_travels_beside_packed_columns(dsn: str) -> None:
+    """psycopg sends an empty list as text, and all other parameters of the service as binary."""
+    statement = b"select cardinality(%(packed)b::text[]), cardinality(%(listed)b::text[]), %(number)b::int8"
+    async with kept(dsn) as connection, connection.statements() as statements:
+        rows = await statements.execute(statement, {"packed": Texts(["one"]), "listed": [], "number": 5})
+        assert await rows.fetchall() == [(1, 0, 5)]
 
 
 async def test_a_transaction_without_statements_sends_nothing(dsn: str) -> None:

@@ -142,7 +142,7 @@ def cases_of(kind: Descriptor, way: Way, field: FieldDescriptor) -> Iterator[Cas
 
 
 def refused_fields(request: Message) -> set[str]:
-    found = Violations()
+    found = Violations(request.ByteSize())
     with suppress(TooManyProblems):
         check_fields(request, found)
     return {violation.field for violation in found.violations}

@@ -6,6 +6,8 @@ mutation, when it must name the invariant. `python -m tests.fault.mutants --list
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +58,14 @@ async def test_the_checker_notices_that_a_guard_is_missing(
         if not mutation:
             assert violations == [], "the services as they are"
     assert {each.invariant for each in violations} & set(MUTATIONS[name].invariants), violations
+
+
+def test_no_module_is_imported_before_its_edit() -> None:
+    """Else the service would refuse to start with the mutation, and no run would try the guard."""
+    program = "import sys, tests.fault.mutants.__main__; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    edited = {edit.where for mutation in MUTATIONS.values() for edit in mutation.edits if not edit.sql}
+    assert edited.isdisjoint(imported.split())
 
 
 def test_every_mutation_has_a_scenario() -> None:

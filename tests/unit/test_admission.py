@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tenure.domain.admission import CommitVerdict, FenceRow, OpenVerdict, decide_commit, decide_open
@@ -31,12 +29,12 @@ def test_an_equal_epoch_of_another_claim_opens_nothing() -> None:
 
 
 def test_a_higher_epoch_takes_a_running_task_over() -> None:
-    assert decide_open(replace(RUNNING, granted=NEW), NEW) is OpenVerdict.TAKEOVER
+    assert decide_open(RUNNING._replace(granted=NEW), NEW) is OpenVerdict.TAKEOVER
 
 
 def test_an_old_claim_cannot_open_once_a_newer_one_is_registered() -> None:
     with pytest.raises(StaleEpoch) as refused:
-        decide_open(replace(RUNNING, granted=NEW), OLD)
+        decide_open(RUNNING._replace(granted=NEW), OLD)
     assert refused.value.metadata == {"presented": "7", "current": "9"}
 
 
@@ -46,13 +44,13 @@ def test_the_current_claim_may_open_again() -> None:
 
 def test_a_claim_whose_task_was_requeued_opens_no_more() -> None:
     with pytest.raises(StaleEpoch):
-        decide_open(replace(RUNNING, state=TaskState.QUEUED, holds=False), OLD)
+        decide_open(RUNNING._replace(state=TaskState.QUEUED, holds=False), OLD)
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL | {TaskState.WAITING_USER, TaskState.RETRY_SCHEDULED}))
 def test_a_task_that_is_not_to_be_run_is_not_opened(state: TaskState) -> None:
     with pytest.raises(WrongState) as refused:
-        decide_open(replace(RUNNING, state=state, holds=False, granted=NEW), NEW)
+        decide_open(RUNNING._replace(state=state, holds=False, granted=NEW), NEW)
     assert refused.value.metadata == {"state": state.value}
 
 
@@ -65,7 +63,7 @@ def test_the_last_commit_repeated_is_recognised() -> None:
 
 
 def test_a_repeated_close_out_is_recognised_without_the_claim() -> None:
-    closed = replace(RUNNING, state=TaskState.SUCCEEDED, holds=False)
+    closed = RUNNING._replace(state=TaskState.SUCCEEDED, holds=False)
     assert decide_commit(closed, OLD, 3, "c3", b"h3") is CommitVerdict.REPEAT
 
 
@@ -83,7 +81,7 @@ def test_conflict_hides_the_expected_number() -> None:
 
 
 def test_a_stale_owner_is_refused_before_repeats_are_checked() -> None:
-    taken_over = replace(RUNNING, opened=NEW, granted=NEW)
+    taken_over = RUNNING._replace(opened=NEW, granted=NEW)
     assert isinstance(decide_commit(taken_over, OLD, 3, "c3", b"h3"), StaleEpoch)
 
 
@@ -92,10 +90,10 @@ def test_another_claim_of_the_current_epoch_cannot_commit() -> None:
 
 
 def test_an_owner_is_fenced_while_its_task_is_queued() -> None:
-    requeued = replace(RUNNING, state=TaskState.QUEUED, holds=False)
+    requeued = RUNNING._replace(state=TaskState.QUEUED, holds=False)
     assert isinstance(decide_commit(requeued, OLD, 4, "c4", b"h4"), StaleEpoch)
 
 
 def test_grant_alone_does_not_raise_the_fence() -> None:
     """Old writes count until the next Open, and are visible to it."""
-    assert decide_commit(replace(RUNNING, granted=NEW), OLD, 4, "c4", b"h4") is CommitVerdict.APPLY
+    assert decide_commit(RUNNING._replace(granted=NEW), OLD, 4, "c4", b"h4") is CommitVerdict.APPLY

@@ -41,7 +41,7 @@ from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.domain.waits import WaitKind
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import STATES, duration
-from tenure.wire.task import budget_request_to_domain, budget_request_to_wire, budget_to_wire, prices_to_wire
+from tenure.wire.task import budget_request_to_domain, budget_request_to_wire, prices_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -242,7 +242,8 @@ async def _apply_entries(connection: Connection, draft: Draft, commit: PreparedC
         await open_output(connection, draft, call)
     for call in commit.spawns:
         await spawn(connection, draft, call)
-    await write_outputs(connection, draft, commit.outputs)
+    if commit.outputs:
+        await write_outputs(connection, draft, commit.outputs)
     return draft.entries[begun:]
 
 
@@ -255,7 +256,7 @@ def _answer(
     entries_of_others = sorted([*draft.warnings, *added], key=attrgetter("sequence"))
     response = pb.CommitResponse(
         sequence=row.sequence,
-        budget=budget_to_wire(draft.budget.budget),
+        budget=draft.budget.shown,
         cancel_requested=bool(row.ending_state) and row.state not in TERMINAL,
         reserve=reserved,
         state=STATES.to_wire(row.state),
@@ -291,7 +292,8 @@ def _reserve(
     if ending is not None:
         decided = Denied(ending.reason, ending.message or "the task has a pending ending")
     else:
-        budgets = (draft.budget.budget, row.own_budget)
+        root = draft.budget.budget
+        budgets = (root, row.own_budget) if row.has_own_caps else (root,)
         decided = decide_reserve(
             budgets,
             request,

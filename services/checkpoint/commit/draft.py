@@ -143,17 +143,8 @@ class Draft:
         row.ledger_bytes += len(body)
         epoch, claim_id = (row.epoch, row.claim_id) if by_claim else (0, "")
         self.entries.append(
-            NewEntryRow(
-                task_id=row.task_id,
-                sequence=row.sequence,
-                tenant=row.tenant,
-                epoch=epoch,
-                claim_id=claim_id,
-                attempt=row.attempt,
-                step=step,
-                kind=kind,
-                actor=actor,
-                body=body,
+            NewEntryRow(  # with positional arguments: names would take as long again
+                row.task_id, row.sequence, row.tenant, epoch, claim_id, row.attempt, step, kind, actor, body
             )
         )
 
@@ -177,7 +168,7 @@ class Draft:
             summary_through_step=request.summary_through_step,
             reserved_nano_usd=granted.reserved_nano_usd,
             prices=prices,
-            budget=budget_to_wire(self.budget.budget),
+            budget=self.budget.shown,
             outlives_worker=request.outlives_worker,
         )
         body = ledger_pb2.EntryBody(model_attempt=attempt).SerializeToString()
@@ -208,17 +199,21 @@ class Draft:
                 usage,
             )
         )
-        before = row.own_budget
+        before = row.own_budget if row.has_own_caps else None
         row.add_usage(usage, nano_usd)
-        self.own_warnings += crossed_warnings(before, row.own_budget)
+        if before is not None:
+            self.own_warnings += crossed_warnings(before, row.own_budget)
         row.model_open, row.model_nano_usd, row.model_outlives = False, 0, False
 
     def warn(self) -> None:
         """Appends one budget warning for each cap that is nearly used up and has no warning yet. Call it after a
         settlement.
         """
-        root = budget_to_wire(self.budget.budget)
-        warnings = [ledger_pb2.BudgetWarning(limit=limit, budget=root) for limit in self.budget.take_warnings()]
+        limits = self.budget.take_warnings()
+        if not limits and not self.own_warnings:
+            return
+        root = self.budget.shown
+        warnings = [ledger_pb2.BudgetWarning(limit=limit, budget=root) for limit in limits]
         own = budget_to_wire(self.row.own_budget)
         warnings += [ledger_pb2.BudgetWarning(limit=limit, budget=root, own=own) for limit in self.own_warnings]
         self.own_warnings.clear()
@@ -290,7 +285,7 @@ class Draft:
             wait=begun,
             result_json=result_json,
             error_class=error_class,
-            budget=budget_to_wire(self.budget.budget) if shows_budget else None,
+            budget=self.budget.shown if shows_budget else None,
             calls_in_doubt=calls_in_doubt_to_wire(in_doubt),
             outputs=outputs,
         )

@@ -12,7 +12,6 @@ from services.checkpoint.queries import OUTPUTS, fetch_one
 from services.checkpoint.waits.waits import close_call
 from tenure.domain.outputs import MAX_OUTPUTS
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.v1 import ledger_pb2, tool_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,28 +19,11 @@ if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Draft
     from tenure.domain.entries import ToolIntent
     from tenure.runtime.store.postgres import Connection
-    from tenure.v1 import checkpoint_service_pb2 as pb
+    from tenure.v1 import tool_pb2
 
 _TOO_MANY: Final = Outcome(
     OutcomeStatus.FAILED, f"The output was not recorded: a task makes at most {MAX_OUTPUTS} calls of this tool."
 )
-
-
-def outputs_in(request: pb.CommitRequest) -> tuple[tool_pb2.TaskOutput, ...]:
-    """Returns the outputs that the commit's outcomes record, with their call ids."""
-    outcomes = (entry.body.tool_outcome for entry in request.entries if entry.body.HasField("tool_outcome"))
-    return tuple(
-        _with_call_id(outcome)
-        for outcome in outcomes
-        if outcome.outcome.HasField("output") and outcome.outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
-    )
-
-
-def _with_call_id(outcome: ledger_pb2.ToolOutcome) -> tool_pb2.TaskOutput:
-    output = tool_pb2.TaskOutput()
-    output.CopyFrom(outcome.outcome.output)
-    output.call_id = outcome.call_id
-    return output
 
 
 async def open_output(connection: Connection, draft: Draft, call: ToolIntent) -> None:

@@ -5,31 +5,53 @@ Owners may be loops that users wrote. An entry never changes, so an unreadable e
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Final
+
 from tenure.domain.outputs import problem_of_output
 from tenure.domain.tool_arguments import storable_json
-from tenure.v1 import ledger_pb2
-from tenure.wire.ledger import body_to_domain
+from tenure.wire.ledger import blocks_of, body_to_domain
 from tenure.wire.tool import output_to_domain
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def problem_of_body(body: ledger_pb2.EntryBody) -> str:
+    from tenure.v1 import ledger_pb2
+
+
+def problem_of_body(kind: str, body: ledger_pb2.EntryBody) -> str:
     """Returns the problem as text that follows the field's name; "" for none."""
     try:
-        body_to_domain(body)
-        match body.WhichOneof("body"):
-            case "assistant_message":
-                storable_json(body.assistant_message.content_json or "[]")
-            case "tool_outcome" if body.tool_outcome.outcome.HasField("output"):
-                if problem := problem_of_output(output_to_domain(body.tool_outcome.outcome.output)):
-                    return f"has an output that cannot be listed: {problem}"
-            case "tools_defined":
-                for tool in body.tools_defined.tools:
-                    _check_schema(tool.name, tool.input_schema_json)
+        if kind not in ALWAYS_READ:
+            body_to_domain(body)
+        if kind in _CHECKS:
+            _CHECKS[kind](getattr(body, kind))
     except ValueError as error:
         return f"cannot be read: {error}"
     return ""
 
 
-def _check_schema(name: str, schema_json: str) -> None:
-    if not isinstance(storable_json(schema_json or "{}"), dict):
-        raise ValueError(f"the input_schema_json of the tool {name!r} is not a JSON object")  # noqa: TRY004
+ALWAYS_READ: Final = frozenset({"assistant_message", "tool_intent", "tool_outcome", "control_step", "user_message"})
+"""The kinds whose conversion refuses nothing but the content of an answer: they are not converted here."""
+
+
+def _check_answer(answer: ledger_pb2.AssistantMessage) -> None:
+    blocks_of(storable_json(answer.content_json or "[]"))
+
+
+def _check_outcome(outcome: ledger_pb2.ToolOutcome) -> None:
+    told = outcome.outcome
+    if told.HasField("output") and (problem := problem_of_output(output_to_domain(told.output))):
+        raise ValueError(f"its output cannot be listed: {problem}")
+
+
+def _check_tools(defined: ledger_pb2.ToolsDefined) -> None:
+    for tool in defined.tools:
+        if not isinstance(storable_json(tool.input_schema_json or "{}"), dict):
+            raise ValueError(f"the input_schema_json of the tool {tool.name!r} is not a JSON object")  # noqa: TRY004
+
+
+_CHECKS: Final[dict[str, Callable[[Any], None]]] = {
+    "assistant_message": _check_answer,
+    "tool_outcome": _check_outcome,
+    "tools_defined": _check_tools,
+}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
-from services.checkpoint.commit.outputs import outputs_in
 from services.checkpoint.commit.owner_bodies import problem_of_body
 from services.checkpoint.entries import KINDS, WRITTEN_BY_OWNERS
 from tenure.domain.budget import MAX_TOKENS, ReserveRequest, TokenUsage
@@ -17,18 +16,20 @@ from tenure.domain.errors import InvalidRequest
 from tenure.domain.outputs import RECORD_OUTPUT
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
+from tenure.v1 import tool_pb2
 from tenure.validators import CALL_ID, validate
 from tenure.wire.common import STATES, seconds
-from tenure.wire.ledger import settled_usage
-from tenure.wire.task import wait_to_domain
+from tenure.wire.task import usage_to_domain, wait_to_domain
 from tenure.wire.tool import calls_in_doubt_to_domain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tenure.domain.fencing import Claims, Fence
     from tenure.domain.in_doubt import CallInDoubt
     from tenure.domain.waits import Wait
     from tenure.v1 import checkpoint_service_pb2 as pb
-    from tenure.v1 import ledger_pb2, tool_pb2
+    from tenure.v1 import ledger_pb2
     from tenure.wire.token import TokenChecker
 
 _SEPARATOR: Final = b"\x00"
@@ -69,7 +70,7 @@ class PreparedTransition(NamedTuple):
 
 
 class PreparedCommit(NamedTuple):
-    """All that a batch needs of one commit."""
+    """All that a batch needs of one commit. `step`: the highest of its entries, or 0."""
 
     task_id: str
     fence: Fence
@@ -79,20 +80,16 @@ class PreparedCommit(NamedTuple):
     commit_number: int
     known_sequence: int
     payload_hash: bytes
-    entries: tuple[PreparedEntry, ...]
-    calls: tuple[CallOpened | CallSettled, ...]
+    entries: Sequence[PreparedEntry]
+    calls: Sequence[CallOpened | CallSettled]
     settlement: Settlement | None
     move: PreparedTransition | None
     reserve: ReserveRequest | None
     size_bytes: int
+    step: int
     spawns: tuple[ToolIntent, ...] = ()
     output_calls: tuple[ToolIntent, ...] = ()
-    outputs: tuple[tool_pb2.TaskOutput, ...] = ()
-
-    @property
-    def step(self) -> int:
-        """The highest step of its entries, or 0."""
-        return max((entry.step for entry in self.entries), default=0)
+    outputs: Sequence[tool_pb2.TaskOutput] = ()
 
 
 def prepare(request: pb.CommitRequest, tokens: TokenChecker, *, validated: bool) -> PreparedCommit:
@@ -104,7 +101,7 @@ def prepare(request: pb.CommitRequest, tokens: TokenChecker, *, validated: bool)
         validate(request)
     claims = tokens.check(request.token)
     task_id = task_of(claims)
-    entries = tuple(_entries(request))
+    read = _Entries(request)
     return PreparedCommit(
         task_id=task_id,
         fence=claims.fence,
@@ -113,16 +110,17 @@ def prepare(request: pb.CommitRequest, tokens: TokenChecker, *, validated: bool)
         commit_id=request.commit_id,
         commit_number=request.commit_number,
         known_sequence=request.known_sequence,
-        payload_hash=_hash(request, entries),
-        entries=entries,
-        calls=tuple(_calls(request)),
-        settlement=_settlement(request),
-        move=_move(request),
-        reserve=_reserve(request),
-        size_bytes=sum(len(entry.body) for entry in entries),
-        spawns=_spawns(request),
-        output_calls=_intents_of(request, RECORD_OUTPUT),
-        outputs=outputs_in(request),
+        payload_hash=digest_of(request, read.entries),
+        entries=read.entries,
+        calls=read.calls,
+        settlement=read.settlement,
+        move=_move(request) if request.HasField("transition") else None,
+        reserve=_reserve(request.reserve) if request.HasField("reserve") else None,
+        size_bytes=read.size_bytes,
+        step=read.step,
+        spawns=read.intents_of(SPAWN_SUB_AGENTS),
+        output_calls=read.intents_of(RECORD_OUTPUT),
+        outputs=read.outputs,
     )
 
 
@@ -136,89 +134,104 @@ def task_of(claims: Claims) -> str:
     return task_id
 
 
-def _entries(request: pb.CommitRequest) -> list[PreparedEntry]:
-    entries = []
-    for index, entry in enumerate(request.entries):
-        kind = entry.body.WhichOneof("body")
+class _Entries:
+    """All that one pass over the entries of a commit finds. Raises InvalidRequest.
+
+    - step: the highest step, or 0
+    - settlement: at most one, because at most one model attempt is open
+    - outputs: that the outcomes record, with their call ids
+    """
+
+    __slots__ = ("_intents", "_settled", "calls", "entries", "outputs", "settlement", "size_bytes", "step")
+
+    def __init__(self, request: pb.CommitRequest) -> None:
+        self.entries: list[PreparedEntry] = []
+        self.calls: list[CallOpened | CallSettled] = []
+        self.settlement: Settlement | None = None
+        self.outputs: list[tool_pb2.TaskOutput] = []
+        self.size_bytes = self.step = 0
+        self._intents: list[ledger_pb2.ToolIntent] = []
+        self._settled: set[str] = set()
+        for entry in request.entries:
+            self._add(entry.step, entry.body)
+        if request.transition.HasField("wait") and self.intents_of(SPAWN_SUB_AGENTS):  # they do not exist before
+            message = "must come in a commit after the one with the intent of spawn_sub_agents"
+            raise InvalidRequest(violations=[("transition.wait", message)])
+
+    def _add(self, step: int, body: ledger_pb2.EntryBody) -> None:
+        kind = body.WhichOneof("body")
         if kind not in WRITTEN_BY_OWNERS:
             message = "is empty" if kind is None else f"the entry kind {kind} is written only by the ledger"
-            raise InvalidRequest(violations=[(f"entries[{index}].body", message)])
-        if entry.step < 0:
-            raise InvalidRequest(violations=[(f"entries[{index}].step", "must not be negative")])
-        if problem := problem_of_body(entry.body):
-            raise InvalidRequest(violations=[(f"entries[{index}].body.{kind}", problem)])
-        entries.append(PreparedEntry(entry.step, KINDS[kind], entry.body.SerializeToString(deterministic=True)))
-    return entries
+            raise self._refusal("body", message)
+        if step < 0:
+            raise self._refusal("step", "must not be negative")
+        if problem := problem_of_body(kind, body):
+            raise self._refusal(f"body.{kind}", problem)
+        if kind in _TAKEN:
+            _TAKEN[kind](self, step, getattr(body, kind))
+        stored = body.SerializeToString(deterministic=True)
+        self.entries.append(PreparedEntry(step, KINDS[kind], stored))
+        self.size_bytes += len(stored)
+        self.step = max(self.step, step)
 
+    def intents_of(self, tool: str) -> tuple[ToolIntent, ...]:
+        """Returns the calls of a tool that the ledger carries out: those that the commit does not settle itself."""
+        return tuple(
+            ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
+            for one in self._intents
+            if one.tool == tool and one.call_id not in self._settled
+        )
 
-def _calls(request: pb.CommitRequest) -> list[CallOpened | CallSettled]:
-    calls: list[CallOpened | CallSettled] = []
-    for index, entry in enumerate(request.entries):
-        match entry.body.WhichOneof("body"):
-            case "tool_intent":
-                call_id = entry.body.tool_intent.call_id
-                calls.append(CallOpened(call_id))
-            case "tool_outcome":
-                call_id = entry.body.tool_outcome.call_id
-                calls.append(CallSettled(call_id))
-            case _:
-                continue
+    def take_intent(self, _step: int, intent: ledger_pb2.ToolIntent) -> None:
+        self._check_id(intent.call_id)
+        self.calls.append(CallOpened(intent.call_id))
+        self._intents.append(intent)
+
+    def take_outcome(self, _step: int, outcome: ledger_pb2.ToolOutcome) -> None:
+        call_id = outcome.call_id
+        self._check_id(call_id)
+        self.calls.append(CallSettled(call_id))
+        self._settled.add(call_id)
+        told = outcome.outcome
+        if told.HasField("output") and told.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED:
+            output = tool_pb2.TaskOutput()
+            output.CopyFrom(told.output)
+            output.call_id = call_id
+            self.outputs.append(output)
+
+    def take_answer(self, step: int, answer: ledger_pb2.AssistantMessage) -> None:
+        self._settle(step, answer, answer.model)
+
+    def take_failure(self, step: int, failure: ledger_pb2.ModelFailure) -> None:
+        self._settle(step, failure, "")
+
+    def _settle(self, step: int, settled: ledger_pb2.AssistantMessage | ledger_pb2.ModelFailure, model: str) -> None:
+        if self.settlement is not None:
+            raise self._refusal("body", "settles a second model attempt; a commit settles at most one")
+        usage = usage_to_domain(settled.usage)
+        if not usage.is_possible:
+            raise self._refusal("body", f"usage must be 0 to {MAX_TOKENS}")
+        self.settlement = Settlement(step, settled.attempt_number, usage, model, settled.provider_request_id)
+
+    def _check_id(self, call_id: str) -> None:
         if CALL_ID.match(call_id) is None:
-            raise InvalidRequest(violations=[(f"entries[{index}].body", 'call_id must be "<step>.<index>"')])
-    return calls
+            raise self._refusal("body", 'call_id must be "<step>.<index>"')
+
+    def _refusal(self, field: str, description: str) -> InvalidRequest:
+        """Returns the refusal of the entry that is being added."""
+        return InvalidRequest(violations=[(f"entries[{len(self.entries)}].{field}", description)])
 
 
-def _spawns(request: pb.CommitRequest) -> tuple[ToolIntent, ...]:
-    """Returns the calls of spawn_sub_agents. Their wait must come in a later commit: the sub-agents do not exist
-    before.
-    """
-    spawns = _intents_of(request, SPAWN_SUB_AGENTS)
-    if spawns and request.transition.HasField("wait"):
-        message = "must come in a commit after the one with the intent of spawn_sub_agents"
-        raise InvalidRequest(violations=[("transition.wait", message)])
-    return spawns
+_TAKEN: Final[dict[str, Callable[[_Entries, int, Any], None]]] = {
+    "assistant_message": _Entries.take_answer,
+    "model_failure": _Entries.take_failure,
+    "tool_intent": _Entries.take_intent,
+    "tool_outcome": _Entries.take_outcome,
+}
+"""The kinds of entries that change more than the history."""
 
 
-def _intents_of(request: pb.CommitRequest, tool: str) -> tuple[ToolIntent, ...]:
-    """Returns the calls of a tool that the ledger carries out: those that the commit does not settle itself."""
-    settled = {entry.body.tool_outcome.call_id for entry in request.entries if entry.body.HasField("tool_outcome")}
-    intents = (entry.body.tool_intent for entry in request.entries if entry.body.HasField("tool_intent"))
-    return tuple(
-        ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
-        for one in intents
-        if one.tool == tool and one.call_id not in settled
-    )
-
-
-def _settlement(request: pb.CommitRequest) -> Settlement | None:
-    """Returns the settlement, if any. A commit settles at most one model attempt, because at most one is open."""
-    settlement: Settlement | None = None
-    for index, entry in enumerate(request.entries):
-        settled = settled_usage(entry.body)
-        if settled is None:
-            continue
-        number, usage = settled
-        if settlement is not None:
-            raise InvalidRequest(
-                violations=[(f"entries[{index}].body", "settles a second model attempt; a commit settles at most one")]
-            )
-        counts = astuple(usage)
-        if min(counts) < 0 or max(counts) > MAX_TOKENS:
-            raise InvalidRequest(violations=[(f"entries[{index}].body", f"usage must be 0 to {MAX_TOKENS}")])
-        settlement = Settlement(entry.step, number, usage, *_provider_names(entry.body))
-    return settlement
-
-
-def _provider_names(body: ledger_pb2.EntryBody) -> tuple[str, str]:
-    """Returns (model, request id) as the model provider reported them."""
-    if body.WhichOneof("body") == "assistant_message":
-        return body.assistant_message.model, body.assistant_message.provider_request_id
-    return "", body.model_failure.provider_request_id
-
-
-def _move(request: pb.CommitRequest) -> PreparedTransition | None:
-    if not request.HasField("transition"):
-        return None
+def _move(request: pb.CommitRequest) -> PreparedTransition:
     transition = request.transition
     try:
         to_state = STATES.to_domain(transition.to_state)
@@ -271,10 +284,7 @@ def _wait(transition: pb.Transition, to_state: TaskState) -> Wait | None:
     return wait
 
 
-def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
-    if not request.HasField("reserve"):
-        return None
-    reserve = request.reserve
+def _reserve(reserve: pb.Reserve) -> ReserveRequest:
     return ReserveRequest(
         step=reserve.step,
         attempt_number=reserve.attempt_number,
@@ -287,15 +297,13 @@ def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
     )
 
 
-def _hash(request: pb.CommitRequest, entries: tuple[PreparedEntry, ...]) -> bytes:
+def digest_of(request: pb.CommitRequest, entries: Sequence[PreparedEntry]) -> bytes:
     """Returns a digest of all but the token, because the token may be issued anew between a commit and its repeat."""
-    digest = blake2b(f"{request.commit_number} {request.known_sequence}".encode(), digest_size=16)
-    for entry in entries:
-        digest.update(f" {entry.step} {entry.kind} {len(entry.body)} ".encode())
-        digest.update(entry.body)
+    parts = [b"%d %d" % (request.commit_number, request.known_sequence)]
+    for step, kind, body in entries:
+        parts += (b" %d %d %d " % (step, kind, len(body)), body)
     for name in ("transition", "reserve"):
-        digest.update(_SEPARATOR)
+        parts.append(_SEPARATOR)
         if request.HasField(name):
-            digest.update(getattr(request, name).SerializeToString(deterministic=True))
-            digest.update(_SEPARATOR)
-    return digest.digest()
+            parts += (getattr(request, name).SerializeToString(deterministic=True), _SEPARATOR)
+    return blake2b(b"".join(parts), digest_size=16).digest()

@@ -33,7 +33,7 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
     locked_at = time_of(touched)
     await connection.execute(QUERIES.write, {"locked_at": locked_at, **_step_arrays(touched)})
     warnings = [row for draft in touched for row in draft.warnings]
-    for kind, reason in _WARNINGS.items():
+    for kind, reason in _WARNINGS.items() if warnings else ():
         if rows := [row for row in warnings if row.kind == kind]:
             warned = {"task_ids": [row.task_id for row in rows], "sequences": [row.sequence for row in rows]}
             await connection.execute(QUERIES.warn, {"locked_at": locked_at, "reason": reason, **warned})

@@ -65,8 +65,9 @@ def _quota(name: str, fields: Mapping[str, Any]) -> tuple[QuotaKind, Quota | Non
     if policy not in list(QuotaPolicy):
         raise ValueError(f"policy must be one of {', '.join(QuotaPolicy)}")
     quota = Quota(kind, _most(name, fields.get("most")), QuotaPolicy(policy))
-    violations = Violations()
-    check_quota(quota_to_wire(quota), violations, "")
+    message = quota_to_wire(quota)
+    violations = Violations(message.ByteSize())
+    check_quota(message, violations, "")
     if violations.violations:
         raise ValueError("; ".join(one.description for one in violations.violations))
     return kind, quota

@@ -62,12 +62,15 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
     """Returns the announcement of the drafts that one transaction wrote."""
     announcement = Announcement()
     touched = [draft for draft in drafts if draft.has_work]
+    if not touched:
+        return announcement
+    recorded_at = time_of(touched)
     for draft in touched:
         announcement.moves += draft.moves
         announcement.bills += draft.bills
         if draft.entries:
             announcement.task_ids.add(draft.row.task_id)
-            announcement.appended[draft.row.task_id] = AppendedEntries(draft.entries, time_of(touched), draft.ended)
+            announcement.appended[draft.row.task_id] = AppendedEntries(draft.entries, recorded_at, draft.ended)
         announcement.claimable = announcement.claimable or draft.claimable or bool(draft.spawned)
         announcement.sub_agent_events = announcement.sub_agent_events or _concerns_sub_agents(draft)
         if draft.moved or draft.warnings or draft.spawned:

@@ -5,6 +5,8 @@ The ledger counts, and not the workers: it sees each of them exactly once, which
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.states import TERMINAL, Reason, TaskState
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Move
     from services.checkpoint.rows import BillRow
     from services.checkpoint.watch.announcement import Announcement
+    from tenure.runtime.observability.metrics import Cell
 
 NANO: Final = 1e-9
 _KNOWN_REASONS: Final = frozenset(value for name, value in vars(Reason).items() if name.isupper())
@@ -62,19 +65,53 @@ def _count_move(move: Move) -> None:
         metrics.count("tenure_budget_stops_total", reason=reason)
 
 
+@dataclass(frozen=True, slots=True)
+class _ModelCells:
+    """The cells of a model. A bill adds to eight cells, whose look-ups by labels would cost more than the additions."""
+
+    input: Cell
+    output: Cell
+    cache_read: Cell
+    cache_creation: Cell
+    cost_usd: Cell
+
+
+@lru_cache(maxsize=256)
+def _model_cells(model: str) -> _ModelCells:
+    labels = model_labels(model)
+    return _ModelCells(
+        input=metrics.cell("tenure_model_tokens_total", kind="input", **labels),
+        output=metrics.cell("tenure_model_tokens_total", kind="output", **labels),
+        cache_read=metrics.cell("tenure_model_tokens_total", kind="cache_read", **labels),
+        cache_creation=metrics.cell("tenure_model_tokens_total", kind="cache_creation", **labels),
+        cost_usd=metrics.cell("tenure_model_cost_usd_total", **labels),
+    )
+
+
+@lru_cache(maxsize=256)
+def _bills_cell(model: str, *, lost: bool, unpriced: bool) -> Cell:
+    end, priced = "LOST" if lost else "SETTLED", str(not unpriced).lower()
+    return metrics.cell("tenure_model_bills_total", end=end, priced=priced, **model_labels(model))
+
+
+@lru_cache(maxsize=256)
+def _tenant_cells(tenant: str) -> tuple[Cell, Cell]:
+    """Returns the cells of tokens and of costs."""
+    return (
+        metrics.cell("tenure_tenant_tokens_total", tenant=tenant),
+        metrics.cell("tenure_tenant_cost_usd_total", tenant=tenant),
+    )
+
+
 def _count_bill(bill: BillRow) -> None:
-    labels, usage = model_labels(bill.model), bill.usage
-    tokens = {
-        "input": usage.input_tokens,
-        "output": usage.output_tokens,
-        "cache_read": usage.cache_read_input_tokens,
-        "cache_creation": usage.cache_creation_input_tokens,
-    }
-    for kind, number in tokens.items():
-        metrics.count("tenure_model_tokens_total", number, kind=kind, **labels)
-    metrics.count("tenure_model_cost_usd_total", bill.nano_usd * NANO, **labels)
-    end = "LOST" if bill.lost else "SETTLED"
-    metrics.count("tenure_model_bills_total", end=end, priced=str(not bill.unpriced).lower(), **labels)
-    tenant = metrics.tenant_label(bill.tenant)
-    metrics.count("tenure_tenant_tokens_total", usage.total, tenant=tenant)
-    metrics.count("tenure_tenant_cost_usd_total", bill.nano_usd * NANO, tenant=tenant)
+    usage, usd = bill.usage, bill.nano_usd * NANO
+    cells = _model_cells(bill.model)
+    cells.input.value += usage.input_tokens
+    cells.output.value += usage.output_tokens
+    cells.cache_read.value += usage.cache_read_input_tokens
+    cells.cache_creation.value += usage.cache_creation_input_tokens
+    cells.cost_usd.value += usd
+    _bills_cell(bill.model, lost=bill.lost, unpriced=bill.unpriced).value += 1
+    tokens, cost_usd = _tenant_cells(metrics.tenant_label(bill.tenant))
+    tokens.value += usage.total
+    cost_usd.value += usd

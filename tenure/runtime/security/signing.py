@@ -10,7 +10,7 @@ import base64
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -32,33 +32,21 @@ MAX_ENTRIES: Final = 65_536
 
 
 class DigestCache(Generic[_Value]):
-    """A cache of values by the SHA-256 of their keys, which are sequences of byte strings. Evicts the oldest first."""
+    """A cache of values by the digest of a token. Evicts the oldest first."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._values: OrderedDict[bytes, _Value] = OrderedDict()
+        self.get: Callable[[bytes], _Value | None] = self._values.get
 
-    def get(self, *key: bytes) -> _Value | None:
-        """Returns the value, or None."""
-        return self._values.get(_digest(key))
-
-    def put(self, value: _Value, *key: bytes) -> None:
-        """Stores the value under the key."""
-        self._values[_digest(key)] = value
+    def put(self, digest: bytes, value: _Value) -> None:
+        """Stores the value under the digest."""
+        self._values[digest] = value
         if len(self._values) > self._max_entries:
             self._values.popitem(last=False)
 
     def clear(self) -> None:
         self._values.clear()
-
-
-def _digest(key: tuple[bytes, ...]) -> bytes:
-    """Hashes each part with its length, so that no two keys hash the same bytes."""
-    digest = sha256()
-    for part in key:
-        digest.update(len(part).to_bytes(8))
-        digest.update(part)
-    return digest.digest()
 
 
 LOOK_SECONDS: Final = 5.0
@@ -76,6 +64,12 @@ class SignedBytes(NamedTuple):
     claims: bytes
     key_id: str
     signature: bytes
+
+    def digest(self) -> bytes:
+        """Returns a digest of the whole token. The lengths come first, so that no two tokens hash the same bytes."""
+        claims, key_id, signature = self
+        name = key_id.encode()
+        return sha256(b"%d %d " % (len(claims), len(name)) + claims + name + signature).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +112,15 @@ class Verifier:
         self._checked: DigestCache[bool] = DigestCache()
         self._reload()
 
-    def check(self, token: SignedBytes) -> None:
-        """Raises Unauthenticated (INVALID_TOKEN) unless a key of the file made the signature.
-
-        Raises Unavailable if the key is unknown and the file cannot be read.
+    def check(self, token: SignedBytes) -> bytes:
+        """Returns the digest of the token. Raises Unauthenticated (INVALID_TOKEN) unless a key of the file made the
+        signature, and Unavailable if the key is unknown and the file cannot be read.
         """
         if monotonic() - self._looked_at >= self._look_seconds:
             self._look()
-        key_id = token.key_id.encode()
-        if self._checked.get(token.claims, key_id, token.signature):
-            return
+        digest = token.digest()
+        if self._checked.get(digest):
+            return digest
         key = self._key(token.key_id)
         try:
             key.verify(token.signature, token.claims)
@@ -135,7 +128,8 @@ class Verifier:
             raise Unauthenticated(
                 "the signature of the fencing token does not match its claims", reason="INVALID_TOKEN"
             ) from error
-        self._checked.put(True, token.claims, key_id, token.signature)
+        self._checked.put(digest, True)
+        return digest
 
     def public_keys(self) -> Mapping[str, bytes]:
         """Returns the raw public keys by key id. Raises KeyFileError."""

@@ -6,16 +6,16 @@ connection is broken, and the writing loop repeats the write.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Generic, Self, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.runtime.settings import Secret
-from tenure.runtime.store.pipelined_transaction import PipelinedTransaction, SingleStatements, pipelined_transaction
+from tenure.runtime.store.pipelined_transaction import PipelinedTransaction, SingleStatements
 from tenure.runtime.store.postgres import (
     BinaryCursor,
     BoundedConnection,
@@ -26,6 +26,8 @@ from tenure.runtime.store.postgres import (
     revealed,
     unwritable,
 )
+
+_Used = TypeVar("_Used")
 
 
 class DedicatedConnection:
@@ -67,39 +69,29 @@ class DedicatedConnection:
 
     async def open(self) -> None:
         """Opens the connection now. Raises domain errors."""
-        await self._connected()
+        await self.connected()
 
-    @asynccontextmanager
-    async def use(self) -> AsyncIterator[BoundedConnection]:
+    def use(self) -> AbstractAsyncContextManager[BoundedConnection]:
         """Yields the connection, in autocommit. Raises domain errors. Closes a connection whose use was interrupted."""
-        connection = await self._connected()
-        try:
-            with _refusals(), domain_errors():
-                yield connection
-        except BaseException as error:
-            if not (self._keep_after_errors and isinstance(error, TenureError)):
-                await self.close()
-            raise
-        finally:
-            if connection.info.transaction_status is not TransactionStatus.IDLE:
-                await self.close()
+        return _Use(self, lambda connection: connection)
 
-    @asynccontextmanager
-    async def statements(self) -> AsyncIterator[SingleStatements]:
+    def statements(self) -> AbstractAsyncContextManager[SingleStatements]:
         """Yields what runs each statement in a transaction of its own. Raises domain errors, as `use`."""
-        async with self.use() as connection:
-            yield SingleStatements(connection)
+        return _Use(self, SingleStatements)
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[PipelinedTransaction]:
+    def transaction(self) -> AbstractAsyncContextManager[PipelinedTransaction]:
         """Opens a transaction whose statements wait for the next fetch or the end. Raises domain errors, as `use`."""
-        async with self.use() as connection, pipelined_transaction(connection) as transaction:
-            yield transaction
+        return _Use(self, lambda connection: PipelinedTransaction(connection.prepared_statements))
 
-    async def _connected(self) -> BoundedConnection:
+    async def connected(self) -> BoundedConnection:
+        """Returns the open connection; opens it if necessary. Raises domain errors."""
         if self._connection is None or self._connection.closed:
             self._connection = await self._connect()
         return self._connection
+
+    def is_kept_after(self, error: BaseException) -> bool:
+        """Whether the connection stays open after an error of its user, if no transaction is open."""
+        return self._keep_after_errors and isinstance(error, TenureError)
 
     async def _connect(self) -> BoundedConnection:
         """Returns a new connection once it is configured. Raises Unavailable, without an unknown outcome: no statement
@@ -121,6 +113,41 @@ class DedicatedConnection:
         except Unavailable as error:
             raise Unavailable(f"no connection to Postgres: {error.message}", reason="POSTGRES_UNAVAILABLE") from error
         return postgres
+
+
+class _Use(Generic[_Used]):
+    """One use of the connection. Each transaction has one: nested generators would take several times as long."""
+
+    def __init__(self, owner: DedicatedConnection, begin: Callable[[BoundedConnection], _Used]) -> None:
+        self._owner, self._begin = owner, begin
+
+    async def __aenter__(self) -> _Used:
+        self._connection = await self._owner.connected()
+        self._used = self._begin(self._connection)
+        return self._used
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            with _refusals(), domain_errors():
+                await self._end(error)
+        except BaseException as failure:
+            if not self._owner.is_kept_after(failure):
+                await self._owner.close()
+            raise
+        finally:
+            if self._connection.pgconn.transaction_status != TransactionStatus.IDLE:
+                await self._owner.close()
+
+    async def _end(self, error: BaseException | None) -> None:
+        """Commits what was used, or rolls it back after an error and raises that."""
+        transaction = self._used if isinstance(self._used, PipelinedTransaction) else None
+        if error is None:
+            if transaction is not None:
+                await transaction.commit()
+            return
+        if transaction is not None:
+            await transaction.roll_back()
+        raise error
 
 
 @contextmanager

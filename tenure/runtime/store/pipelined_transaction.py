@@ -30,6 +30,8 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.waiting import Ready, Wait
 
+from tenure.runtime.store.sql_arrays import Column
+
 if TYPE_CHECKING:
     from psycopg import abc
     from psycopg.pq.abc import PGconn, PGresult
@@ -220,9 +222,17 @@ class PreparedStatements:
         text, names, wanted = _parsed(query)
         if not names:
             return text, (), (), ()
+        given = [params[name] for name in names]
+        others = [value for value in given if not isinstance(value, Column)]
         transformer = self.transformer
-        values = transformer.dump_sequence([params[name] for name in names], wanted)
-        return text, transformer.types or (), values, transformer.formats or ()
+        values = transformer.dump_sequence(others, wanted[: len(others)])
+        dumped = zip(values, transformer.types or (), transformer.formats or (), strict=True)  # an empty list is text
+        bound = [
+            (value.packed(), value.array_oid, Format.BINARY) if isinstance(value, Column) else next(dumped)
+            for value in given
+        ]
+        values, types, formats = zip(*bound, strict=True)
+        return text, types, values, formats
 
     async def run(self, queued: Sequence[_Queued]) -> None:
         """Runs statements in one round trip. Raises the error of the first that failed; those after it did not run."""
@@ -240,23 +250,31 @@ class PreparedStatements:
         while pgconn.flush():
             if (yield Wait.RW) & Ready.R:
                 pgconn.consume_input()
-        error: PGresult | None = None
+        results: list[PGresult | None] = []
         try:
-            for index, one in enumerate(queued):
-                if index in prepared:
-                    result = yield from _received(pgconn)
-                    error = error or _failed(result)
-                    if result.status in _COMPLETED:
-                        self._names[one.text, one.types] = prepared[index]
-                result = yield from _received(pgconn)
-                error = error or _failed(result)
-                one.rows.receive(result)
-            yield from _next_result(pgconn)  # of the Sync
+            yield from _receive(pgconn, results, len(queued) + len(prepared))
         except psycopg.DatabaseError:
-            if error is None:
-                raise
-        else:
-            pgconn.exit_pipeline_mode()
+            self._take(queued, prepared, results)  # an error that Postgres gave before it closed the connection
+            raise
+        pgconn.exit_pipeline_mode()
+        self._take(queued, prepared, results)
+
+    def _take(
+        self, queued: Sequence[_Queued], prepared: Mapping[int, bytes], results: Sequence[PGresult | None]
+    ) -> None:
+        """Passes results on, as many as there are. libpq ends each with a missing one. Raises the first error."""
+        received, error = iter(results[::2]), None
+        for index, one in enumerate(queued):
+            for is_preparation in (True, False) if index in prepared else (False,):
+                result = next(received, None)
+                if result is None:
+                    break
+                if result.status == ExecStatus.FATAL_ERROR:  # one that was skipped has another status
+                    error = error or result
+                elif is_preparation and result.status in _COMPLETED:
+                    self._names[one.text, one.types] = prepared[index]
+                if not is_preparation:
+                    one.rows.receive(result)
         if error is not None:
             raise errors.error_from_result(error, encoding=_ENCODING)
 
@@ -276,26 +294,16 @@ class PreparedStatements:
         return prepared
 
 
-def _received(pgconn: PGconn) -> Generator[Wait, Ready, PGresult]:
-    """Returns the result of one command, which libpq ends with a missing result."""
-    result = yield from _next_result(pgconn)
-    assert result is not None, "each command has a result"
-    if (yield from _next_result(pgconn)) is not None:
-        raise errors.InternalError("Postgres returned two results for one statement")
-    return result
-
-
-def _next_result(pgconn: PGconn) -> Generator[Wait, Ready, PGresult | None]:
-    while pgconn.is_busy():
-        while not (yield Wait.R):
-            continue
-        pgconn.consume_input()
-    return pgconn.get_result()
-
-
-def _failed(result: PGresult) -> PGresult | None:
-    """Returns a result that has an error. A skipped statement has none."""
-    return result if result.status == ExecStatus.FATAL_ERROR else None
+def _receive(pgconn: PGconn, results: list[PGresult | None], commands: int) -> Generator[Wait, Ready, None]:
+    """Receives the result of each command, each followed by a missing one, and that of the Sync."""
+    for place in range(2 * commands + 1):
+        while pgconn.is_busy():
+            while not (yield Wait.R):
+                continue
+            pgconn.consume_input()
+        results.append(pgconn.get_result())
+        if (results[-1] is None) != place % 2:
+            raise errors.InternalError("Postgres returned another number of results than there were statements")
 
 
 @lru_cache(maxsize=1024)

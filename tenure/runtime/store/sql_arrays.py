@@ -4,7 +4,7 @@ psycopg packs a list element by element in Python, which was measured to cost as
 commit. It also chooses the type of an array by its values: each mixture would need its own prepared statement. Format:
 https://www.postgresql.org/docs/current/protocol-overview.html and `array_recv` in arrayfuncs.c.
 
-psycopg knows the columns of this module on every connection.
+`PreparedStatements` sends a column as it packs itself; psycopg also knows the columns on every connection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from psycopg.pq import Format
 
 T = TypeVar("T")
 _HEAD: Final = struct.Struct(">iiI")  # dimensions, has nulls, type of the elements
+_ROW_HEAD: Final = struct.Struct(">iiIii")  # the same of one dimension, with its length and lowest index
 _DIMENSION: Final = struct.Struct(">ii")  # length, lowest index
+_BOOLS: Final = (b"\x00\x00\x00\x01\x00", b"\x00\x00\x00\x01\x01")
 _LENGTH: Final = struct.Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
 
@@ -32,12 +34,15 @@ class Column(list[T]):
     element_oid: ClassVar[int]
     array_oid: ClassVar[int]
 
-    def head(self) -> bytes:
+    def packed(self) -> bytes:
         if not self:
             return _HEAD.pack(0, 0, self.element_oid)
-        return _HEAD.pack(1, 0, self.element_oid) + _DIMENSION.pack(len(self), 1)
+        parts = [_ROW_HEAD.pack(1, 0, self.element_oid, len(self), 1)]
+        self.pack_into(parts)
+        return b"".join(parts)
 
-    def packed(self) -> bytes:
+    def pack_into(self, parts: list[bytes]) -> None:
+        """Appends each element with its length before it. There is at least one."""
         raise NotImplementedError
 
 
@@ -46,8 +51,8 @@ class Int8s(Column[int]):
 
     element_oid, array_oid = 20, 1016
 
-    def packed(self) -> bytes:
-        return self.head() + struct.pack(f">{'iq' * len(self)}", *chain.from_iterable(zip(repeat(8), self)))
+    def pack_into(self, parts: list[bytes]) -> None:
+        parts.append(_numbers(len(self)).pack(*chain.from_iterable(zip(repeat(8), self))))
 
 
 class Int4s(Column[int]):
@@ -55,8 +60,8 @@ class Int4s(Column[int]):
 
     element_oid, array_oid = 23, 1007
 
-    def packed(self) -> bytes:
-        return self.head() + struct.pack(f">{'ii' * len(self)}", *chain.from_iterable(zip(repeat(4), self)))
+    def pack_into(self, parts: list[bytes]) -> None:
+        parts.append(struct.pack(f">{'ii' * len(self)}", *chain.from_iterable(zip(repeat(4), self))))
 
 
 class Uuids(Column[UUID]):
@@ -64,8 +69,9 @@ class Uuids(Column[UUID]):
 
     element_oid, array_oid = 2950, 2951
 
-    def packed(self) -> bytes:
-        return self.head() + b"".join(b"\x00\x00\x00\x10" + one.bytes for one in self)
+    def pack_into(self, parts: list[bytes]) -> None:
+        for one in self:
+            parts += (b"\x00\x00\x00\x10", one.bytes)
 
 
 class Numbers(Column[tuple[int, ...]]):
@@ -75,7 +81,7 @@ class Numbers(Column[tuple[int, ...]]):
 
     def packed(self) -> bytes:
         if not self:
-            return self.head()
+            return super().packed()
         head = _HEAD.pack(2, 0, self.element_oid) + _DIMENSION.pack(len(self), 1) + _DIMENSION.pack(len(self[0]), 1)
         numbers = list(chain.from_iterable(self))
         return head + _numbers(len(numbers)).pack(*chain.from_iterable(zip(repeat(8), numbers)))
@@ -86,8 +92,8 @@ class Bools(Column[bool]):
 
     element_oid, array_oid = 16, 1000
 
-    def packed(self) -> bytes:
-        return self.head() + b"".join(b"\x00\x00\x00\x01\x01" if one else b"\x00\x00\x00\x01\x00" for one in self)
+    def pack_into(self, parts: list[bytes]) -> None:
+        parts.extend(map(_BOOLS.__getitem__, self))
 
 
 class Byteas(Column[bytes]):
@@ -95,8 +101,9 @@ class Byteas(Column[bytes]):
 
     element_oid, array_oid = 17, 1001
 
-    def packed(self) -> bytes:
-        return self.head() + b"".join(chain.from_iterable((_LENGTH.pack(len(one)), one) for one in self))
+    def pack_into(self, parts: list[bytes]) -> None:
+        for one in self:
+            parts += (_LENGTH.pack(len(one)), one)
 
 
 class Texts(Column[str]):
@@ -104,9 +111,10 @@ class Texts(Column[str]):
 
     element_oid, array_oid = 25, 1009
 
-    def packed(self) -> bytes:
-        encoded = [one.encode() for one in self]
-        return self.head() + b"".join(chain.from_iterable((_LENGTH.pack(len(one)), one) for one in encoded))
+    def pack_into(self, parts: list[bytes]) -> None:
+        for one in self:
+            encoded = one.encode()
+            parts += (_LENGTH.pack(len(encoded)), encoded)
 
 
 class OptionalTexts(Column[str | None]):
@@ -114,15 +122,13 @@ class OptionalTexts(Column[str | None]):
 
     element_oid, array_oid = 25, 1009
 
-    def packed(self) -> bytes:
-        return self.head() + b"".join(map(_optional, self))
-
-
-def _optional(text: str | None) -> bytes:
-    if text is None:
-        return _NULL
-    encoded = text.encode()
-    return _LENGTH.pack(len(encoded)) + encoded
+    def pack_into(self, parts: list[bytes]) -> None:
+        for one in self:
+            if one is None:
+                parts.append(_NULL)
+            else:
+                encoded = one.encode()
+                parts += (_LENGTH.pack(len(encoded)), encoded)
 
 
 @lru_cache(maxsize=256)

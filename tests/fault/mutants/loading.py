@@ -15,8 +15,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-from tenure.runtime.store.sql import Queries
-
 STATEMENTS = "sql/queries.sql"
 
 
@@ -89,6 +87,8 @@ class _Loader(SourceFileLoader):
 
 def _edit_statements(edit: Edit) -> None:
     """From here on the package's statements are loaded with the edit; those of others as they are."""
+    from tenure.runtime.store.sql import Queries  # here, since it imports modules that other mutations edit
+
     load = Queries.load
     text = edit.apply(resources.files(edit.where).joinpath(STATEMENTS).read_text(encoding="utf-8"))
 

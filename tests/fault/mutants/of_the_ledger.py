@@ -158,7 +158,7 @@ MUTATIONS = (
         "checkpoint",
         "a task sets nothing aside beyond the cap that it has by itself",
         ("I17",),
-        (Edit(COMMITTING, "(draft.budget.budget, row.own_budget)", "(draft.budget.budget,)"),),
+        (Edit(COMMITTING, "(root, row.own_budget) if row.has_own_caps else (root,)", "(root,)"),),
     ),
     Mutation(
         "settle_gives_back",
