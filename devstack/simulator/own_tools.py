@@ -96,7 +96,7 @@ def _of_type(schema: Mapping[str, Any], root: Any, goal: str, name: str, depth: 
 
 def _number(schema: Mapping[str, Any], goal: str, name: str, *, whole: bool) -> float:
     said = [text for text in (_beside(name, goal), *_NUMBER.findall(goal)) if _NUMBER.fullmatch(text)]
-    usual = [schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)]
+    usual: list[float] = [schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)]
     for value in (*map(float, said), *usual):
         number = int(value) if whole else value
         if number == value and jsonschema.Draft202012Validator(schema).is_valid(number):

@@ -439,7 +439,7 @@ async def test_files_of_a_refused_message_are_not_put(world: Any) -> None:
 async def test_files_of_a_message_that_do_not_fit_are_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
-    world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000)
+    world = await World.made_of(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000)
     world.write("big", bytes(90_000))
     with pytest.raises(WrongState) as full:
         await message_with(world, a=bytes(20_000))

@@ -125,7 +125,11 @@ def _modules_of_batches() -> Iterator[str]:
     """Yields the sources of all modules of the service that the batches import."""
     root = Path(services.checkpoint.__file__).parents[2]
     seen: set[str] = set()
-    waiting = ["services.checkpoint.commit.committer", "services.checkpoint.commit.opener"]
+    waiting = [
+        "services.checkpoint.commit.committer",
+        "services.checkpoint.commit.opener",
+        "services.checkpoint.submit.creator",
+    ]
     while waiting:
         name = waiting.pop()
         path = root / f"{name.replace('.', '/')}.py"

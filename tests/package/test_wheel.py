@@ -197,7 +197,7 @@ async def dev_stack(full: Environment, cwd: Path) -> AsyncIterator[str]:
 def readme_program(address: str) -> str:
     """The first Python program of the README, for this gateway."""
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    (program,) = (block.replace("127.0.0.1:8470", address) for block in blocks if "Client(" in block)
+    program: str = next(block for block in blocks if "Client(" in block).replace("127.0.0.1:8470", address)
     assert address in program
     return program
 
