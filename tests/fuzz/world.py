@@ -265,7 +265,7 @@ class World:
         """Several wait at once, so grants are kept until the one who waits for them comes."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while task_id not in self._grants:
-                await self._attached()  # its session ends when a generation is raised, or when a notice tells it to drain
+                await self._attached()  # its session ends when a generation is raised, or when it drains
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS), self._granted:
                         await self._granted.wait_for(lambda: task_id in self._grants)
