@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import ContentBlock
+from tenure.domain.texts import estimated_tokens
 from tenure.domain.tool_arguments import (
     escaped,
     is_deeper,
@@ -181,9 +182,6 @@ _USAGE_FIELDS: Final = (
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
 )
-BYTES_PER_TOKEN: Final = 4
-"""The bytes of one output token, for calls without a final usage: cancelled and lost calls are billed with it."""
-
 MAX_TOKENS: Final = 100_000_000
 """The limit of one usage count: ten times the largest context window. A larger number is not a count."""
 MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
@@ -297,8 +295,7 @@ class AnswerFold:
         """
         message = dict(self._usage)
         if not self._final_usage:
-            estimated = -(-self.size_bytes // BYTES_PER_TOKEN)
-            message["output_tokens"] = max(message.get("output_tokens", 0), estimated)
+            message["output_tokens"] = max(message.get("output_tokens", 0), estimated_tokens(self.size_bytes))
         return TokenUsage(**message)
 
     def is_usage_stated(self) -> bool:

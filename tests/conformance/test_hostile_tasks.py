@@ -173,7 +173,7 @@ BESIDE_A_CALL_THAT_RUNS = call_of("write_file", '{"path": "b.txt", "content": "b
     ids=["not json", "not json beside a call that runs", "cut off beside a call that runs", "empty"],
 )
 async def test_answer_that_cannot_be_used_is_bought_three_times(
-    bench: WorkerBench, answer: bytes, reason: Reason
+    bench: WorkerBench, answer: bytes, reason: str
 ) -> None:
     bench.simulator.order_answer(answer, count=9)
     await bench.start_worker()

@@ -41,16 +41,6 @@ class Cell:
     def approve_tools(self) -> list[str]:
         return ["act"] if self.where == SUBMIT else []
 
-    @property
-    def waits_together(self) -> bool:
-        """Calls of recorded tools are made together; a function that decides asks for each of them on its own."""
-        return self.effect is not None and self.where in (DECLARED, SUBMIT, DECIDED)
-
-    @property
-    def can_edit(self) -> bool:
-        """A tool that asks while it runs asks a yes or no."""
-        return self.where not in (TOOLSET, RAISED)
-
 
 CELLS: Final = [
     Cell(library, where, effect)

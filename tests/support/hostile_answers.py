@@ -120,7 +120,7 @@ def _block_events(index: int, start: Event, deltas: list[Event]) -> list[Event]:
 
 def _text_block(random: Random, _index: int) -> Block:
     text = random.choice(["It is done.", "漢字 \U0001f600", " ", "", '{"price": 3}'])
-    start = {"type": "text", "text": "", "citations": random.choice([None, []])}
+    start: Event = {"type": "text", "text": "", "citations": random.choice([None, []])}
     return start, [{"type": "text_delta", "text": piece} for piece in _pieces(random, text)]
 
 

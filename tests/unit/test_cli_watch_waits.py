@@ -105,7 +105,7 @@ class Unsent:
         return task_pb2.Task(task_id=TASK, state=task_pb2.TASK_STATE_CANCELLED)
 
 
-async def test_long_model_call_without_text_names_the_command_that_says_why() -> None:
+async def test_long_call_without_text_names_explain() -> None:
     shown = io.StringIO()
     context = Context("127.0.0.1:1", "default", False, Path(), Console(file=shown, force_terminal=True, width=120), {})
     await watch_task(context, cast("Client", Unsent(shown)), TASK)
