@@ -245,7 +245,7 @@ class ChildProcess(ABC):
         return await self.ended(timeout_seconds)
 
     async def ended(self, timeout_seconds: float = DRAIN_SECONDS) -> int:
-        """Waits for the end of a process that was told to end, and returns the exit code. Kills it at the timeout."""
+        """Waits for the end of a process that got a signal, and returns the exit code. Kills it at the timeout."""
         if self._process is None:
             return 0
         try:

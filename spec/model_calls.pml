@@ -16,7 +16,7 @@
  *   M_FENCE_START   Generate that begins a call compares no epoch        M_FENCE_JOIN    Generate that joins compares none
  *   M_FENCE_CANCEL  CancelGeneration compares no epoch   M_SENT_LATE     SENT is written after the request went out
  *   M_JOIN_SENDS    a join sends the request again       M_TAKE          SENT is written by any holder of the row
- *   M_LOST_CAS      LOST is written without comparison   M_TELL_EARLY    the end is told before it is recorded
+ *   M_LOST_CAS      LOST is written without comparison   M_TELL_EARLY    a reader has the end before its record
  *   M_OPEN_SETTLES  Open settles an attempt as lost that its caller joins    M_REQUEUE_SETTLES  a requeue settles it
  *   M_DRAIN_CANCELS a worker that drains cancels its call        M_RUNNER_DRAIN  a runner that drains gives up SENT calls
  *   M_CANCEL_ABSENT a cancel of an unknown call leaves no row    M_SWEEP     a row is deleted although a request may come
@@ -27,7 +27,7 @@
  * Properties, asserted where they are broken:
  *   P_ONCE    the provider is asked at most once per attempt
  *   P_STALE   no owner starts, joins or cancels a call after a later owner did
- *   P_SAME    every reader of a call is told the same end
+ *   P_SAME    every reader of a call gets the same end
  *   P_SETTLE  an attempt is settled at most once, and no attempt is open at the end of the task
  *   P_REPEAT  a call that goes on, or whose end is known, is not repeated: only what failed or was lost is
  *   P_OWNER   the task's owner is never told that its attempt is superseded
@@ -272,7 +272,7 @@ inline accepted(e) {
 #endif
   if :: e > seen -> seen = e :: else fi; if :: e > fence -> fence = e :: else fi
 }
-/* The end of the call before was told to the owner of the new one, who has committed it: it needs no report. A request
+/* The owner of the new call has committed the end of the call before: it needs no report. A request
    of an earlier call is SUPERSEDED from now on, which changes nothing: it is forgotten. */
 inline new_row(e, a) {
   accepted(e); if :: rowa && (told[e] & BIT(rowa)) -> excused[rowa] = 1 :: else fi; rowa = a; rowr = r; rowend = 0;
@@ -364,7 +364,7 @@ inline ended(a, x) { mend[mx(r, a)] = x; mem[mx(r, a)] = M_ENDED; used[a] = USAG
   :: d_step { mem[mx(r, a)] == M_ASKED -> ended(a, X_ANSWER) } \
   :: d_step { mem[mx(r, a)] == M_ASKED && nf < NF -> nf++; ended(a, X_FAIL) } \
   :: d_step { mem[mx(r, a)] == M_ASKED && stop[a] -> ended(a, X_INT) } \
-  /* the end is recorded before it is told; code: services/models/sql/queries.sql finish_generations */ \
+  /* the record of the end comes before its first reader; code: services/models/sql/queries.sql finish_generations */ \
   :: d_step { mem[mx(r, a)] == M_ENDED && END_OK(a) -> rows = G_FINISHED; rowend = mend[mx(r, a)]; mem[mx(r, a)] = M_KEPT; printf("runner %d: the end of attempt %d is recorded\n", r, a) } \
   :: d_step { mem[mx(r, a)] == M_ENDED && !END_OK(a) -> mem[mx(r, a)] = M_KEPT } \
   REPORT(a)

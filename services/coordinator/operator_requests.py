@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from services.coordinator.claims.lost_claims import LostClaims
     from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
     from services.coordinator.pools import WorkerPools
-    from services.coordinator.sessions.session import Renewals
+    from services.coordinator.sessions.session import WorkedClaim
     from services.coordinator.sessions.session_attach import Sessions
     from tenure.domain.pools import WorkerPool
 
@@ -85,15 +85,17 @@ def list_renewals(sessions: Sessions, task_id: str) -> dict[str, admin_pb.Renewa
     """Returns the renewals of the claims at this replica, by claim id."""
     claims = (claim for session in sessions for claim in session.claims.values())
     counted = (claim for claim in claims if claim.renewals is not None and task_id in {"", claim.held.task_id})
-    return {claim.held.record.claim_id: _renewals(claim.renewals) for claim in islice(counted, _MAX_CLAIMS)}
+    return {claim.held.record.claim_id: _renewals(claim) for claim in islice(counted, _MAX_CLAIMS)}
 
 
-def _renewals(renewals: Renewals | None) -> admin_pb.Renewals:
+def _renewals(claim: WorkedClaim) -> admin_pb.Renewals:
+    renewals = claim.renewals
     assert renewals is not None, "its claim was renewed"
     return admin_pb.Renewals(
         first_time=timestamp(datetime.fromtimestamp(renewals.first_at, UTC)),
         last_time=timestamp(datetime.fromtimestamp(renewals.last_at, UTC)),
         count=renewals.count,
+        model_call_waits=claim.progress.reported.model_call_waits,
     )
 
 

@@ -57,11 +57,7 @@ class AdminServicer(Forwarder):
 
     async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
         listed = await with_retries(lambda: self._peers.coordinator.ListClaims(request))
-        if listed.claims:
-            renewals = await self._peers.renewals(request.task_id)
-            for claim in listed.claims:
-                if claim.claim_id in renewals:
-                    claim.renewals.CopyFrom(renewals[claim.claim_id])
+        await self._peers.add_renewals(listed.claims, request.task_id)
         return listed
 
     async def ListRefusals(self, request: api.ListRefusalsRequest, _context: Any) -> api.ListRefusalsResponse:

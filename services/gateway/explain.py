@@ -79,7 +79,7 @@ def gather_facts(
     `entries`: the newest ones. `first`: the first ones, unless they are among the newest.
     """
     moved = [entry for entry in entries if entry.body.HasField("transition")]
-    remaining = None if claims is None else [seconds(claim.remaining) for claim in claims if claim.epoch == task.epoch]
+    own = None if claims is None else [claim for claim in claims if claim.epoch == task.epoch]
     waits = task.HasField("wait")
     return Facts(
         state=STATES.to_domain(task.state),
@@ -101,7 +101,7 @@ def gather_facts(
         is_to_end=task.cancel_requested,
         waits_for=_waits_for(task.wait, now) if waits else "",
         until_answer=unix_seconds(task.wait.deadline_time) - now if waits else None,
-        lease_seconds=None if remaining is None else max(remaining, default=0.0),
+        lease_seconds=None if own is None else max((seconds(claim.remaining) for claim in own), default=0.0),
         workers=None if workers is None else tuple(_worker(worker, task.tenant) for worker in workers),
         calls=_open_calls(entries, calls or ()),
         tools_answered=calls is not None,
@@ -111,7 +111,8 @@ def gather_facts(
         priority=PRIORITIES.to_domain(task.spec.priority),
         error_class=moved[-1].body.transition.error_class if moved else "",
         pin=_pin(task, builds),
-        model_call=_open_model_call(entries, now),
+        model_call=_open_model_call(entries, own or (), now),
+        failed_call=_failed_model_call(entries),
         refused_tools=_refused_tools([*first, *entries]),
     )
 
@@ -152,7 +153,9 @@ def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.Ca
     return tuple(CallFact(call_id, tool, status.get(call_id, "")) for call_id, tool in intents.items())
 
 
-def _open_model_call(entries: Sequence[ledger_pb2.Entry], now: float) -> OpenModelCallFact | None:
+def _open_model_call(
+    entries: Sequence[ledger_pb2.Entry], claims: Sequence[admin_pb.Claim], now: float
+) -> OpenModelCallFact | None:
     """Returns the open model attempt, if its call outlives its worker."""
     opened: ledger_pb2.Entry | None = None
     for entry in entries:
@@ -164,7 +167,19 @@ def _open_model_call(entries: Sequence[ledger_pb2.Entry], now: float) -> OpenMod
     if opened is None or not opened.body.model_attempt.outlives_worker:
         return None
     since = now - unix_seconds(opened.record_time)
-    return OpenModelCallFact(opened.step, opened.body.model_attempt.attempt_number, since)
+    waits = any(claim.renewals.model_call_waits for claim in claims)
+    return OpenModelCallFact(opened.step, opened.body.model_attempt.attempt_number, since, waits)
+
+
+def _failed_model_call(entries: Sequence[ledger_pb2.Entry]) -> str:
+    """Returns the failure after which the model call is made again; "": none."""
+    for entry in reversed(entries):
+        match entry.body.WhichOneof("body"):
+            case "model_failure":
+                return f"{entry.body.model_failure.error_class}: {entry.body.model_failure.message}"
+            case "model_attempt" | "assistant_message" | "transition":
+                return ""
+    return ""
 
 
 def _worker(worker: admin_pb.Worker, tenant: str) -> WorkerFact:
@@ -206,7 +221,9 @@ def _awaited(wait: task_pb2.Wait) -> str:
 
 async def _claims(peers: Peers, task_id: str) -> Sequence[admin_pb.Claim]:
     request = admin_pb.ListClaimsRequest(task_id=task_id)
-    return (await peers.coordinator.ListClaims(request, timeout=_TIMEOUT_SECONDS)).claims
+    claims: Sequence[admin_pb.Claim] = (await peers.coordinator.ListClaims(request, timeout=_TIMEOUT_SECONDS)).claims
+    await peers.add_renewals(claims, task_id)
+    return claims
 
 
 async def _workers(peers: Peers) -> Sequence[admin_pb.Worker]:

@@ -107,11 +107,15 @@ class CallFact:
 
 @dataclass(frozen=True, slots=True)
 class OpenModelCallFact:
-    """A model call of a model runner whose end the ledger does not have."""
+    """A model call of a model runner whose end the ledger does not have.
+
+    `waits`: there, and nothing was sent, as its worker says.
+    """
 
     step: int
     attempt_number: int
     since_reserved: float
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +127,9 @@ class Facts:
     event, as text. `until_start`: set only before the task's start time. `until_too_long`: set only if the task has a
     queue timeout. `error_class`: the FailureClass of a request that the model provider refused, or "" if unknown.
     `caps`: the quotas that the task's tenant has reached, as text; `running_cap`: the one of running tasks among them,
-    or "". `pin`: the revision of its agent. `model_call`: the open call that outlives its worker. `refused_tools`: the
-    tools whose definitions its model provider refused.
+    or "". `pin`: the revision of its agent. `model_call`: the open call that outlives its worker. `failed_call`: the
+    failure after which the model call is made again, or "". `refused_tools`: the tools whose definitions its model
+    provider refused.
     """
 
     state: TaskState
@@ -157,6 +162,7 @@ class Facts:
     priority: Priority = Priority.NORMAL
     pin: PinFact | None = None
     model_call: OpenModelCallFact | None = None
+    failed_call: str = ""
     refused_tools: tuple[str, ...] = ()
 
 
@@ -303,9 +309,15 @@ def _model_call(facts: Facts) -> Iterator[str]:
     call = facts.model_call
     if call is not None and facts.state in {TaskState.QUEUED, TaskState.RUNNING}:
         which = f"step {call.step} (attempt {call.attempt_number}, reserved {span(call.since_reserved)} ago)"
-        is_running = facts.state is TaskState.RUNNING
-        stays = "has not ended" if is_running else "stays open at the model runner: the next owner joins it"
+        if facts.state is TaskState.QUEUED:
+            stays = "stays open at the model runner: the next owner joins it"
+        elif call.waits:
+            stays = "waits at the model runner for the rate limit of its key: nothing was sent"
+        else:
+            stays = "has not ended"
         yield f"Its model call of {which} {stays}"
+    if facts.failed_call and facts.state is TaskState.RUNNING:
+        yield f"Its newest model call failed: {facts.failed_call}"
 
 
 def _calls(facts: Facts) -> Iterator[str]:
@@ -416,10 +428,9 @@ def _what_continues_after_refusal(error_class: str) -> str:
 
 def _needed_to_run(facts: Facts) -> str:
     if facts.model_call is not None:
-        return (
-            "the end of its model call, which the model runner may hold back until the rate limit of its key has room "
-            "(metric tenure_models_rate_limit_waiting): another worker would join the same call; tenure cancel ends it"
-        )
+        return "the end of its model call: another worker would join the same call; tenure cancel ends it"
+    if facts.failed_call:
+        return "time: its worker makes the model call again within a minute; tenure cancel ends it"
     return "its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it"
 
 

@@ -35,7 +35,7 @@ from tenure.v1.task_service_pb2 import GetTaskRequest
 
 if TYPE_CHECKING:
     from tenure.v1 import task_pb2
-    from tenure.v1.admin_service_pb2 import Renewals
+    from tenure.v1.admin_service_pb2 import Claim, Renewals
 
 T = TypeVar("T")
 
@@ -111,7 +111,14 @@ class Peers:
     async def __aexit__(self, *_: object) -> None:
         await self._opened.aclose()
 
-    async def renewals(self, task_id: str) -> dict[str, Renewals]:
+    async def add_renewals(self, claims: Sequence[Claim], task_id: str) -> None:
+        """Adds to the claims, all of them or those of a task, the renewals that their coordinators know."""
+        renewals = await self._renewals(task_id) if claims else {}
+        for claim in claims:
+            if claim.claim_id in renewals:
+                claim.renewals.CopyFrom(renewals[claim.claim_id])
+
+    async def _renewals(self, task_id: str) -> dict[str, Renewals]:
         """Returns the renewals of claims by claim id, from every replica of the coordinator that answers soon."""
         _, addresses = self._addresses[Role.COORDINATOR]
         replicas, tls = await _replicas_of(addresses), self._security.peer(Role.COORDINATOR)

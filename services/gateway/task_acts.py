@@ -134,5 +134,5 @@ def _not_found(task_id: str) -> ActOnTasksResponse.Outcome:
         task_id=task_id,
         result=api.ACT_RESULT_REFUSED,
         reason="TASK_NOT_FOUND",
-        message="there is no such task, or it does not match the filter",
+        message="task not found, or the filter does not match it",
     )

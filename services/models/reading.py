@@ -45,6 +45,7 @@ class RunReader:
 
     def __init__(self, run: GenerationRun, epoch: int) -> None:
         self._run, self._epoch = run, epoch
+        self._is_waiting = False
         self._offsets: dict[int, int] = {}
         self._usage = TokenUsage()
         self._news = asyncio.Event()
@@ -53,6 +54,7 @@ class RunReader:
         """Yields all parts. Raises the error of a call that ends elsewhere."""
         run = self._run
         ready = [state_part(run, joined=joined)]
+        self._is_waiting = run.state is ModelCallState.ACCEPTED
         try:
             while True:
                 self._news.clear()
@@ -89,8 +91,11 @@ class RunReader:
         await self._news.wait()
 
     def _new_parts(self, *, is_over: bool) -> Iterator[pb.GenerateResponse]:
-        """Yields new text, then new usage, unless the end follows, which has the whole usage."""
+        """Yields that the call was sent, new text, and new usage, unless the end follows, which has the whole usage."""
         run = self._run
+        if self._is_waiting and run.state is ModelCallState.SENT:
+            self._is_waiting = False
+            yield state_part(run, joined=False)
         for block in sorted(run.blocks):
             text = run.text(block)
             while (offset := self._offsets.get(block, 0)) < len(text):

@@ -298,6 +298,7 @@ class Runs:
         if not await self._writers.sent_marks.submit(SentMark(run.key, sent_at)):
             return False
         run.state, run.sent_at = ModelCallState.SENT, sent_at
+        run.wake()
         return True
 
     async def _record(self, run: GenerationRun, end: bytes) -> None:

@@ -47,7 +47,7 @@ class ClaimProgress:
 
     `call_went_on` is set when the model call has output that was not reported yet; `on_call` is called at that moment.
     `idle_seconds` is the time without progress until the last report: the coordinator to which the worker attaches next
-    does not know what the claim reported before.
+    does not know what the claim reported before. `model_call_waits`: at a model runner, and nothing was sent.
     """
 
     sequence: int = 0
@@ -56,6 +56,7 @@ class ClaimProgress:
     call_went_on: bool = False
     on_call: Callable[[], None] = _ignore
     idle_seconds: float = 0.0
+    model_call_waits: bool = False
     _call: _Call | None = None
     _reported: tuple[int, int, int] = (0, 0, 0)
     _counted_at: float = field(default_factory=monotonic)
@@ -75,6 +76,10 @@ class ClaimProgress:
     def on_tool_progress(self) -> None:
         """Records an event of a running tool."""
         self.tool_signs += 1
+
+    def note_model_call(self, *, waits: bool) -> None:
+        """Records whether the model call waits at a model runner, and nothing was sent."""
+        self.model_call_waits = waits
 
     def announce_backoff(self, seconds: float) -> None:
         """Announces that the task will wait on purpose for this long. The idle time begins anew after the wait.
@@ -108,6 +113,7 @@ class ClaimProgress:
             backoff=duration(remaining_seconds) if remaining_seconds > 0 else None,
             call=None if call is None else reported_call_to_wire(call),
             idle=duration(self.idle_seconds),
+            model_call_waits=self.model_call_waits,
         )
 
     def _output_tokens(self) -> int:

@@ -70,6 +70,7 @@ class AttemptWatch:
         """Ends the live text of the call: its answer or its failure follows."""
         self._held_task.live.finish()
         self._held_task.progress.announce_backoff(0)
+        self._held_task.progress.note_model_call(waits=False)
 
     @asynccontextmanager
     async def watching(self, call: WatchedCall, timeout_seconds: float) -> AsyncIterator[None]:

@@ -179,6 +179,7 @@ class RunnerCall:
 
     def _take(self, part: pb.GenerateResponse) -> ModelAnswer | None:
         """Takes a part. Returns the answer if it is the end. Raises ModelCallFailed if the end is a failure."""
+        self._events.on_state(part.state.kind == pb.GenerationState.KIND_ACCEPTED)
         match part.WhichOneof("part"):
             case "state":
                 self._take_state(part.state)

@@ -219,6 +219,7 @@ class ModelStep:
             _drop_text if attempt.summary_through_step else self._held_task.live.append,
             progress.on_model_call_progress,
             lambda: progress.announce_backoff(self._timeout_seconds),
+            lambda waits: progress.note_model_call(waits=waits),
         )
         try:
             request = await self._held_task.interrupts.guard(self._shown(self._request(attempt, step)))

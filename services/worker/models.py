@@ -33,12 +33,14 @@ class ClaimedAttempt:
 class CallEvents:
     """The listeners of a model call. `on_text`: the block and its next piece. `on_usage`: the usage has grown.
 
-    `on_wait`: the call may give no sign for its whole timeout from now on.
+    `on_wait`: the call may give no sign for its whole timeout from now on. `on_state`: whether it waits at a model
+    runner, and nothing was sent.
     """
 
     on_text: Callable[[int, str], None]
     on_usage: Callable[[], None]
     on_wait: Callable[[], None]
+    on_state: Callable[[bool], None]
 
 
 class FollowedCall(Protocol):

@@ -15,7 +15,7 @@ calls.py          tool_call: the call that a tool runs for, with its idempotency
 execution.py      the execution of a function that code runs in; current_work
 conversation.py   users' messages to the agent of a task
 prompts.py        the prompt and the dependencies of a run, from the task
-approvals.py      asks a person about calls of inline tools
+approvals.py      asks a person about calls of inline tools, and of tools that ask while they run
 shared_state.py   finds changes of the value that the tools of a run share
 effects.py        the effect class that a program gives a tool
 own_calls.py      the tool calls of one answer of a model as one step: in parallel

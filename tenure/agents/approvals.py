@@ -1,4 +1,4 @@
-"""Asks a person about calls of inline tools, which have no record of their own: the permission has one."""
+"""Asks a person about calls of inline tools, and of tools that ask while they run: the permission is recorded."""
 
 from __future__ import annotations
 

@@ -7,12 +7,10 @@ or fails is known from its report.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from tenure.control.model_calls import ModelCallReport
 from tenure.domain.budget import TokenUsage
-
-BYTES_PER_TOKEN: Final = 4
+from tenure.domain.texts import estimated_tokens
 
 
 class OutputReport:
@@ -30,8 +28,8 @@ class OutputReport:
         """Counts output that is not shown, such as thoughts and the arguments of tools."""
         if text:
             self._count(text)
-            estimated = -(-self._bytes_since // BYTES_PER_TOKEN)
-            self._report.on_usage(replace(self._stated, output_tokens=self._stated.output_tokens + estimated))
+            output_tokens = self._stated.output_tokens + estimated_tokens(self._bytes_since)
+            self._report.on_usage(replace(self._stated, output_tokens=output_tokens))
 
     def on_usage(self, usage: TokenUsage) -> None:
         """Takes the usage that the provider has stated so far. One that it has stated before says nothing new."""

@@ -44,6 +44,8 @@ SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 MAX_CALLS: Final = 8
 LONG_QUEUED_SECONDS: Final = 5.0
 """After this time in the queue a task may wait for a worker that was never started."""
+LONG_SILENT_SECONDS: Final = 30.0
+"""After this time without text a model call may wait at its model runner, unsent."""
 
 
 class Screen:
@@ -118,17 +120,19 @@ class Screen:
         calls = list(task.calls.values())[:MAX_CALLS]
         shown = [(f"{call.intent.tool} {arguments_text(call.intent.arguments_json)}", call.since) for call in calls]
         if task.state is TaskState.QUEUED:  # open calls may go on meanwhile
-            return [(self._queued_text(), task.changed_at), *shown]
+            return [(f"waits for a worker{self._why(task.changed_at, LONG_QUEUED_SECONDS)}", task.changed_at), *shown]
         if shown:
             return shown
         if task.state is TaskState.RUNNING and task.attempt is not None:
             attempt = f", attempt {task.attempt.attempt_number}" if task.attempt.attempt_number > 1 else ""
-            return [(f"Step {task.step} · {task.attempt.model}{attempt}", task.asked_at)]
+            may_wait = task.attempt.outlives_worker and not task.live.text
+            why = self._why(task.asked_at, LONG_SILENT_SECONDS) if may_wait else ""
+            return [(f"Step {task.step} · {task.attempt.model}{attempt}{why}", task.asked_at)]
         return [(f"{task.state}", task.changed_at)]
 
-    def _queued_text(self) -> str:
-        is_long = time.time() - self.task.changed_at > LONG_QUEUED_SECONDS
-        return f"waits for a worker{f'; tenure explain {short_id(self._task_id)} says why' if is_long else ''}"
+    def _why(self, since: float, long_seconds: float) -> str:
+        is_long = time.time() - since > long_seconds
+        return f"; tenure explain {short_id(self._task_id)} says why" if is_long else ""
 
     def _activity(self, what: str, since: float, now: float) -> Text:
         frame = SPINNER[int(now / FRAME_SECONDS) % len(SPINNER)]

@@ -82,11 +82,14 @@ def _show_claims(context: Context, claims: Iterable[admin.Claim]) -> None:
 
 
 def _renewals(claim: admin.Claim) -> str:
-    """Returns the number and the time from first to newest, `12 in 17 s`; "-": none is known."""
+    """Returns the number and the time from first to newest, `12 in 17 s`, and whether the model call waits at the model
+    runner; "-": none is known.
+    """
     if not claim.HasField("renewals"):
         return "-"
     first, last = (unix_seconds(moment) for moment in (claim.renewals.first_time, claim.renewals.last_time))
-    return f"{claim.renewals.count:,} in {seconds_text(last - first)}"
+    waits = "; its model call waits" if claim.renewals.model_call_waits else ""
+    return f"{claim.renewals.count:,} in {seconds_text(last - first)}{waits}"
 
 
 def _show_workers(context: Context, listed: Iterable[admin.Worker]) -> None:

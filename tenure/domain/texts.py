@@ -32,6 +32,11 @@ def text_tokens(text: str) -> int:
     return max(pieces + pieces // 12, -(-len(encoded) // BYTES_PER_TOKEN))
 
 
+def estimated_tokens(size_bytes: int) -> int:
+    """Returns the tokens that text of this size usually has. Output without a final usage is billed with it."""
+    return -(-size_bytes // 4)
+
+
 def _pieces(kinds: bytes) -> int:
     """Counts pieces: up to five letters, of which only the first may be a capital, up to two digits, or one mark.
 

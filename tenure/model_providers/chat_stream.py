@@ -25,6 +25,7 @@ from tenure.model_providers.stream import (
 
 _DONE: Final = "[DONE]"
 _CUT_OFF: Final = "length"
+_TEXTS: Final = frozenset({"text", "output_text"})
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _STOP_REASONS: Final = {
     "stop": "end_turn",
@@ -169,9 +170,13 @@ class ChatStream(EventStream):
             yield from self._call_events(call)
 
     def _keep(self, key: str, value: object) -> None:
-        """Keeps a member unread. A list comes in pieces."""
+        """Keeps a member unread. A list comes in pieces, one for each token of a thought."""
+        self.fold.keep(value)
         known = self._kept.get(key)
-        self._kept[key] = [*known, *value] if isinstance(known, list) and isinstance(value, list) else value
+        if isinstance(known, list) and isinstance(value, list):
+            known += value
+        else:
+            self._kept[key] = value
 
     def _thought_events(self, piece: str) -> Iterator[Event]:
         if not self.keeps_thoughts:
@@ -257,7 +262,7 @@ def _text_of(content: object) -> str:
         return content or ""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise MalformedAnswer(f"the content is neither a text nor a list of parts; received {shown(content)}")
-    return "".join(_optional_text(part, "text") for part in content if part.get("type") in {"text", "output_text"})
+    return "".join(_optional_text(part, "text") for part in content if _optional_text(part, "type") in _TEXTS)
 
 
 def _arguments(function: dict[str, Any]) -> str:

@@ -52,10 +52,6 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
 
 
 SILENT: Final = "the provider was silent for too long"
-SILENCE_REMEDY: Final = (
-    "it sent nothing for {seconds:g} s. The next call waits twice as long; set silence_seconds of the endpoint, or "
-    "TENURE_OPENAI_SILENCE_SECONDS, for a model that thinks longer"
-)
 NO_PROVIDER: Final = (
     "this worker has no provider for the model {model}: set {vendor}_API_KEY or {vendor}_BASE_URL for the worker, "
     "or give the task a model of another provider"
@@ -292,8 +288,7 @@ class ModelClient:
             failure.hide(provider.secret)
             failure.context_window_tokens = provider.endpoint.limits(model).window_tokens
             if failure.message == SILENT and silence_seconds is not None:
-                provider.endpoint.met_silence(model, silence_seconds)
-                failure.append(SILENCE_REMEDY.format(seconds=silence_seconds))
+                failure.append(provider.endpoint.met_silence(model, silence_seconds))
             if failure.error_class is FailureClass.INVALID_REQUEST and (
                 tools := refused_tools(failure.message, [tool["name"] for tool in request.tools])
             ):
@@ -459,7 +454,7 @@ def _provider_failure(error: Exception, provider: ModelProvider) -> ModelCallFai
         library_error: Any = error
         wait_seconds = _retry_after_seconds(library_error.response.headers)
         return provider.refusal(library_error.status_code, library_error.body, library_error.message, wait_seconds)
-    if isinstance(error, provider.errors.timeout):
+    if isinstance(error, provider.errors.timeout) and not made_no_connection(error):
         return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
     if isinstance(error, provider.errors.connection):
         return ModelCallFailed(FailureClass.CONNECTION, _error_text(error.__cause__ or error))

@@ -22,7 +22,7 @@ from tenure.domain.model_parameters import ANY_TOOL, AUTO, NO_TOOL, Effort, Mode
 NEW_LIMIT: Final = "max_completion_tokens"
 OLD_LIMIT: Final = "max_tokens"
 KEPT_OF_CALLS: Final = ("extra_content", "provider_specific_fields")
-"""The members of a call that some servers want back: the signatures of Gemini, by itself and behind LiteLLM."""
+"""The members of a call that some servers want back: the signatures of Gemini, also behind LiteLLM."""
 
 Members = dict[str, Any]
 

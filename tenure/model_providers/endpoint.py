@@ -22,6 +22,14 @@ MIN_OUTPUT_TOKENS: Final = 256
 """The shortest output that is asked for: the server knows better whether it fits than an upper bound of the input."""
 PINGED_SILENCE_SECONDS: Final = 60.0
 SILENCE_SECONDS: Final = 300.0
+SILENT_FOR_LONG: Final = (
+    "it sent nothing for {seconds:g} s. The next call waits twice as long; set silence_seconds of the endpoint, or "
+    "TENURE_OPENAI_SILENCE_SECONDS, for a model that thinks longer"
+)
+SILENT_WITHOUT_PINGS: Final = (
+    "it sent nothing for {seconds:g} s, not even a ping; set silence_seconds of the endpoint, or "
+    "TENURE_WORKER_MODEL_SILENCE_SECONDS, for a server that sends no pings"
+)
 _MAX_LIMIT: Final = 100_000_000
 _MAX_MODELS: Final = 1000
 """Tasks name the models, so that what is known of them has a bound."""
@@ -116,12 +124,16 @@ class KnownEndpoint:
         seconds = max(seconds, self._patience.get(model, 0.0)) if seconds else 0.0
         return seconds if 0 < seconds < timeout_seconds else None
 
-    def met_silence(self, model: str, seconds: float) -> None:
-        """Takes a silence of a server that does not say that it thinks: the next call waits twice as long, since the
-        provider bills the same silence again.
+    def met_silence(self, model: str, seconds: float) -> str:
+        """Takes a silence that ended a call. Returns a sentence for its failure.
+
+        After that of a server that does not say that it thinks, the next call waits twice as long, since the provider
+        bills the same silence again.
         """
-        if not self._is_pinged:
-            _put(self._patience, model, 2 * seconds)
+        if self._is_pinged:
+            return SILENT_WITHOUT_PINGS.format(seconds=seconds)
+        _put(self._patience, model, 2 * seconds)
+        return SILENT_FOR_LONG.format(seconds=seconds)
 
 
 def fitted_output(request: ModelRequest, limits: ModelLimits) -> int:

@@ -139,7 +139,8 @@ class OpenAIProvider:
             status = next((_STATUS_OF_KIND[kind] for kind in kinds if kind in _STATUS_OF_KIND), 500)
         if status == 429 and not _UNPAID.isdisjoint(kinds):
             status = 402
-        if status == 403 and _FLAGGED in (error.get("metadata") or ()):
+        metadata = error.get("metadata")
+        if status == 403 and isinstance(metadata, dict) and _FLAGGED in metadata:
             status = 400
         message = text_in(error, "message") or message
         is_too_long = status in {400, 413, 422} and (

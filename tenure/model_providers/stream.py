@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import ContentBlock
+from tenure.domain.texts import estimated_tokens
 from tenure.domain.tool_arguments import (
     escaped,
     is_deeper,
@@ -181,9 +182,6 @@ _USAGE_FIELDS: Final = (
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
 )
-BYTES_PER_TOKEN: Final = 4
-"""The bytes of one output token, for calls without a final usage: cancelled and lost calls are billed with it."""
-
 MAX_TOKENS: Final = 100_000_000
 """The limit of one usage count: ten times the largest context window. A larger number is not a count."""
 MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
@@ -297,8 +295,7 @@ class AnswerFold:
         """
         message = dict(self._usage)
         if not self._final_usage:
-            estimated = -(-self.size_bytes // BYTES_PER_TOKEN)
-            message["output_tokens"] = max(message.get("output_tokens", 0), estimated)
+            message["output_tokens"] = max(message.get("output_tokens", 0), estimated_tokens(self.size_bytes))
         return TokenUsage(**message)
 
     def is_usage_stated(self) -> bool:
@@ -340,7 +337,7 @@ class AnswerFold:
         kind = _text(start, "type")
         is_known = kind in _OWN_FIELDS or _SERVER_BLOCKS.match(kind) is not None
         kept = _checked_start(kind, start) if is_known else {"type": kind}
-        self._keep(kept)
+        self.keep(kept)
         self._blocks.append(_Block(kept, is_known))
 
     def _take_delta(self, event: Event) -> str:
@@ -349,7 +346,7 @@ class AnswerFold:
         kind = _text(delta, "type")
         if kind == "citations_delta" and block.kind == "text":
             citation = _object(delta, "citation")
-            self._keep(citation)
+            self.keep(citation)
             block.citations.append(well_formed_value(citation))
             return ""
         if kind not in _DELTAS or not block.is_known:
@@ -361,7 +358,7 @@ class AnswerFold:
         piece = _text(delta, key)
         block.pieces.setdefault(key, []).append(piece)
         if key == "signature":
-            self._keep(piece)
+            self.keep(piece)
         else:
             self.grow(len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogatepass")))
         return well_formed(piece) if key == "text" else ""
@@ -389,7 +386,7 @@ class AnswerFold:
         self.size_bytes += size_bytes
         self._check_size()
 
-    def _keep(self, value: object) -> None:
+    def keep(self, value: object) -> None:
         """Counts what is kept and is not output, such as the results of the provider's own tools."""
         self._kept_bytes += len(json.dumps(value))
         self._check_size()
@@ -460,7 +457,7 @@ def _checked_start(kind: str, start: dict[str, Any]) -> dict[str, Any]:
         _text(kept, "signature")
     if kind in {"text", "thinking", "redacted_thinking"}:
         _text(kept, "data" if kind == "redacted_thinking" else kind)
-    if not isinstance(kept.get("citations") or [], list):
+    if not isinstance(kept.get("citations"), list | None):
         raise MalformedAnswer(f"the citations of a text are not a list; received {shown(kept['citations'])}")
     return _checked_call(kept) if kind in _CALLS else kept
 

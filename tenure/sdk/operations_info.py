@@ -340,11 +340,12 @@ class WorkerInfo(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class RenewalsInfo(PublicValue):
-    """The renewals of a claim that are known."""
+    """The renewals of a claim that are known. `model_call_waits`: at the model runner, and nothing was sent."""
 
     count: int
     first_at: datetime | None
     last_at: datetime | None
+    model_call_waits: bool
 
 
 @dataclass(frozen=True, slots=True)

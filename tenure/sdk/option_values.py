@@ -100,7 +100,7 @@ def priority(argument: str, given: Priority | str) -> task_pb2.Priority.ValueTyp
 
 
 def _member(argument: str, kind: type[E], given: E | str) -> E:
-    """Returns the member of an enum that is given by itself or by its name."""
+    """Returns the member of an enum for the member or its name."""
     try:
         return kind[str(getattr(given, "name", given)).upper()]
     except KeyError:

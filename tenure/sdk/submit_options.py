@@ -71,8 +71,8 @@ class CommonOptions(TypedDict, total=False):
     on_no_progress: Annotated[
         NoProgressPolicy | str | None,
         Option(
-            "when steps repeat the same calls with the same outcomes, although the model was told: END the task, ASK a"
-            " person, only TELL the model, or IGNORE it; END by default",
+            "when steps repeat the same calls with the same outcomes, although the model read a note about it: END the "
+            "task, ASK a person, only TELL the model, or IGNORE it; END by default",
             "policy.on_no_progress",
             values.no_progress,
         ),

@@ -1613,8 +1613,11 @@ class Renewals(message.Message):
     FIRST_TIME_FIELD_NUMBER: builtins.int
     LAST_TIME_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
+    MODEL_CALL_WAITS_FIELD_NUMBER: builtins.int
     count: builtins.int
     """How many."""
+    model_call_waits: builtins.bool
+    """As the newest one says, the model call waits at the model runner for the rate limit of its key: nothing was sent."""
     @builtins.property
     def first_time(self) -> timestamp_pb2.Timestamp:
         """The first of them."""
@@ -1629,9 +1632,10 @@ class Renewals(message.Message):
         first_time: timestamp_pb2.Timestamp | None = ...,
         last_time: timestamp_pb2.Timestamp | None = ...,
         count: builtins.int = ...,
+        model_call_waits: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "first_time", b"first_time", "last_time", b"last_time", "model_call_waits", b"model_call_waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

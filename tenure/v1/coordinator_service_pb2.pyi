@@ -283,12 +283,15 @@ class Progress(message.Message):
     BACKOFF_FIELD_NUMBER: builtins.int
     CALL_FIELD_NUMBER: builtins.int
     IDLE_FIELD_NUMBER: builtins.int
+    MODEL_CALL_WAITS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """The newest sequence that the worker knows: from Open, then from each commit. 0: not opened yet, see timeouts.start."""
     output_tokens: builtins.int
     """Output tokens of the model call in flight."""
     tool_signs: builtins.int
     """Grows with every event of a running tool."""
+    model_call_waits: builtins.bool
+    """The model call waits at the model runner for the rate limit of its key: nothing was sent to the provider."""
     @builtins.property
     def backoff(self) -> duration_pb2.Duration:
         """An announced pause: the worker waits for this much longer (a provider's backoff); absent: no pause."""
@@ -314,10 +317,11 @@ class Progress(message.Message):
         backoff: duration_pb2.Duration | None = ...,
         call: ledger_pb2.HeardCall | None = ...,
         idle: duration_pb2.Duration | None = ...,
+        model_call_waits: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call", "idle", b"idle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call", "idle", b"idle", "output_tokens", b"output_tokens", "sequence", b"sequence", "tool_signs", b"tool_signs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["backoff", b"backoff", "call", b"call", "idle", b"idle", "model_call_waits", b"model_call_waits", "output_tokens", b"output_tokens", "sequence", b"sequence", "tool_signs", b"tool_signs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -145,7 +145,7 @@ class GenerateResponse(message.Message):
     BUNDLE_FIELD_NUMBER: builtins.int
     @builtins.property
     def state(self) -> GenerationState:
-        """The first part: the state in which the caller found the call."""
+        """The first part: the state in which the caller found the call. It follows again when a call that waited is sent."""
 
     @builtins.property
     def text(self) -> GeneratedText:

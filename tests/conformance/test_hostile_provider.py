@@ -33,6 +33,7 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.model_providers.chat_messages import without_chat_parts
 from tenure.model_providers.client import MAX_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelRequest
 from tenure.model_providers.stream import MAX_CONTENT_BYTES, MAX_TOKENS
 from tenure.v1 import ledger_pb2, live_pb2
@@ -143,7 +144,7 @@ def check_answer(answer: Any) -> str:
     move = next_action(point)
     point.apply(facts.Entry(point.sequence + 1, 0, facts.UserMessage("Go on.")))  # as a fork does
     point.apply(facts.Entry(point.sequence + 1, point.step + 1, ATTEMPT))
-    body = {"model": "m", "max_tokens": 10, "messages": point.messages}
+    body = {"model": "m", "max_tokens": 10, "messages": without_chat_parts(point.messages)}
     check_create(strict_json(json.dumps(body, ensure_ascii=False, allow_nan=False).encode().decode()))
     if isinstance(move, CallModel):
         assert point.messages[-1]["role"] == "user"

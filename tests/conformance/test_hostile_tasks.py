@@ -158,6 +158,30 @@ async def test_model_reads_that_its_arguments_are_not_json(bench: WorkerBench, a
     await its_bill_is_right(bench, task)
 
 
+CUT = call_of("write_file", UNREADABLE["cut"], "toolu_2")
+BESIDE_A_CALL_THAT_RUNS = call_of("write_file", '{"path": "b.txt", "content": "b"}', "toolu_1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (stream(CUT), Reason.MODEL_ANSWER_UNUSABLE),
+        (stream(BESIDE_A_CALL_THAT_RUNS, CUT), Reason.MODEL_ANSWER_UNUSABLE),
+        (stream(BESIDE_A_CALL_THAT_RUNS, CUT, stop_reason="max_tokens"), Reason.MODEL_TRUNCATED),
+        (stream(stop_reason="end_turn"), Reason.MODEL_EMPTY_ANSWER),
+    ],
+    ids=["not json", "not json beside a call that runs", "cut off beside a call that runs", "empty"],
+)
+async def test_answer_that_cannot_be_used_is_bought_three_times(bench: WorkerBench, answer: bytes, reason: str) -> None:
+    bench.simulator.order_answer(answer, count=9)
+    await bench.start_worker()
+    task_id = await bench.submit("sim-hello", policy=AT_ONCE, tools=TOOLS)
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == ("FAILED", reason)
+    assert len(bench.model_calls(task_id)) == 3
+    await its_bill_is_right(bench, task)
+
+
 @pytest.mark.parametrize("tool", ["spawn_sub_agents", "record_output", "ask_user"])
 async def test_unreadable_call_of_the_ledger_has_one_outcome(bench: WorkerBench, tool: str) -> None:
     """The ledger carries these calls out itself, but not one that the worker has settled."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from tenure.domain import entries
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import text_block, text_of, with_own_ids
 from tenure.domain.models import ANTHROPIC, OPENAI
+from tenure.model_providers import http
 from tenure.model_providers.anthropic_models import AnthropicProvider
 from tenure.model_providers.chat_stream import ChatStream
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelClient, ModelProvider, ModelRequest
@@ -252,6 +255,20 @@ async def test_an_absent_server_may_be_tried_again(prefix: str) -> None:
     assert (failure.error_class, failure.retryable) == ("CONNECTION", True)
 
 
+async def test_server_that_accepts_no_connection_is_not_silent(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall drops the packets: the phase of the model call did not time out, and no model thought for long."""
+    monkeypatch.setattr(http, "CONNECT_TIMEOUT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
+        for _ in range(3):
+            other = waiting.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        async with model_client(f"http://127.0.0.1:{full.getsockname()[1]}") as client:
+            failure = await failure_of(client, f"{prefix}sim-hello")
+    assert (failure.error_class, failure.was_sent) == ("CONNECTION", False)
+    assert "Connection timeout" in failure.message
+
+
 async def test_a_cancelled_call_has_a_bill(client: Any, simulator: Any, prefix: str) -> None:
     simulator.order_fault(drip_ms=20)
     call, heard = new_call()
@@ -408,13 +425,15 @@ async def test_arguments_of_a_chat_call_are_read_or_marked(
     "body",
     [
         stream(chunk({"content": 7}, "stop")),
+        stream(chunk({"content": [{"type": ["text"], "text": "Hi."}]}, "stop")),
         stream(call_delta("list files", "{}", index=0), chunk(finish_reason="tool_calls")),
         stream(call_delta(None, "{}", index=0), chunk(finish_reason="tool_calls")),
         stream(call_delta("list_files", "{}", index=-1), chunk(finish_reason="tool_calls")),
         stream(*[chunk({"content": "y" * 500_000})] * (MAX_CONTENT_BYTES // 500_000 + 1)),
         stream(*[chunk({"reasoning": "y" * 500_000})] * (MAX_CONTENT_BYTES // 500_000 + 1)),
+        stream(*[chunk({"reasoning_details": ["y" * 500_000]})] * (MAX_CONTENT_BYTES // 500_000 + 1), done=False),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 async def test_malformed_chat_answer_is_unusable(client: Any, simulator: Any, body: bytes) -> None:
     simulator.order_answer(body)
@@ -427,6 +446,7 @@ async def test_malformed_chat_answer_is_unusable(client: Any, simulator: Any, bo
         ({"code": 429, "message": "busy"}, "RATE_LIMITED"),
         ({"detail": "starting"}, "SERVER_ERROR"),
         ({"error": {"code": 403, "message": "flagged", "metadata": {"flagged_input": "x"}}}, "INVALID_REQUEST"),
+        ({"error": {"code": 403, "message": "no", "metadata": 1}}, "PERMISSION"),
     ],
 )
 async def test_refusal_with_a_status_of_success_is_a_refusal(

@@ -41,6 +41,8 @@ async def test_a_call_waits_as_accepted_and_is_sent(
     assert len(simulator.calls()) == 1
     end = await waiting.ended()
     assert end.HasField("answer")
+    kinds = [part.state.kind for part in waiting.parts if part.HasField("state")]
+    assert kinds == [pb.GenerationState.KIND_ACCEPTED, pb.GenerationState.KIND_SENT]
     assert len(simulator.calls()) == 2
     assert await models_database("select count(*) from generations where sent_at is null") == [(0,)]
 

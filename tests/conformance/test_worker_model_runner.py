@@ -26,6 +26,7 @@ from tenure.v1 import model_service_pb2 as pb
 from tenure.v1.model_service_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
 from tenure.wire.common import duration
 
+ACCEPTED = pb.GenerateResponse(state=pb.GenerationState(kind=pb.GenerationState.KIND_ACCEPTED))
 SENT = pb.GenerateResponse(state=pb.GenerationState(kind=pb.GenerationState.KIND_SENT))
 JOINED = pb.GenerateResponse(state=pb.GenerationState(kind=pb.GenerationState.KIND_SENT, joined=True))
 Script = Callable[[Any], AsyncIterator[pb.GenerateResponse]]
@@ -96,9 +97,11 @@ class Heard:
     texts: list[tuple[int, str]] = field(default_factory=list)
     usages: int = 0
     waits: int = 0
+    held: list[bool] = field(default_factory=list)
 
     def events(self) -> CallEvents:
-        return CallEvents(lambda block, text: self.texts.append((block, text)), self.on_usage, self.on_wait)
+        on_text: Callable[[int, str], None] = lambda block, text: self.texts.append((block, text))  # noqa: E731
+        return CallEvents(on_text, self.on_usage, self.on_wait, self.held.append)
 
     def on_usage(self) -> None:
         self.usages += 1
@@ -256,13 +259,23 @@ async def test_waiting_call_is_announced(monkeypatch: pytest.MonkeyPatch) -> Non
     heard = Heard()
 
     async def wait_for_turn(_context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        yield pb.GenerateResponse(state=pb.GenerationState(kind=pb.GenerationState.KIND_ACCEPTED))
+        yield ACCEPTED
         while heard.waits < 3:
             await asyncio.sleep(0.01)
         yield pb.GenerateResponse(answer=answer())
 
     await ask(ScriptedRunner([wait_for_turn]), heard)
     assert heard.waits >= 3
+
+
+async def test_call_waits_until_it_is_sent() -> None:
+    heard = Heard()
+    broken, sent = (
+        parts(ACCEPTED, then=grpc.StatusCode.UNAVAILABLE),
+        parts(ACCEPTED, SENT, pb.GenerateResponse(answer=answer())),
+    )
+    await ask(ScriptedRunner([broken, sent]), heard)
+    assert heard.held == [True, True, False, False]
 
 
 async def test_a_cancel_returns_how_the_call_ended() -> None:

@@ -100,7 +100,7 @@ BANNED_FORMS = {
 # Phrases that are not plain English, in code, comments, errors, SQL, protos, the console and docs.
 BANNED_PHRASES = {
     r"\b(?<!there )(?<!there may )(?<!there will )(?:is|are|was|were|be) no (?!(?:longer|more|\w+er)\b)": "is not a",
-    r"\bha(?:s|ve) to be told\b": "the subject, and the verb: Tenure reports",
+    r"\b(?:is|are|was|were|be|been|being) told\b": "the subject, and the verb: Tenure reports, the model reads",
     r"\bthere is no (?:task|agent|schedule|webhook|delivery|tenant|api key|group) [{]": "task {…} not found",
     r"\bis of an unknown type\b": "has an unknown type",
     r"\bmust be known\b": "unknown state",

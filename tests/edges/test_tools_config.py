@@ -1,4 +1,4 @@
-"""The config file: its variables are filled in, and every mistake is told with its place."""
+"""The config file: its variables are filled in, and the error names the place of every mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control work through the gateway: functions of a backend's own, on workers that were told their modules."""
+"""Control work through the gateway: functions of a backend's own, on workers whose settings name their modules."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ async def test_each_change_is_a_line_and_a_cursor_resumes_behind_it(installation
     assert ended["task"]["goal"] == "find out"
     async with started("--json", "tasks", "follow", "--after", queued["cursor"], *label, address=address) as process:
         assert await changes(process, 2) == [
-            running | {"task": ended["task"]},  # as it is told later: with the task as it is by then
+            running | {"task": ended["task"]},  # as a later event shows it: with the task as it is by then
             ended,
         ]
 

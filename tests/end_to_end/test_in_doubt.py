@@ -46,7 +46,7 @@ async def proven_gone(install: Installation, task_id: str) -> None:
 
 
 async def check_success(install: Installation, task_id: str, status: int, detail: str, said: str) -> None:
-    """The task went on to its success, and its agent was told this of the call."""
+    """The task went on to its success, and its agent read this about the call."""
     task = await install.ended(task_id)
     assert task.state == task_pb2.TASK_STATE_SUCCEEDED, f"{task.reason}: {task.message}"
     entries = await install.entries(task_id)

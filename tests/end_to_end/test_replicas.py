@@ -275,7 +275,7 @@ async def test_a_rolling_restart_of_everything_loses_nothing(
 
 
 async def ask_until(done: asyncio.Event, client: Client, bare: Any, task_ids: Sequence[str]) -> set[grpc.StatusCode]:
-    """Asks all the time. The client must always answer; how the bare calls failed is told."""
+    """Asks all the time. The client must always answer; returns how the bare calls failed."""
     heard: set[grpc.StatusCode] = set()
     while not done.is_set():
         for task_id in task_ids:

@@ -43,7 +43,7 @@ QUEUE = f"defaults-{uuid.uuid4().hex[:12]}"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gateway(shared_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """A gateway on a ledger that was told the defaults, beside those of the shared installation, on its database."""
+    """A gateway on a ledger with the defaults, beside those of the shared installation, on its database."""
     file = tmp_path_factory.mktemp("defaults") / "defaults.toml"
     file.write_text(FILE)
     settings = {"LISTEN": "127.0.0.1:0", "POSTGRES_DSN": shared_stack.postgres_dsn, "DEFAULTS_FILE": str(file)}

@@ -182,7 +182,7 @@ async def test_the_crash_test_of_the_page_passes(reader: Reader) -> None:
 
 
 async def test_a_worker_without_a_stack_uses_defaults(tmp_path: Path) -> None:
-    """And one that is told an address is not sent elsewhere."""
+    """A worker with an address in its settings is not sent elsewhere."""
     from tenure.agents.dev_stack import advice_without_stack, dev_settings
 
     assert dev_settings({"TENURE_DATA": str(tmp_path)}) == {}

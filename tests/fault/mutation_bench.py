@@ -204,7 +204,7 @@ class Arena:
         await service.kill()
 
     async def history(self) -> History:
-        """What ledger, tools and outside have of these tasks, and what the callers were told."""
+        """What ledger, tools and outside have of these tasks, and the answers that the callers got."""
         for task_id, count in self.remembered.stale_commits.items():
             async with asyncio.timeout(CALL_SECONDS):  # the audit of refusals is written beside them
                 while len((await self.auditor.refusals(task_id)).ledger) < count:

@@ -126,7 +126,7 @@ def python_of_an_ordinary_user(place: Path, joins: Sequence[str] = (), *, confin
 
 
 def environment_of(place: Path) -> dict[str, str]:
-    """All that the user's processes are told."""
+    """The variables of the user's processes."""
     return {"PATH": "/usr/bin:/bin", "TMPDIR": str(place / "tmp"), "PYTHONPATH": str(place)}
 
 

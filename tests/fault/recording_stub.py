@@ -1,4 +1,4 @@
-"""A ledger's stub that remembers what its callers asked and were told, for the checker to compare with the ledger."""
+"""A ledger's stub that remembers its requests and answers, for the checker to compare with the ledger."""
 
 from __future__ import annotations
 

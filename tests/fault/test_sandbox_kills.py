@@ -110,7 +110,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="processes are told apart by their slot's uid, which needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="the uid of a slot identifies its processes, which needs root")
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 @pytest.mark.parametrize("warm", [0, 2])
 async def test_a_killed_services_runs_die_and_the_next_cleans_up(

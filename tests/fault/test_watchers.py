@@ -88,7 +88,7 @@ async def test_slow_readers_cost_no_memory_and_delay_none(
 
 
 async def restless(stubs: Any, task_id: Any, dice: Any) -> Any:
-    """A watcher that breaks off after a few entries and comes back by either gateway: all it was told, in order."""
+    """A watcher that breaks off after a few entries and comes back by either gateway: all that it got, in order."""
     seen: list[Any] = []
     while not (seen and kinds(seen[-1:]) == ["RUNNING>SUCCEEDED"]):
         stream = watch(dice.choice(stubs), task_id, after=seen[-1].sequence if seen else 0)

@@ -180,7 +180,7 @@ class World:
         return list((await self.tasks.ListTaskEntries(request, timeout=CALL_SECONDS)).entries)
 
     async def control(self) -> None:
-        """A task of another test is done. As any client, it tries again when it is told to: a generation that was
+        """A task of another test is done. As any client, it tries again when an error says so: a generation that was
         raised is settled first.
         """
         await retrying(self._is_done, AGAIN)
@@ -266,7 +266,7 @@ class World:
         """Several wait at once, so grants are kept until the one who waits for them comes."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while task_id not in self._grants:
-                await self._attached()  # its session ends when a generation is raised, or when it is told to drain
+                await self._attached()  # its session ends when a generation is raised, or when it drains
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS), self._granted:
                         await self._granted.wait_for(lambda: task_id in self._grants)

@@ -38,18 +38,13 @@ class Cell:
         return f"{self.library}-{self.where}-{self.effect or 'inline'}"
 
     @property
+    def waits_together(self) -> bool:
+        """The OpenAI Agents SDK runs the tools of an agent with an inline tool one at a time."""
+        return self.library == PYDANTIC or self.effect is not None
+
+    @property
     def approve_tools(self) -> list[str]:
         return ["act"] if self.where == SUBMIT else []
-
-    @property
-    def waits_together(self) -> bool:
-        """Calls of recorded tools are made together; a function that decides asks for each of them on its own."""
-        return self.effect is not None and self.where in (DECLARED, SUBMIT, DECIDED)
-
-    @property
-    def can_edit(self) -> bool:
-        """A tool that asks while it runs asks a yes or no."""
-        return self.where not in (TOOLSET, RAISED)
 
 
 CELLS: Final = [

@@ -1,4 +1,4 @@
-"""A dialler that notes whom it is told to dial, and a resolver whose answers are prepared.
+"""A dialler that notes the addresses that it dials, and a resolver whose answers are prepared.
 
 Public addresses cannot be reached in tests: what is dialled is led to a server of this machine instead, and the note
 says where it would have gone.

@@ -117,7 +117,7 @@ class TcpProxy:
                 both.create_task(self._pump(reader, onward_writer, self._requests_pass))
                 both.create_task(self._pump(onward_reader, writer, self._answers_pass))
         except* (OSError, asyncio.CancelledError):
-            pass  # either end went away, or the test ended it: the other end is told by closing
+            pass  # either end went away, or the test ended it: a close tells the other end
         finally:
             for open_writer in writers:
                 open_writer.transport.abort() if self._lingers(open_writer) else open_writer.close()

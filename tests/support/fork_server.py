@@ -109,7 +109,7 @@ class Ending:
 def accepted(listener: socket.socket) -> socket.socket:
     """Returns in a child for each connection, which dies with this process."""
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the servers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the end of the servers
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from devstack.simulator.delivery import RawAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from random import Random
 
 Event = dict[str, Any]
@@ -120,7 +120,8 @@ def _block_events(index: int, start: Event, deltas: list[Event]) -> list[Event]:
 
 def _text_block(random: Random, _index: int) -> Block:
     text = random.choice(["It is done.", "漢字 \U0001f600", " ", "", '{"price": 3}'])
-    return {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in _pieces(random, text)]
+    start: Event = {"type": "text", "text": "", "citations": random.choice([None, []])}
+    return start, [{"type": "text_delta", "text": piece} for piece in _pieces(random, text)]
 
 
 def _thinking_block(random: Random, _index: int) -> Block:
@@ -289,17 +290,16 @@ def _add_field(random: Random, events: list[Event]) -> None:
 
 
 def _any_field(random: Random, events: list[Event]) -> tuple[Any, Any]:
-    """Returns a random object or list of an event, and a key of it. The key is None for an empty one."""
-    holder: Any = random.choice(events)
-    while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-        if not keys:
-            return holder, None
-        key = random.choice(keys)
-        inner = holder[key]
-        if not isinstance(inner, dict | list) or not inner or random.random() < 0.3:
-            return holder, key
-        holder = inner
+    """Returns an object or list of the events, and a key of it: each field is as likely. The key is None for none."""
+    fields = [field for event in events for field in _fields(event)]
+    return random.choice(fields) if fields else ({}, None)
+
+
+def _fields(holder: Any) -> Iterator[tuple[Any, Any]]:
+    for key in holder if isinstance(holder, dict) else range(len(holder)):
+        if isinstance(holder[key], dict | list):
+            yield from _fields(holder[key])
+        yield holder, key
 
 
 def _nested(depth: int) -> Any:

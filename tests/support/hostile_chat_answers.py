@@ -35,14 +35,30 @@ def _written_chunk(event: Event) -> bytes:
 def _valid_chunks(random: Random) -> list[Event]:
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if random.random() < 0.7:
-        deltas += [{"content": piece} for piece in ("It is ", "done \U0001f600.")]
+        is_in_parts = random.random() < 0.3
+        deltas += [
+            {"content": [{"type": "text", "text": piece}] if is_in_parts else piece}
+            for piece in ("It is ", "done \U0001f600.")
+        ]
     if random.random() < 0.3:
         deltas.insert(1, {"reasoning_content": "Let me see."})
+    if random.random() < 0.3:
+        deltas[1:1] = [{"reasoning_details": [{"type": "reasoning.text", "text": piece}]} for piece in ("Let", " me")]
     calls = random.choice([0, 0, 1, 2, 5])
     for index in range(calls):
         function = {"name": "list_files", "arguments": ""}
         deltas.append(
-            {"tool_calls": [{"index": index, "id": f"call_{index}", "type": "function", "function": function}]}
+            {
+                "tool_calls": [
+                    {
+                        "index": index,
+                        "id": f"call_{index}",
+                        "type": "function",
+                        "function": function,
+                        "extra_content": {"google": {"thought_signature": "c2lnbmVk"}},
+                    }
+                ]
+            }
         )
         deltas += [
             {"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in ('{"path": ', '"."}')
@@ -113,6 +129,7 @@ def _insert_chunk(random: Random, events: list[Event]) -> None:
             {"error": {"message": "Overloaded \ud83d", "type": "overloaded_error", "code": 503}},
             {"error": random.choice(["bad", [], 7, {"code": ["x"], "message": {}}])},
             {"object": "error", "message": "x" * 5000, "code": 400},
+            {"error": {"message": "no", "code": 403, "metadata": random.choice([None, 1, [], "x", {"reasons": []}])}},
             {"choices": _choice({"content": "y" * 300_000})},
             {"choices": _choice({}, "stop") * 2}, {"choices": {}}, {DONE: True}, {},
             {"choices": _choice({}, "bored")},

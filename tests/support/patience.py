@@ -17,7 +17,7 @@ CALL_SECONDS: Final = 60.0
 """Until one call is answered."""
 
 AGAIN: Final = RetryPolicy(max_attempts=60, initial_seconds=0.2, factor=1.5, cap_seconds=2.0)
-"""As any client does that is told to try later: a service that is asked for much at once says so."""
+"""As any client does after an error that says try later: a service with many requests at once sends it."""
 
 LONG_LIFE_SECONDS: Final = 60
 """How long an owner, a runner or a lease lives without a renewal: no machine stands still for so long."""

@@ -9,7 +9,7 @@ from pydantic_ai.models.function import AgentInfo
 
 
 class Script:
-    """Answers in order. `seen`: what the model was told by tools before each."""
+    """Answers in order. `seen`: what the model read from tools before each."""
 
     def __init__(self, *answers: ModelResponse | Exception) -> None:
         self.answers, self.seen = list(answers), list[list[Any]]()

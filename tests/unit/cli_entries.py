@@ -1,4 +1,4 @@
-"""Entries as the ledger would give them, for what is told about them."""
+"""Entries as the ledger would give them, for tests of the lines that show them."""
 
 from __future__ import annotations
 

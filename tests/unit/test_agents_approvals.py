@@ -10,15 +10,15 @@ import pytest
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
+from tenure.agents import Effect
 from tenure.control.own_tools import OwnTool
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tests.support.approval_agents import AGENT, CELLS, PYDANTIC, Cell, build
+from tests.support.approval_agents import AGENT, CELLS, PYDANTIC, RAISED, TOOLSET, Cell, build
 from tests.support.journal_work import JournalWork
 from tests.support.openai_script import Script, call, text_message
 from tests.support.sweeps import one_of_each
 
 RUNS = {"allow": ["5"], "edit": ["7"], "deny": [], "nobody": []}
-DECISION = {"allow": '{"decision": "approve"}', "deny": '{"decision": "deny"}'}
 
 
 class Waits(BaseException):
@@ -31,14 +31,6 @@ class Person(JournalWork):
     def __init__(self, answer: str, approve_tools: list[str]) -> None:
         super().__init__("Act", approve_tools=frozenset(approve_tools))
         self.answer, self.asked = answer, 0
-
-    async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
-        assert tool == "request_approval"
-        self.asked += 1
-        if self.answer not in DECISION:
-            raise Waits
-        self.answers[tool] = DECISION[self.answer]
-        return await super().call_tool(tool, arguments)
 
     async def _call(self, call_id: str, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
         if not tool.needs_approval and tool.name not in self.approve_tools:
@@ -74,8 +66,6 @@ def model(cell: Cell, answer: str) -> Any:
     "cell", one_of_each(CELLS, lambda cell: (cell.library, cell.where, cell.effect is None)), ids=lambda cell: cell.name
 )
 async def test_a_call_runs_only_as_a_person_allowed_it(cell: Cell, answer: str, tmp_path: Path) -> None:
-    if answer == "edit" and not cell.can_edit:
-        answer = "allow"
     trace, work = tmp_path / "trace", Person(answer, cell.approve_tools)
     function = build(cell, model(cell, answer))
     if answer == "nobody":
@@ -86,3 +76,13 @@ async def test_a_call_runs_only_as_a_person_allowed_it(cell: Cell, answer: str, 
     expected = ["5"] if cell.where == AGENT and answer == "edit" else RUNS[answer]
     assert (trace.read_text().split() if trace.exists() else []) == expected
     assert work.asked == 1, "the call ran unasked, or asked twice"
+
+
+@pytest.mark.parametrize("where", [RAISED, TOOLSET])
+async def test_next_owner_does_not_ask_again(where: str, tmp_path: Path) -> None:
+    cell, trace, work = Cell(PYDANTIC, where, Effect.KEYED), tmp_path / "trace", JournalWork("Act")
+    function = build(cell, model(cell, "allow"))
+    assert await function.run(work, str(trace)) == "Done."
+    assert await function.run(work.begin(), str(trace)) == "Done."
+    assert trace.read_text().split() == ["5"]
+    assert [tool.needs_approval for tool in work.tools].count(True) == 1

@@ -12,16 +12,14 @@ import pydantic_ai
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import ModelRetry, RunContext
-from pydantic_ai.exceptions import ApprovalRequired, ModelHTTPError
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from tenure.agents import Agent, Effect, current_work, durable, function, tool_call
-from tenure.agents.pydantic_ai.durability import approval_request
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, failure_of
 from tenure.domain.budget import TokenUsage
-from tenure.domain.waits import MAX_CONTEXT_CHARACTERS
 from tests.support.journal_work import JournalWork
 from tests.support.pydantic_script import Script, call, text_response
 
@@ -195,33 +193,27 @@ async def test_a_tool_may_ask_the_model_to_try_again() -> None:
     assert len(work.tools) == 2
 
 
-@pytest.mark.parametrize(("answer", "ran"), [('{"decision": "approve"}', ["big"]), ('{"decision": "deny"}', [])])
-async def test_a_tool_may_ask_for_an_approval_while_it_runs(answer: str, ran: list[str]) -> None:
-    script = Script(call("refund"), text_response("Done."))
+async def test_a_tool_waits_for_its_approval() -> None:
+    script = Script(call("refund"), call("credit"), text_response("Done."))
     agent = Agent("support", model=FunctionModel(script))
-    made: list[str] = []
+    ran: list[str] = []
 
-    @agent.tool(effect=Effect.KEYED)
+    @agent.tool(effect=Effect.KEYED, requires_approval=True)
     def refund(ctx: RunContext) -> str:
-        if not ctx.tool_call_approved:
-            raise ApprovalRequired
-        made.append("big")
+        assert ctx.tool_call_approved
+        ran.append("refund")
         return "refunded"
 
-    work = JournalWork("Refund", answers={"request_approval": answer})
-    assert await agent.durable_function.run(work.begin(), None) == "Done."
-    assert await agent.durable_function.run(work.begin(), None) == "Done."
-    assert made == ran
+    @agent.tool_plain(effect=Effect.KEYED, requires_approval=True)
+    def credit() -> str:
+        ran.append("credit")
+        return "credited"
 
-
-def test_approval_shows_the_call() -> None:
-    """Or how much of it they do not see: what a model hides behind a long text must not pass."""
-    assert approval_request("pay", '{"cents": 5}') == {"question": 'May pay be called with {"cents": 5}?'}
-    arguments = json.dumps({"why": "x" * 3000, "cents": 10**6})
-    assert approval_request("pay", arguments)["context"] == arguments
-    long = approval_request("pay", "x" * 20_000)
-    assert long["context"].endswith("4100 more characters are not shown")
-    assert len(long["context"]) <= MAX_CONTEXT_CHARACTERS
+    work = JournalWork("Refund", denied=frozenset({"credit"}))
+    assert await agent.durable_function.run(work, None) == "Done."
+    assert ran == ["refund"]
+    assert [tool.needs_approval for tool in work.tools] == [True, True]
+    assert "denied" in str(script.seen[2])
 
 
 class Price(BaseModel):
@@ -268,7 +260,7 @@ async def test_a_durable_agent_in_a_recorded_tool_is_refused() -> None:
     for _ in range(2):
         with pytest.raises(NotReplayable, match="effect=None"):
             await editor.durable_function.run(work.begin(), None)
-    assert len(script.seen) == 1, "the model was told of a mistake of the program"
+    assert len(script.seen) == 1, "the model read about a mistake of the program"
 
 
 async def test_agent_outside_of_a_task_is_unchanged() -> None:

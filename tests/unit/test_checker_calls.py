@@ -1,4 +1,4 @@
-"""The checker notices what happens twice, too early, too late, or otherwise than it is told."""
+"""The checker notices what happens twice, too early, too late, or otherwise than it is reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def an_effect_of_no_record(story: Story) -> None:
 
 
 def intended_twice(story: Story) -> seen.History:
-    """By a loop of one's own: ours would be told of it by its conversation too."""
+    """By a loop of one's own: ours would read it in its conversation too."""
     use_own_loop(story)
     index = first(story, facts.ToolIntent)
     story.entries.insert(index, story.entries[index])
@@ -162,7 +162,7 @@ FAULTS = [
     fault("I12 I14", "called off and happened", called_off_and_happened, "is recorded as not run, but its effect"),
     fault(
         "I15",
-        "the model is told something else",
+        "the model reads something else",
         call("2.0", outcome=LIE, outcome_hash=outcome_hash(LIE)),
         "its record has another outcome",
     ),

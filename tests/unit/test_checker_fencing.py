@@ -33,7 +33,7 @@ def a_number_comes_again(story: Story) -> seen.History:
 
 
 def a_claim_of_an_older_generation(story: Story) -> seen.History:
-    """The second claim was made when etcd had been told of another generation."""
+    """The second claim was made when etcd already had another generation."""
     raised = (seen.GenerationChange(revision=1, generation=1), seen.GenerationChange(revision=18, generation=2))
     return replace(story.history(), generations=raised)
 
@@ -109,7 +109,7 @@ def the_holder_is_refused(story: Story) -> None:
 
 
 def the_task_of_a_living_claim_is_taken(_story: Story) -> seen.History:
-    """An older claim's loss was told late, and hit the newer one."""
+    """The report of an older claim's loss came late, and hit the newer one."""
     story = Story()
     story.submit()
     story.claim("worker-1")

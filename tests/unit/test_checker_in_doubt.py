@@ -1,4 +1,4 @@
-"""Calls in doubt as the checker sees them: whole stories pass, and each way to spoil one is told."""
+"""Calls in doubt as the checker sees them: whole stories pass, and each way to spoil one is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sub-agents as the checker sees them: a whole tree passes, and each way to spoil it is told."""
+"""Sub-agents as the checker sees them: a whole tree passes, and each way to spoil it is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits as the checker sees them: whole stories pass, and each way to spoil one is told."""
+"""Waits as the checker sees them: whole stories pass, and each way to spoil one is reported."""
 
 from __future__ import annotations
 

@@ -82,3 +82,31 @@ async def test_a_task_that_stays_queued_shows_what_it_needs(monkeypatch: pytest.
     shown = cast("io.StringIO", console.file).getvalue()
     assert "No worker serves queue default and nosuch\n  It needs: a worker" in shown
     assert "deadline" not in shown
+
+
+class Unsent:
+    """A client of a task whose model call gives no text, until the watch has shown it."""
+
+    def __init__(self, shown: io.StringIO) -> None:
+        self._shown = shown
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[api.WatchTaskResponse]:
+        running, asked = api.WatchTaskResponse(), api.WatchTaskResponse()
+        running.entry.body.transition.to_state = task_pb2.TASK_STATE_RUNNING
+        asked.entry.step, asked.entry.record_time.seconds = 5, 1_700_000_000
+        asked.entry.body.model_attempt.model, asked.entry.body.model_attempt.outlives_worker = "m", True
+        yield running
+        yield asked
+        async with asyncio.timeout(CALL_SECONDS):
+            while "Step 5 · m" not in self._shown.getvalue():
+                await asyncio.sleep(0.01)
+
+    async def get(self, _task_id: str) -> task_pb2.Task:
+        return task_pb2.Task(task_id=TASK, state=task_pb2.TASK_STATE_CANCELLED)
+
+
+async def test_long_call_without_text_names_explain() -> None:
+    shown = io.StringIO()
+    context = Context("127.0.0.1:1", "default", False, Path(), Console(file=shown, force_terminal=True, width=120), {})
+    await watch_task(context, cast("Client", Unsent(shown)), TASK)
+    assert "Step 5 · m; tenure explain 01a2025d-5126 says why" in shown.getvalue()

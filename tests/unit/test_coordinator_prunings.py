@@ -31,7 +31,7 @@ REFUSALS: dict[str, Exception] = {
 
 
 class Ledger:
-    """Offers each pruning once, fails now and then, and remembers what it is told."""
+    """Offers each pruning once, fails now and then, and remembers its requests."""
 
     def __init__(self, *task_ids: str) -> None:
         self.left, self.forgotten, self.failures = list(task_ids), set[str](), 2

@@ -80,6 +80,10 @@ def explanations() -> dict[str, str]:
             calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2
         ),
         "running with a model call that has not ended": explained(model_call=OpenModelCallFact(5, 1, 200.0)),
+        "running with a model call that waits": explained(model_call=OpenModelCallFact(5, 1, 200.0, waits=True)),
+        "running after a failed model call": explained(
+            failed_call="CONNECTION: calls of several tasks to the endpoint openai failed, so no call is sent to it"
+        ),
         "running without a claim": explained(lease_seconds=0.0),
         "queued after a loss": explained("QUEUED", reason="WORKER_LOST", message="worker-1 is gone"),
         "queued for its first step": explained("QUEUED", reason="SUBMITTED", step=0),
@@ -191,6 +195,17 @@ def test_a_providers_refusal_is_explained_by_the_last_move() -> None:
 )
 def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_failed_model_call_is_one_that_is_not_made_again_yet() -> None:
+    task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING)
+    failure = ledger_pb2.ModelFailure(error_class="OVERLOADED", message="busy")
+    message = ledger_pb2.EntryBody(user_message=ledger_pb2.UserMessage(text="and"))
+    bodies = [ledger_pb2.EntryBody(model_failure=failure), message]
+    entries = [ledger_pb2.Entry(body=body) for body in bodies]
+    assert gather_facts(task, entries, [], [], [], 0, now=0.0).failed_call == "OVERLOADED: busy"
+    again = ledger_pb2.Entry(body=ledger_pb2.EntryBody(model_attempt=ledger_pb2.ModelAttempt(attempt_number=2)))
+    assert not gather_facts(task, [*entries, again], [], [], [], 0, now=0.0).failed_call
 
 
 def test_facts_are_gathered_from_the_services() -> None:

@@ -108,8 +108,7 @@ class RecordingPeers:
             stub = type(service, (), {method.name: self._method(method) for method in methods_of(service)})
             setattr(self, attribute, stub)
 
-    async def renewals(self, _task_id: str) -> dict[str, Any]:
-        return {}
+    async def add_renewals(self, _claims: object, _task_id: str) -> None: ...
 
     def _method(self, method: MethodDescriptor) -> Any:
         answer = _answer_of(method)

@@ -1,4 +1,4 @@
-"""What callers are told when a service behind the gateway does not answer."""
+"""The errors that callers get when a service behind the gateway does not answer."""
 
 from __future__ import annotations
 

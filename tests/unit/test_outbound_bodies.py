@@ -1,4 +1,4 @@
-"""Bodies of strangers are unpacked within a bound, in memory as in what is told."""
+"""Bodies of other servers are unpacked within a bound, in memory and in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of settings: everything wrong is told at once, and no secret is ever shown."""
+"""Laws of settings: one error names everything that is wrong, and no secret is ever shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenario files: what is told about a wrong one, what a right one plays."""
+"""Scenario files: the errors of a wrong one, and the answers of a right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeouts by phase: what each comes to, how they are told, and what may not be asked."""
+"""Timeouts by phase: what each comes to, how they are shown, and which of them are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators are told of a source of tools: bounded, without secrets, and the same as the metrics say."""
+"""What operators read about a source of tools: bounded, without secrets, and the same as the metrics say."""
 
 from __future__ import annotations
 

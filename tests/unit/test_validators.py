@@ -1,4 +1,4 @@
-"""The contract's constraints: all that is wrong is told, by field."""
+"""The contract's constraints: the error names all that is wrong, by field."""
 
 from __future__ import annotations
 

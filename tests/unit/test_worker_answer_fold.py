@@ -186,6 +186,7 @@ def test_call_whose_arguments_could_not_be_sent_back_is_marked(arguments: Any) -
         [block(0, type="text", text=""), delta(0, "input_json_delta", partial_json="{}")],
         [block(0, type="text", text=7)],
         [block(0, type="text", text="", citations="x")],
+        [block(0, type="text", text="", citations=0)],
         [block(0, type=["text"], text="")],
         [block(0, text="")],
         [block(0, type="redacted_thinking")],
@@ -198,7 +199,7 @@ def test_call_whose_arguments_could_not_be_sent_back_is_marked(arguments: Any) -
         [block(0, type="text", text=""), end("end_turn"), STOP],
         [block(0, type="text", text=""), *[delta(0, "text_delta", text="x" * MAX_CONTENT_BYTES)] * 2],
     ],
-    ids=range(28),
+    ids=range(29),
 )  # fmt: skip
 def test_a_protocol_error_is_malformed_with_billable_usage(
     events: Any,

@@ -206,7 +206,7 @@ async def test_any_exception_has_an_outcome(error: BaseException) -> None:
 
 
 async def test_a_run_as_long_as_the_longest_timeout_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tool service refused its outcome: the effect had happened, and the model was told that the call was wrong."""
+    """The tool service refused its outcome: the effect had happened, and the model read that the call was wrong."""
     clock = [0.5]
     monkeypatch.setattr(own_calls, "monotonic", lambda: clock[0])
 

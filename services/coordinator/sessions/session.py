@@ -37,7 +37,7 @@ LONGEST_BACKOFF_SECONDS: Final = 600.0
 class ReportedProgress:
     """The progress that a worker reports for a claim. `backoff_seconds`: the task waits on purpose for this long.
 
-    `idle_seconds`: the time without progress by the worker's clock.
+    `idle_seconds`: the time without progress by the worker's clock. `model_call_waits`: at a model runner, unsent.
     """
 
     sequence: int = 0
@@ -46,6 +46,7 @@ class ReportedProgress:
     backoff_seconds: float = 0.0
     call: ReportedCall | None = None
     idle_seconds: float = 0.0
+    model_call_waits: bool = False
 
 
 @dataclass(slots=True)
@@ -473,4 +474,5 @@ def _reported_progress(progress: pb.Progress) -> ReportedProgress:
         seconds(progress.backoff),
         call,
         max(0.0, seconds(progress.idle)),
+        progress.model_call_waits,
     )

@@ -23,6 +23,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.models import vendor_of
 from tenure.domain.rate_limits import CallSize
 from tenure.domain.retry import FailureClass
+from tenure.domain.texts import estimated_tokens
 from tenure.model_providers.client import ModelAnswer, ModelCall, ModelCallFailed, ModelClient, ModelRequest
 from tenure.model_providers.stream import shown
 from tenure.runtime.observability import metrics
@@ -31,7 +32,6 @@ _log: Final = logging.getLogger(__name__)
 
 MAX_KEY_QUEUES: Final = 1000
 """The number of models, over all endpoints, whose limits are kept: clients choose the name of a model."""
-BYTES_PER_TOKEN: Final = 4
 PATIENT_SECONDS: Final = 30.0
 """A call whose own timeout is shorter says nothing about its endpoint: one tenant's haste must not close it to all."""
 NO_ENDPOINT: Final = (
@@ -364,7 +364,7 @@ def _caller(call: LimitedCall) -> LineCaller:
 
 def _size(call: LimitedCall) -> CallSize:
     return CallSize(
-        -(-(call.input_bytes - call.image_bytes) // BYTES_PER_TOKEN),
+        estimated_tokens(call.input_bytes - call.image_bytes),
         call.max_output_tokens,
         is_repeated=not call.is_new,
     )

@@ -21,11 +21,10 @@ from tenure.domain.control import MAX_RETRY_SECONDS, next_attempt
 from tenure.domain.conversation import text_block
 from tenure.domain.fold import ResumePoint
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.texts import largest_part_text
+from tenure.domain.texts import estimated_tokens, largest_part_text
 from tenure.domain.tool_arguments import escaped
 from tenure.wire.checkpoint_service import is_one_portion
 
-BYTES_PER_TOKEN: Final = 4
 _CAPS: Final = frozenset({Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT, Reason.BUDGET_REQUESTED})
 MAX_ID_CHARACTERS: Final = 190
 MAX_MODEL_CHARACTERS: Final = 200
@@ -72,7 +71,7 @@ class AttemptReport:
 
     @property
     def usage(self) -> TokenUsage:
-        estimated = self._counted_tokens + -(-self._unreported_bytes // BYTES_PER_TOKEN)
+        estimated = self._counted_tokens + estimated_tokens(self._unreported_bytes)
         return replace(self._reported, output_tokens=max(self._reported.output_tokens, estimated))
 
     def on_text(self, block: int, text: str) -> None:

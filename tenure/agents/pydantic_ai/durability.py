@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -64,18 +65,12 @@ from tenure.agents.pydantic_ai.tool_calls import (
     call_tool,
     effect_of,
 )
-from tenure.control.failures import NotReplayable, ToolFailed, TryAgain
+from tenure.control.failures import NotReplayable, TryAgain
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
-from tenure.domain.waiting_calls import REQUEST_APPROVAL
-from tenure.domain.waits import APPROVE, MAX_CONTEXT_CHARACTERS
 
 _RECORDED: Final = frozenset({"pydantic_ai.toolsets.function", "pydantic_ai.durable_exec._toolset", "pydantic_ai.mcp"})
 """The modules of the toolsets whose calls Pydantic AI gives to the backend."""
-DENIED: Final = "A person denied the call."
 MAX_STEP_NAME_CHARACTERS: Final = 200
-MAX_SHOWN_IN_QUESTION: Final = 1000
-MAX_SHOWN_IN_CONTEXT: Final = MAX_CONTEXT_CHARACTERS - 100
-"""Characters of a call's arguments. The rest of the context says how many more there are."""
 
 P = TypeVar("P")
 W = TypeVar("W")
@@ -310,19 +305,13 @@ class TenureDurability(BaseDurabilityCapability[Any]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """Asks a person about each call of an inline tool that needs an approval, or that raised ApprovalRequired."""
+        """Asks a person about calls of inline tools that need an approval, and those that raised ApprovalRequired."""
         current = execution()
         if current is None or not requests.approvals:
             return None
-        approvals: dict[str, bool | ToolApproved | ToolDenied] = {}
-        for call in requests.approvals:
-            tool = None if ctx.tool_manager is None else ctx.tool_manager.get_tool_def(call.tool_name)
-            if tool is not None and tool.kind == "unapproved":
-                approvals[call.tool_call_id] = await _permission(current, tool, call)
-            else:
-                request = approval_request(call.tool_name, call.args_as_json_str())
-                approvals[call.tool_call_id] = await _decision(current, request)
-        return requests.build_results(approvals=approvals)
+        made = await asyncio.gather(*(_permission(current, ctx, call) for call in requests.approvals))
+        approvals = {call.tool_call_id: answer for call, answer in zip(requests.approvals, made, strict=True)}
+        return requests.build_results(approvals=dict[str, bool | ToolApproved | ToolDenied](approvals))
 
 
 class ReadsMessages(AbstractCapability[Any]):
@@ -339,35 +328,15 @@ class ReadsMessages(AbstractCapability[Any]):
         return request_context
 
 
-async def _permission(current: Execution, tool: ToolDefinition, call: ToolCallPart) -> ToolApproved | ToolDenied:
-    """Asks for a call of an inline tool. A person may change its arguments."""
-    given = call.args_as_dict()
+async def _permission(current: Execution, ctx: RunContext[Any], call: ToolCallPart) -> ToolApproved | ToolDenied:
+    """Asks for a call. A person may change its arguments."""
+    known = None if ctx.tool_manager is None else ctx.tool_manager.get_tool_def(call.tool_name)
+    tool, given = known or ToolDefinition(name=call.tool_name), call.args_as_dict()
     outcome = await permission(current, tool.name, tool.description or "", tool.parameters_json_schema, given)
     if outcome.is_error:
         return ToolDenied(f"{outcome.status}: {outcome.text}")
     allowed = json.loads(outcome.content)
     return ToolApproved() if allowed == given else ToolApproved(override_args=allowed)
-
-
-def approval_request(tool: str, arguments_json: str) -> dict[str, str]:
-    """Returns the arguments of request_approval for a call. They state how much of the call is not shown."""
-    question = f"May {tool} be called with {arguments_json}?"
-    if len(question) <= MAX_SHOWN_IN_QUESTION:
-        return {"question": question}
-    shown = arguments_json[:MAX_SHOWN_IN_CONTEXT]
-    hidden = len(arguments_json) - len(shown)
-    rest = f"\n… {hidden} more characters are not shown" if hidden else ""
-    return {"question": f"May {tool} be called with the arguments in the context?", "context": f"{shown}{rest}"}
-
-
-async def _decision(current: Execution, request: Mapping[str, str]) -> ToolApproved | ToolDenied:
-    async with current.lock:
-        try:
-            answer = await current.work.call_tool(REQUEST_APPROVAL, request)
-        except ToolFailed as failed:
-            return ToolDenied(failed.outcome.content)
-    decided = json.loads(answer)
-    return ToolApproved() if decided.get("decision") == APPROVE else ToolDenied(decided.get("comment") or DENIED)
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def error_message(own_id: int | str | None) -> str:
 
 
 async def exchanged(answer: httpx2.Response | Exception, **headers: str) -> tuple[types.ErrorData, bool]:
-    """What a session is told in place of the answer, and whether it is over."""
+    """What a session gets in place of the answer, and whether it is over."""
     ended = asyncio.Event()
     parameters = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
     named = {k.replace("_", "-"): v for k, v in headers.items()}

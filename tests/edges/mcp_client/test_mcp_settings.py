@@ -1,4 +1,4 @@
-"""The config file's MCP servers: what people paste is taken, and what cannot be meant is told with its place."""
+"""The config file's MCP servers: what people paste is taken, and the error names the place of what cannot be meant."""
 
 from __future__ import annotations
 

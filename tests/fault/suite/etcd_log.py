@@ -49,7 +49,7 @@ class EtcdLog:
                 await self._one_life(client)
 
     async def _one_life(self, client: EtcdClient) -> None:
-        """Until etcd is another one, or went back: then all is told again from the first revision."""
+        """Until etcd is another one, or went back: then all events come again from the first revision."""
         async with aclosing(client.watch(b"", 1)) as items:
             async for item in items:
                 if isinstance(item, KeyChanges):
@@ -73,7 +73,7 @@ class EtcdLog:
                 await asyncio.sleep(0.02)
 
     def _end_life(self) -> None:
-        """What that etcd had is gone with it; what another one still has is told again."""
+        """What that etcd had is gone with it; what another one still has comes again."""
         for key, born in self._alive.items():
             place = self._life, key, born
             self._lives[place] = replace(self._lives[place], deleted_revision=self._revision)

@@ -203,7 +203,7 @@ async def send_signals(install: Installation, fault: PlannedFault) -> None:
 
 
 async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
-    """An endpoint that is told of tasks until so many have succeeded: each event in its task's order, none left out.
+    """An endpoint that gets events of tasks until so many succeeded: each event in its task's order, none left out.
 
     They are submitted here: what happened before a webhook was created is not told.
     """

@@ -43,7 +43,7 @@ class Links:
         self.by_name: dict[str, Link] = {}
 
     async def open(self, who: str, whom: Iterable[str]) -> str:
-        """Lays wires from one process to others; what the one is told to dial, separated by commas."""
+        """Lays wires from one process to others; the addresses that the one dials, separated by commas."""
         opened = []
         for each in whom:
             link = self.by_name[f"{who}>{each}"] = Link(lambda each=each: self._find(each))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What an operator was told has been done stays done: pure, over the entries of one task."""
+"""An act that an operator got an answer for stays done: pure, over the entries of one task."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def _refused(user: Client, task_id: str) -> None:
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """As a client does that is told to try later."""
+    """As a client does after an error that says try later."""
     while True:
         with suppress(TryLater):
             return await ask()

@@ -1,4 +1,4 @@
-"""What is told of a run, and what is kept of a seed that failed."""
+"""The report of a run, and the files that are kept of a seed that failed."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def model_of(scenario: str) -> str:
 
 
 def goal_of(scenario: str, goal: str) -> str:
-    """What the task is told to do."""
+    """The goal of the task."""
     return f"{PREFIX}{scenario} {goal}" if scenario == FAMILY else goal
 
 

@@ -165,7 +165,7 @@ class Trial:
 
 
 def figures_of(traffic: Traffic, history: History) -> Counter[str]:
-    """What is told in the end."""
+    """The last lines of the report."""
     counts: Counter[str] = Counter(tasks=len(traffic.tasks))
     for task in history.tasks or ():
         counts[f"ended {task.state}"] += 1

@@ -2,7 +2,7 @@
 
 The file named by TEST_CLOCK_FILE holds two doubles: seconds that the wall clock is ahead, seconds that the monotonic
 one is. Only Python sees it. gRPC computes a deadline from time.time() for its core, which has its own, true clock: it
-is told the truth, as both would be shifted by the same amount on a machine whose clock is wrong.
+gets the true time, as both would be shifted by the same amount on a machine whose clock is wrong.
 """
 
 from __future__ import annotations
