@@ -210,7 +210,7 @@ class SyncClient:
     without a key, or with an operator's. `tls`: True, with the usual authorities, or ClientTls with files; a key is
     sent to another machine by TLS only.
 
-    A SyncClient connects at its first call, and again after a fork. Many threads may use it at once.
+    A SyncClient connects at its first call, which must come after a fork. Many threads may use it at once.
 
     Each call is retried while no gateway answers: for a few seconds, and for about ten seconds once one has answered.
     An attempt that a gateway takes and does not answer ends after 15 s, and is retried, too. Each retry has the same
@@ -236,8 +236,7 @@ class SyncClient:
 
     def close(self) -> None:
         """Closes the connection. Calls that still run in other threads end with Unavailable (CLIENT_CLOSED)."""
-        self._calls.end()
-        self._calls.run(self._client.close)
+        self._calls.end(self._client.close)
 
     @property
     def raw(self) -> SyncStubs:
