@@ -15,7 +15,6 @@ from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.sdk import operations_from_wire as convert
 from tenure.sdk.from_wire import task_info
 from tenure.sdk.option_values import nano_usd
-from tenure.sdk.submit_request import is_given
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2
@@ -39,9 +38,10 @@ async def caller(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Kn
 
 def _spec(body: req.SubmitBody) -> task_pb2.TaskSpec:
     """Returns what a schedule submits. The schedule sets the source of its tasks, and when they start."""
-    own = (name for name in ("start_at", "source", "request_id") if is_given(body.options[name]))
+    given = body.options
+    own = (name for name in ("start_at", "source", "request_id") if name in given)
     violations = [(f"task.{name}", "is set by the schedule") for name in own]
-    if is_given(body.options["files"]):
+    if "files" in given:
         violations.append(("task.files", "must be empty: a schedule keeps no files"))
     if violations:
         raise InvalidRequest(violations=violations)
