@@ -35,6 +35,7 @@ CALL_CANCELLED: Final = "CALL_CANCELLED"
 """The reason of the error of a call that this process itself ended, as it does when it closes a channel."""
 AUTHORIZATION: Final = "authorization"
 """The metadata key of a client's API key or token."""
+_FAILURES: Final = grpc.aio.AioRpcError, asyncio.CancelledError
 PEER: Final = "peer"
 """The metadata key of an error for the name of the peer that did not answer, if the channel has that name."""
 
@@ -104,12 +105,8 @@ class TranslatedCall:
     def __await__(self) -> Generator[Any, None, Any]:
         try:
             return (yield from self._call.__await__())
-        except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
-        except asyncio.CancelledError as cancelled:
-            if _is_task_cancelled():
-                raise
-            raise _call_cancelled() from cancelled
+        except _FAILURES as failure:
+            raise self._translated(failure) from failure
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._messages()
@@ -118,36 +115,33 @@ class TranslatedCall:
         try:
             async for message in self._call:
                 yield message
-        except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
-        except asyncio.CancelledError as cancelled:
-            if _is_task_cancelled():
-                raise
-            raise _call_cancelled() from cancelled
+        except _FAILURES as failure:
+            raise self._translated(failure) from failure
 
     async def read(self) -> Any:
         """Returns the next message, or `grpc.aio.EOF` if the peer ended the stream in order."""
         try:
             return await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
-        except asyncio.CancelledError as cancelled:
-            if _is_task_cancelled():
-                raise
-            raise _call_cancelled() from cancelled
+        except _FAILURES as failure:
+            raise self._translated(failure) from failure
 
     async def write(self, request: Any) -> None:
         """Sends one message. Waits while the peer's window is full. Raises the peer's error if the stream has ended."""
         try:
             await self._call.write(request)
-        except grpc.aio.AioRpcError as error:
-            raise self._rules.error_of(error) from error
         except asyncio.InvalidStateError:
             await self._raise_ending()
-        except asyncio.CancelledError as cancelled:
-            if _is_task_cancelled():
-                raise
-            raise _call_cancelled() from cancelled
+        except _FAILURES as failure:
+            raise self._translated(failure) from failure
+
+    def _translated(self, failure: grpc.aio.AioRpcError | asyncio.CancelledError) -> TenureError | PeerFailed:
+        """Returns what to raise for a failure of gRPC's call. Raises it again if the waiting task was cancelled."""
+        if isinstance(failure, grpc.aio.AioRpcError):
+            return self._rules.error_of(failure)
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise failure
+        return Unavailable("the call was cancelled on this side", reason=CALL_CANCELLED, metadata=OUTCOME_UNKNOWN)
 
     async def _raise_ending(self) -> Never:
         """Raises the error with which the peer ended the stream.
@@ -160,15 +154,6 @@ class TranslatedCall:
             ending = grpc.aio.AioRpcError(code, None, trailing, details=await self._call.details())
             raise self._rules.error_of(ending) from None
         raise Unavailable("the peer has ended the stream", reason="STREAM_ENDED", metadata=OUTCOME_UNKNOWN) from None
-
-
-def _is_task_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
-
-
-def _call_cancelled() -> Unavailable:
-    return Unavailable("the call was cancelled on this side", reason=CALL_CANCELLED, metadata=OUTCOME_UNKNOWN)
 
 
 # Channels whose calls raise domain errors and carry the tenant.
