@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, make_dataclass
+from typing import Any, Final
 
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event
@@ -69,81 +69,37 @@ class FileListPage(PublicValue):
     max_files: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulePage(PublicValue):
-    """A page of schedules."""
-
-    schedules: tuple[info.ScheduleInfo, ...]
-    next_page_token: str
+def _answer(name: str, text: str, **fields: Any) -> Any:
+    """Returns the public dataclass of the answer of one method, which no handler makes."""
+    named = {"__doc__": text, "__module__": __name__}
+    return make_dataclass(name, fields.items(), bases=(PublicValue,), namespace=named, frozen=True, slots=True)
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookPage(PublicValue):
-    """A page of webhooks."""
-
-    webhooks: tuple[info.WebhookInfo, ...]
-    next_page_token: str
+def _page(name: str, what: str, items: str, kind: type[PublicValue], **others: Any) -> Any:
+    """Returns the dataclass of a page of items of this kind."""
+    fields = {items: tuple[kind, ...], "next_page_token": str, **others}  # type: ignore[valid-type]  # at run time
+    return _answer(name, f"A page of {what}.", **fields)
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryPage(PublicValue):
-    """A page of deliveries."""
-
-    deliveries: tuple[info.DeliveryInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted(PublicValue):
-    """The answer to a deletion."""
-
-    deleted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed(PublicValue):
-    """The numbers of deliveries that are sent again and of dead ones that remain: repeat the request for these."""
-
-    replayed: int
-    remaining: int
-
-
-@dataclass(frozen=True, slots=True)
-class Workers(PublicValue):
-    """Workers with a session."""
-
-    workers: tuple[info.WorkerInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPage(PublicValue):
-    """A page of workers with a session."""
-
-    workers: tuple[info.WorkerInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimList(PublicValue):
-    """Live claims."""
-
-    claims: tuple[info.ClaimInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Queues(PublicValue):
-    """Queued tasks by queue and priority."""
-
-    queues: tuple[info.QueueInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LeasePage(PublicValue):
-    """A page of leases. `revision`: of the list."""
-
-    leases: tuple[info.LeaseInfo, ...]
-    next_page_token: str
-    revision: int
+SchedulePage: Final = _page("SchedulePage", "schedules", "schedules", info.ScheduleInfo)
+WebhookPage: Final = _page("WebhookPage", "webhooks", "webhooks", info.WebhookInfo)
+DeliveryPage: Final = _page("DeliveryPage", "deliveries", "deliveries", info.DeliveryInfo)
+WorkerPage: Final = _page("WorkerPage", "workers with a session", "workers", info.WorkerInfo)
+LeasePage: Final = _page("LeasePage", "leases, with the list's `revision`", "leases", info.LeaseInfo, revision=int)
+InDoubtPage: Final = _page("InDoubtPage", "calls in doubt, the longest wait first", "calls", info.InDoubtCallInfo)
+TenantPage: Final = _page("TenantPage", "tenants", "tenants", info.TenantInfo)
+AuditPage: Final = _page("AuditPage", "audit records", "records", info.AuditRecordInfo)
+Workers: Final = _answer("Workers", "Workers with a session.", workers=tuple[info.WorkerInfo, ...])
+ClaimList: Final = _answer("ClaimList", "Live claims.", claims=tuple[info.ClaimInfo, ...])
+Queues: Final = _answer("Queues", "Queued tasks by queue and priority.", queues=tuple[info.QueueInfo, ...])
+ToolList: Final = _answer("ToolList", "The tools that the tenant's tasks may call.", tools=tuple[info.ToolInfo, ...])
+Deleted: Final = _answer("Deleted", "The answer to a deletion.", deleted=bool)
+Replayed: Final = _answer(
+    "Replayed",
+    "The numbers of deliveries that are sent again and of dead ones that remain: repeat the request for these.",
+    replayed=int,
+    remaining=int,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,41 +110,10 @@ class RefusedWrites(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
-class InDoubtPage(PublicValue):
-    """A page of calls in doubt, the longest wait first."""
-
-    calls: tuple[info.InDoubtCallInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolList(PublicValue):
-    """The tools that the tenant's tasks may call."""
-
-    tools: tuple[info.ToolInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TenantPage(PublicValue):
-    """A page of tenants."""
-
-    tenants: tuple[info.TenantInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
 class UsagePage(PublicValue):
     """A page of sums of bills."""
 
     sums: tuple[info.UsageInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class AuditPage(PublicValue):
-    """A page of audit records."""
-
-    records: tuple[info.AuditRecordInfo, ...]
     next_page_token: str
 
 
