@@ -110,7 +110,7 @@ async def copied_files(
 ) -> list[workspace_pb2.InputFile]:
     """Returns the files of the run's submit, and saves the images of its tools in `folder`, for the replay's worker.
 
-    Leaves out what is not there any more: the model of the replay reads that it is not.
+    Leaves out files that are gone by now: the model of the replay reads that they do not exist.
     """
     for entry in entries:
         for image in entry.body.tool_outcome.outcome.images:
