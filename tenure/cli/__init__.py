@@ -5,12 +5,13 @@ The files, in the order in which data flows:
 __main__.py       `python -m tenure.cli`
 main.py           the root command, and its options, four of which may stand anywhere on the line
 groups.py         the sections of `tenure --help`, and the nouns
-group.py          the click group: help in sections, errors as a message and an exit code
+group.py          the click group: commands imported at their use, help in sections, errors as messages
 context.py        the gateway's address, the tenant and the output mode of one invocation
 parameters.py     types of options: durations, labels, dollars; TASK
 task_filter.py    the options that select tasks
 many_tasks.py     one verb for many tasks: the preview, the question, the outcomes
-exit_codes.py     the exit codes, and the message of each error
+exit_codes.py     the exit codes; error_texts.py has the message and the code of each error
+streams.py        the encoding of standard output and standard error
 output.py         prints everything; escapes control characters
 formatting.py     numbers, times, states and texts for people
 entry_lines.py    one line for one entry
@@ -49,5 +50,5 @@ demo/             demo: a worker is frozen, another is killed, and the result is
 What to touch when:
 - a new command: its file, groups.py and docs/commands.md; what it prints with --json: tenure/sdk/operations_info.py
 - a new kind of entry: entry_lines.py (`tenure tasks entries`), narration.py and watch_state.py (`tenure watch`)
-- a new error: exit_codes.py, if the message needs advice
+- a new error: error_texts.py, if the message needs advice
 """

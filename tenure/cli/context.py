@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -14,12 +16,13 @@ from google.protobuf.message import Message
 from rich.console import Console
 
 from tenure.cli.exit_codes import Exit
-from tenure.cli.output import echo, json_line
+from tenure.cli.output import echo, json_line, make_console
 from tenure.client import Client
+from tenure.client.client import check_stays_here
+from tenure.runtime.rpc.client import target_of
 from tenure.runtime.running_stack import CERTIFICATES, read_addresses
 from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.json_shape import PublicValue
-from tenure.sdk.public_value import public_value
 from tenure.wire.common import to_dict
 
 P = ParamSpec("P")
@@ -27,7 +30,6 @@ Shown = TypeVar("Shown", bound=Message | PublicValue)
 T = TypeVar("T")
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
-DEFAULT_DATA_DIR: Final = Path(".tenure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Context:
     def emit(self, value: Message | PublicValue | Mapping[str, Any]) -> None:
         """Prints one line of JSON: the public JSON (docs/json.md), or with -v the message with the contract's names."""
         if isinstance(value, Message) and not self.is_verbose:
+            from tenure.sdk.public_value import public_value
+
             value = public_value(value)
         if isinstance(value, PublicValue):
             value = value.to_json()
@@ -94,6 +98,40 @@ class Context:
             echo(none, err=True)
         else:
             show(self, values)
+
+
+def context_of(
+    *,
+    address: str | None,
+    tenant: str | None,
+    as_json: bool,
+    is_verbose: bool,
+    data: Path,
+    api_key_file: Path | None,
+    tls_ca_file: Path | None,
+    tls_certificate_file: Path | None,
+    tls_key_file: Path | None,
+) -> Context:
+    """Returns the context that the options describe. Raises UsageError for options that exclude each other."""
+    if address and not re.fullmatch(r"[^/\s]+:\d{1,5}", address):
+        raise click.BadParameter(
+            f"{address} is not an address; write for example 127.0.0.1:8470", param_hint="--address"
+        )
+    try:
+        target_of((address or DEFAULT_ADDRESS).split(","))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--address") from None
+    if (tls_certificate_file is None) != (tls_key_file is None):
+        raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
+    tls = find_tls(ClientTls(tls_ca_file, tls_certificate_file, tls_key_file), address, data)
+    gateway = find_gateway(address, data)
+    api_key = os.environ.get("TENURE_API_KEY", "") if api_key_file is None else partial(read_key, api_key_file)
+    if api_key and tls is None:
+        try:
+            check_stays_here(gateway)
+        except ValueError as error:
+            raise click.UsageError(f"{error} with --tls-ca-file") from None
+    return Context(gateway, tenant, as_json, data, make_console(), os.environ, is_verbose, tls, api_key)
 
 
 def find_gateway(address: str | None, data_dir: Path) -> str:

@@ -21,8 +21,9 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from tenure.cli.context import DEFAULT_DATA_DIR, Context, pass_context
+from tenure.cli.context import Context, pass_context
 from tenure.cli.exit_codes import Exit
+from tenure.cli.main import DEFAULT_DATA_DIR
 from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS, SETTING
 from tenure.server_packages import server_packages

@@ -1,22 +1,55 @@
-"""The click group of `tenure`: help in sections, and errors as messages."""
+"""The click group of `tenure`: commands that are imported at their use, help in sections, and errors as messages.
+
+An import of all commands takes half a second. So this module imports neither gRPC nor the messages of the API.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from typing import Any, Final
 
 import click
 
-from tenure.cli.context import Context
-from tenure.cli.exit_codes import Exit, exit_of_error, explain
-from tenure.cli.output import echo
-from tenure.domain.errors import TenureError
-from tenure.runtime.rpc.status import PeerFailed
-from tenure.server_packages import MissingExtra
+from tenure.cli.exit_codes import Exit
+from tenure.runtime.fast_start import imports_kept
 
 _STARTS_SERVICE: Final = "tenure.cli.starts_service"
 SERVE: Final = "serve"
+ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")
+"""The parameters of `tenure` whose options may also stand after the name of a command."""
+
+
+class Commands(MutableMapping[str, click.Command]):
+    """The commands of a group by name, each imported at its first use: from `tenure.cli.submit:submit`, for example."""
+
+    def __init__(self, places: Mapping[str, str] | None = None) -> None:
+        self._found: dict[str, click.Command | str] = dict(places or {})
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self._found[name]
+        if isinstance(found, str):
+            module, attribute = found.split(":")
+            with imports_kept():
+                command: click.Command = getattr(import_module(module), attribute)
+            found = self._found[name] = command
+        return found
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._found[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, places: Mapping[str, str]) -> None:
+        """Adds commands that are imported later, by name."""
+        self._found.update(places)
 
 
 class ClientOption(click.Option):
@@ -33,15 +66,23 @@ class Group(click.Group):
     Prints an error of the API on standard error and exits with its exit code.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, name: str | None = None, *, places: Mapping[str, str] | None = None, **options: Any) -> None:
+        """`places`: where the group's commands are, by name."""
+        super().__init__(name, commands=Commands(places), **options)
         self._sections: dict[str, list[str]] = {}
 
-    def add_section(self, title: str, commands: Iterable[click.Command]) -> None:
-        """Adds commands that `--help` lists below `title`."""
-        for command in commands:
-            self.add_command(command)
-            self._sections.setdefault(title, []).append(command.name or "")
+    def add_section(self, title: str, places: Mapping[str, str]) -> None:
+        """Adds commands, by name, that `--help` lists below `title`."""
+        assert isinstance(self.commands, Commands)
+        self.commands.add(places)
+        self._sections[title] = list(places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns the command, which accepts the options of `ANYWHERE`, too."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            accept_anywhere(command, ctx.find_root().command)
+        return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args[:1] == [SERVE]:
@@ -51,17 +92,24 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (TenureError, PeerFailed, TimeoutError, MissingExtra) as error:
-            address = ctx.obj.address if isinstance(ctx.obj, Context) else ""
-            message = explain(error, address).replace("\n", "\n  ")  # a further line must not look like one of ours
-            echo(f"tenure: {message}", err=True)
-            ctx.exit(exit_of_error(error))
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)
         except ValueError as error:
             if message := _refused_by_the_encoding(error):
                 raise click.UsageError(message, ctx) from error
             raise
+        except Exception as error:
+            from tenure.cli.error_texts import exit_of_error, explain
+            from tenure.cli.output import echo
+
+            code = exit_of_error(error)
+            if code is None:
+                raise
+            message = explain(error, getattr(ctx.obj, "address", ""))
+            echo("tenure: " + message.replace("\n", "\n  "), err=True)  # a further line must not look like one of ours
+            ctx.exit(code)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -69,6 +117,8 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            from difflib import get_close_matches
+
             if nearest := get_close_matches(args[0], self.commands, 3):
                 raise click.UsageError(f"{error.message} The nearest: {', '.join(nearest)}.", ctx) from None
             raise
@@ -92,6 +142,41 @@ class Group(click.Group):
         for title, names in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{n:<{name_width}}", self.commands[n].get_short_help_str(limit)) for n in names])
+
+
+class AnywhereOption(click.Option):
+    """An option of `tenure` that stands after the name of a command. Only the help of `tenure` lists it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Returns nothing: shells complete the option, but no page of help repeats it."""
+
+
+def accept_anywhere(command: click.Command, root: click.Command) -> None:
+    """Lets the options of `ANYWHERE` of the root command stand after the name of this command, too."""
+    if command.context_settings.get("ignore_unknown_options"):  # a service reads its arguments itself
+        return
+    if any(isinstance(option, AnywhereOption) for option in command.params):
+        return
+    if isinstance(command, click.Group) and not isinstance(command, Group):
+        for subcommand in command.commands.values():
+            accept_anywhere(subcommand, root)
+    command.epilog = command.epilog or "`tenure --help` lists --json, -v, --tenant and --address."
+    for option in root.params:
+        if option.name in ANYWHERE and isinstance(option, click.Option):
+            names = [option.name, *option.opts]
+            command.params.append(
+                AnywhereOption(names, is_flag=option.is_flag, expose_value=False, callback=_set, help=option.help)
+            )
+
+
+def _set(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    """Sets the option as if it stood before the command's name."""
+    from tenure.cli.context import context_of
+
+    root = ctx.find_root()
+    if value and option.name and not ctx.resilient_parsing:
+        root.params[option.name] = value
+        root.obj = ctx.obj = context_of(**root.params)
 
 
 def _refused_by_the_encoding(error: ValueError) -> str:

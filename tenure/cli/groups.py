@@ -2,51 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
-from tenure.cli.admin import admin
-from tenure.cli.agents import agents
-from tenure.cli.api_keys import api_keys
-from tenure.cli.approvers import approvers
-from tenure.cli.completion import completion
-from tenure.cli.demo.command import demo
-from tenure.cli.dev import dev
-from tenure.cli.export import export
-from tenure.cli.files import files
-from tenure.cli.follow import follow
-from tenure.cli.group import Group
-from tenure.cli.keys import certs, keys
-from tenure.cli.leases import leases
-from tenure.cli.mcp import mcp
-from tenure.cli.replay import replay
-from tenure.cli.schedules import schedules
-from tenure.cli.send_and_fork import fork, send
-from tenure.cli.serve import serve
-from tenure.cli.submit import submit
-from tenure.cli.tasks import cancel, entries, explain, get, list_tasks, tree, wait
-from tenure.cli.tenants import tenants, usage
-from tenure.cli.tools import tools
-from tenure.cli.trace import trace
-from tenure.cli.waits import resume, signal, waits
-from tenure.cli.watch import watch
-from tenure.cli.webhooks import webhooks
-from tenure.cli.workers import refusals, workers
+from tenure.cli.group import SERVE, Group
+
+_TASKS: Final = {
+    "wait": "tenure.cli.tasks:wait",
+    "send": "tenure.cli.send_and_fork:send",
+    "signal": "tenure.cli.waits:signal",
+    "follow": "tenure.cli.follow:follow",
+    "entries": "tenure.cli.tasks:entries",
+    "tree": "tenure.cli.tasks:tree",
+    "trace": "tenure.cli.trace:trace",
+    "refusals": "tenure.cli.workers:refusals",
+    "replay": "tenure.cli.replay:replay",
+    "export": "tenure.cli.export:export",
+}
 
 
-@click.group(cls=Group, short_help="Wait for tasks, send to them, follow them, read their ledger.")
+@click.group(cls=Group, places=_TASKS, short_help="Wait for tasks, send to them, follow them, read their ledger.")
 def tasks() -> None:
     """Wait for tasks, send them messages and signals, and read their ledger and their sub-agents."""
 
 
+_DAILY: Final = {
+    "submit": "tenure.cli.submit:submit",
+    "watch": "tenure.cli.watch:watch",
+    "get": "tenure.cli.tasks:get",
+    "list": "tenure.cli.tasks:list_tasks",
+    "waits": "tenure.cli.waits:waits",
+    "resume": "tenure.cli.waits:resume",
+    "cancel": "tenure.cli.tasks:cancel",
+    "fork": "tenure.cli.send_and_fork:fork",
+    "files": "tenure.cli.files:files",
+    "explain": "tenure.cli.tasks:explain",
+}
+_SERVICES: Final = {
+    "dev": "tenure.cli.dev:dev",
+    "demo": "tenure.cli.demo.command:demo",
+    SERVE: "tenure.cli.serve:serve",
+    "mcp": "tenure.cli.mcp:mcp",
+}
+_BY_SUBJECT: Final = {
+    "tasks": "tenure.cli.groups:tasks",
+    "agents": "tenure.cli.agents:agents",
+    "tools": "tenure.cli.tools:tools",
+    "schedules": "tenure.cli.schedules:schedules",
+    "webhooks": "tenure.cli.webhooks:webhooks",
+    "approvers": "tenure.cli.approvers:approvers",
+    "leases": "tenure.cli.leases:leases",
+    "workers": "tenure.cli.workers:workers",
+    "tenants": "tenure.cli.tenants:tenants",
+    "keys": "tenure.cli.keys:keys",
+    "admin": "tenure.cli.admin:admin",
+}
+
+
 def add_commands(root: Group) -> None:
     """Adds all commands to `tenure`."""
-    for command in (wait, send, signal, follow, entries, tree, trace, refusals, replay, export):
-        tasks.add_command(command)
-    tenants.add_command(usage)
-    keys.add_command(api_keys)
-    keys.add_command(certs)
-    root.add_section("Daily", (submit, watch, get, list_tasks, waits, resume, cancel, fork, files, explain))
-    root.add_section("Services", (dev, demo, serve, mcp))
-    by_subject = (tasks, agents, tools, schedules, webhooks, approvers, leases, workers, tenants, keys, admin)
-    root.add_section("More, by subject", by_subject)
-    root.add_section("Shell", (completion,))
+    root.add_section("Daily", _DAILY)
+    root.add_section("Services", _SERVICES)
+    root.add_section("More, by subject", _BY_SUBJECT)
+    root.add_section("Shell", {"completion": "tenure.cli.completion:completion"})

@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from tenure.cli.api_keys import api_keys
 from tenure.cli.context import Context, pass_context
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
@@ -28,6 +29,9 @@ def keys() -> None:
 
     Files on this machine, except for `api`, which asks the gateway.
     """
+
+
+keys.add_command(api_keys)
 
 
 @keys.command(short_help="Create the key pair that signs fencing tokens.")
@@ -160,7 +164,7 @@ class ProcessName(click.ParamType[tuple[Role, str]]):
         return Role[role.upper()], name or role
 
 
-@click.group()
+@keys.group()
 def certs() -> None:
     """Create certificates for mutual TLS between the processes of an installation."""
 

@@ -10,14 +10,14 @@ import json
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping
-from io import TextIOWrapper
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from tenure.cli.formatting import UNSEEN, harmless
+from tenure.cli.streams import has_all_characters
 
 _JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *UNSEEN)}
 PIPE_WIDTH: Final = 200
@@ -44,18 +44,7 @@ def file_output() -> tuple[Callable[[bytes], Any], Callable[[], Any]]:
 
 def json_line(value: Mapping[str, Any]) -> str:
     """Returns JSON in one line. Escapes the control characters that JSON allows in strings: a terminal obeys them."""
-    return json.dumps(value, ensure_ascii=not _has_all_characters(sys.stdout)).translate(_JSON_ESCAPES)
-
-
-def replace_unknown_characters() -> None:
-    """Lets stdout and stderr show `?` for characters that their encoding does not have, in place of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and not _has_all_characters(stream):
-            stream.reconfigure(errors="replace")
-
-
-def _has_all_characters(stream: TextIO) -> bool:
-    return (stream.encoding or "utf-8").lower().startswith("utf")
+    return json.dumps(value, ensure_ascii=not has_all_characters(sys.stdout)).translate(_JSON_ESCAPES)
 
 
 class SafeConsole(Console):

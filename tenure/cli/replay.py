@@ -17,7 +17,8 @@ from typing import Final
 import click
 
 from tenure.cli.context import Context, with_client
-from tenure.cli.exit_codes import Exit, exit_of_task
+from tenure.cli.error_texts import exit_of_task
+from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import count_text, summary, why
 from tenure.cli.output import echo, echo_result
 from tenure.cli.parameters import find_task

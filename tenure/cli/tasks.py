@@ -11,7 +11,6 @@ from typing import Any, Final, TextIO
 
 import click
 from rich.console import RenderableType
-from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.text import Text
 from rich.tree import Tree
@@ -23,7 +22,8 @@ from tenure.cli.entry_lines import (
     kind_name,
     style_of,
 )
-from tenure.cli.exit_codes import Exit, exit_of_task
+from tenure.cli.error_texts import exit_of_task
+from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import (
     ago,
     budget_text,
@@ -94,7 +94,11 @@ def result_shown(task: task_pb2.Task, *, is_plain: bool) -> RenderableType:
         pretty = json.dumps(json.loads(task.result_json), indent=2, ensure_ascii=False)
         return Text(pretty) if is_plain else Padding(Text(harmless(pretty)), (0, 2))
     text = result_text(task.result, task.reason)
-    return Text(text) if is_plain else Padding(Markdown(harmless(text)), (0, 2))
+    if is_plain:
+        return Text(text)
+    from rich.markdown import Markdown  # which takes a fifth of the start of a command
+
+    return Padding(Markdown(harmless(text)), (0, 2))
 
 
 SHOWN_FORKS: Final = 5

@@ -215,7 +215,7 @@ _GROUPINGS: Final = {
 }
 
 
-@click.command(short_help="Sum up the bills of model calls.")
+@tenants.command(short_help="Sum up the bills of model calls.")
 @click.option(
     "--by", type=click.Choice(list(_GROUPINGS)), default="tenant", show_default=True, help="One line for each of these."
 )

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person, is_interactive
 from tenure.cli.context import Context, with_client
-from tenure.cli.exit_codes import Exit, exit_of_task
+from tenure.cli.error_texts import exit_of_task
+from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import (
     arguments_text,
     budget_text,

@@ -41,7 +41,7 @@ successful calls of the few steps after it: an agent sleeps, and then looks agai
 """
 
 _REFUSED: Final = frozenset({OutcomeStatus.INVALID_ARGUMENTS, OutcomeStatus.NOT_ALLOWED})
-"""The outcomes of calls that asked nobody and waited for nothing."""
+"""The outcomes of calls that were refused: they asked no person and did not wait."""
 
 MARK: Final = "This call repeats itself: "
 _SHOWN_CHARACTERS: Final = 200

@@ -62,8 +62,9 @@ def free_answer(wait: TaskWait, text: str) -> WaitReply:
 
 
 def _decided(wait: TaskWait, calls: Iterable[str] | None) -> list[CallToApprove]:
-    """Returns the calls of a wait for several calls that an answer is for. Raises InvalidRequest for an unknown one, and
-    for none: an answer without calls decides on the first one.
+    """Returns the calls of a wait for several calls that an answer is for.
+
+    Raises InvalidRequest for an unknown call, and for no calls: an answer without calls decides on the first one.
     """
     known = {call.call_id: call for call in wait.calls}
     wanted = list(known if calls is None else calls)

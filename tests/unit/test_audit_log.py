@@ -219,7 +219,9 @@ REQUESTS = [
     ),
     (
         admin.ActOnTasksRequest(
-            operation_id="o", filter=task_pb2.TaskFilter(task_ids=["t" * 36] * 500), cancel=admin.ActOnTasksRequest.Cancel()
+            operation_id="o",
+            filter=task_pb2.TaskFilter(task_ids=["t" * 36] * 500),
+            cancel=admin.ActOnTasksRequest.Cancel(),
         ),
         f"act=cancel operation_id=o filter.task_ids={','.join(['t' * 36] * 500)}"[:MAX_TARGET],
     ),

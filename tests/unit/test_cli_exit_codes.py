@@ -11,12 +11,8 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from tenure.cli.exit_codes import (
-    Exit,
-    exit_of_error,
-    exit_of_task,
-    explain,
-)
+from tenure.cli.error_texts import exit_of_error, exit_of_task, explain
+from tenure.cli.exit_codes import Exit
 from tenure.cli.main import cli
 from tenure.domain import errors
 from tenure.runtime.rpc.status import PeerFailed

@@ -13,7 +13,8 @@ from rich.text import Text
 
 import tenure.cli
 from tenure.cli.formatting import cut_text, make_grid, make_list, make_table
-from tenure.cli.output import SafeConsole, echo, json_line, replace_unknown_characters
+from tenure.cli.output import SafeConsole, echo, json_line
+from tenure.cli.streams import replace_unknown_characters
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\x7f\u202ed\u2066e\rf\x00"
 ACTS_ON_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tenure.cli.context import Context
-from tenure.cli.main import ANYWHERE
+from tenure.cli.group import ANYWHERE
 from tenure.cli.schedules import PARTS, create, show_schedule, update, update_request
 from tenure.cli.submit import submit
 from tenure.sdk.operations_from_wire import schedule_info

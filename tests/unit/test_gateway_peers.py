@@ -13,7 +13,7 @@ import pytest
 
 from services.gateway.peers import Peers, out_of_reach, with_retries
 from services.gateway.tool_names import earlier_result
-from tenure.cli.exit_codes import explain
+from tenure.cli.error_texts import explain
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.runtime.rpc.client import PEER
 from tenure.runtime.rpc.status import PeerFailed

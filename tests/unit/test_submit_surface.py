@@ -12,7 +12,7 @@ from services.gateway.http.openapi import openapi_document
 from services.gateway.http.routes import ROUTES
 from tenure import Client, SyncClient
 from tenure.cli import schedules
-from tenure.cli.main import ANYWHERE
+from tenure.cli.group import ANYWHERE
 from tenure.cli.submit import submit
 from tenure.sdk.submit_options import SubmitOptions
 from tests.unit.golden_files import compare_with_golden
