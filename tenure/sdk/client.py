@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from tenure.domain.task import Source
@@ -20,7 +19,7 @@ from tenure.sdk.result_type import TEXT, ResultType, result_type_of
 from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptions, only, takes
 from tenure.sdk.submit_request import definition_of, function_request, submit_request
 from tenure.sdk.task import Task
-from tenure.sdk.task_filter import States, task_filter
+from tenure.sdk.task_filter import States, TaskFilterOptions, task_filter
 from tenure.sdk.task_info import TaskPage
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
@@ -193,80 +192,37 @@ class Client:
             client = self._connection.client()
             return self._task(await client.get(task_id), result_type)
 
+    @takes(TaskFilterOptions)
     async def tasks(
-        self,
-        *,
-        state: States = (),
-        labels: Mapping[str, str] | None = None,
-        queue: str = "",
-        source: Source | None = None,
-        reason: str | Iterable[str] = (),
-        agent: str = "",
-        since: datetime | None = None,
-        ended_since: datetime | None = None,
-        root_task_id: str = "",
-        forked_from_task_id: str = "",
-        limit: int | None = None,
+        self, *, limit: int | None = None, **wanted: Unpack[TaskFilterOptions]
     ) -> AsyncGenerator[Task[str]]:
         """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
 
-        state: one state, or several; reason: of the state, one code or several. labels: all of them must match. agent:
-        "support", or "support@7". since, ended_since: submitted, or ended, at this time or later. root_task_id: the
-        tasks of this tree. limit: the most tasks; None: all. Raises InvalidRequest.
+        limit: the most tasks; None: all. Raises InvalidRequest.
         """
-        wanted = task_filter(
-            state=state,
-            labels=labels,
-            queue=queue,
-            source=source,
-            reason=reason,
-            agent=agent,
-            since=since,
-            ended_since=ended_since,
-            root_task_id=root_task_id,
-            forked_from_task_id=forked_from_task_id,
-        )
+        matching = task_filter(**wanted)
         with self._connection.errors():
             client = self._connection.client()
-            async with aclosing(client.list_tasks(wanted, limit=2**31 if limit is None else limit)) as listed:
+            async with aclosing(client.list_tasks(matching, limit=2**31 if limit is None else limit)) as listed:
                 async for task in listed:
                     yield self._task(task, TEXT)
 
+    @takes(TaskFilterOptions)
     async def tasks_page(
         self,
         *,
-        state: States = (),
-        labels: Mapping[str, str] | None = None,
-        queue: str = "",
-        source: Source | None = None,
-        reason: str | Iterable[str] = (),
-        agent: str = "",
-        since: datetime | None = None,
-        ended_since: datetime | None = None,
-        root_task_id: str = "",
-        forked_from_task_id: str = "",
         page_size: int = 50,
         page_token: str = "",
         fresh: bool = False,
+        **wanted: Unpack[TaskFilterOptions],
     ) -> TaskPage:
         """Returns one page of the tasks that match, the newest first: for a backend that pages itself.
 
         page_size: 1 to 500. page_token: of the previous page; empty: the first page. fresh: the page must not be stale,
         where the server has a standby. Otherwise as `tasks`.
         """
-        wanted = task_filter(
-            state=state,
-            labels=labels,
-            queue=queue,
-            source=source,
-            reason=reason,
-            agent=agent,
-            since=since,
-            ended_since=ended_since,
-            root_task_id=root_task_id,
-            forked_from_task_id=forked_from_task_id,
-        )
-        request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token, fresh=fresh)
+        matching = task_filter(**wanted)
+        request = api.ListTasksRequest(filter=matching, page_size=page_size, page_token=page_token, fresh=fresh)
         with self._connection.errors():
             client = self._connection.client()
             page = await client.tasks.ListTasks(request)

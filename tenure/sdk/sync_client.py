@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
@@ -19,7 +18,7 @@ from tenure.sdk.loop_thread import LoopCalls, SyncStubs
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptions, takes
 from tenure.sdk.task import Task
-from tenure.sdk.task_filter import States
+from tenure.sdk.task_filter import States, TaskFilterOptions
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskPage, TaskWait
 
 T = TypeVar("T")
@@ -338,62 +337,20 @@ class SyncClient:
         """
         return SyncTask(self._calls, self._calls.run(lambda: self._client.get(task_id, result=result)))
 
-    def tasks(
-        self,
-        *,
-        state: States = (),
-        labels: Mapping[str, str] | None = None,
-        queue: str = "",
-        source: Source | None = None,
-        reason: str | Iterable[str] = (),
-        agent: str = "",
-        since: datetime | None = None,
-        ended_since: datetime | None = None,
-        root_task_id: str = "",
-        forked_from_task_id: str = "",
-        limit: int | None = None,
-    ) -> Iterator[SyncTask[str]]:
+    @takes(TaskFilterOptions)
+    def tasks(self, *, limit: int | None = None, **wanted: Unpack[TaskFilterOptions]) -> Iterator[SyncTask[str]]:
         """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
 
-        state: one state, or several; reason: of the state, one code or several. labels: all of them must match. agent:
-        "support", or "support@7". since, ended_since: submitted, or ended, at this time or later. root_task_id: the
-        tasks of this tree. limit: the most tasks; None: all. Raises InvalidRequest.
+        limit: the most tasks; None: all. Raises InvalidRequest.
         """
         return (
             SyncTask(self._calls, task)
-            for task in self._calls.iterate(
-                lambda: self._client.tasks(
-                    state=state,
-                    labels=labels,
-                    queue=queue,
-                    source=source,
-                    reason=reason,
-                    agent=agent,
-                    since=since,
-                    ended_since=ended_since,
-                    root_task_id=root_task_id,
-                    forked_from_task_id=forked_from_task_id,
-                    limit=limit,
-                )
-            )
+            for task in self._calls.iterate(lambda: self._client.tasks(limit=limit, **wanted))
         )
 
+    @takes(TaskFilterOptions)
     def tasks_page(
-        self,
-        *,
-        state: States = (),
-        labels: Mapping[str, str] | None = None,
-        queue: str = "",
-        source: Source | None = None,
-        reason: str | Iterable[str] = (),
-        agent: str = "",
-        since: datetime | None = None,
-        ended_since: datetime | None = None,
-        root_task_id: str = "",
-        forked_from_task_id: str = "",
-        page_size: int = 50,
-        page_token: str = "",
-        fresh: bool = False,
+        self, *, page_size: int = 50, page_token: str = "", fresh: bool = False, **wanted: Unpack[TaskFilterOptions]
     ) -> TaskPage:
         """Returns one page of the tasks that match, the newest first: for a backend that pages itself.
 
@@ -401,21 +358,7 @@ class SyncClient:
         where the server has a standby. Otherwise as `tasks`.
         """
         return self._calls.run(
-            lambda: self._client.tasks_page(
-                state=state,
-                labels=labels,
-                queue=queue,
-                source=source,
-                reason=reason,
-                agent=agent,
-                since=since,
-                ended_since=ended_since,
-                root_task_id=root_task_id,
-                forked_from_task_id=forked_from_task_id,
-                page_size=page_size,
-                page_token=page_token,
-                fresh=fresh,
-            )
+            lambda: self._client.tasks_page(page_size=page_size, page_token=page_token, fresh=fresh, **wanted)
         )
 
     def changes(
