@@ -23,11 +23,11 @@ States = TaskState | str | Iterable[TaskState | str]
 class TaskFilterOptions(TypedDict, total=False):
     """Of a list of tasks: all that are given must match."""
 
-    state: Annotated[States, Option("one state, or several", "states")]
+    state: Annotated[States | None, Option("one state, or several", "states")]
     labels: Annotated[Mapping[str, str] | None, Option("all of these labels", "labels")]
     queue: Annotated[str, Option("this queue", "queue")]
     source: Annotated[Source | None, Option("this source; with a run, this run of it", "source")]
-    reason: Annotated[str | Iterable[str], Option("of the state: one code, or several", "reasons")]
+    reason: Annotated[str | Iterable[str] | None, Option("of the state: one code, or several", "reasons")]
     agent: Annotated[str, Option('pinned to this agent, or to this revision of it: "support@7"', "agent")]
     since: Annotated[datetime | None, Option("submitted at this time or later", "created_since")]
     ended_since: Annotated[datetime | None, Option("ended at this time or later", "ended_since")]
@@ -39,7 +39,7 @@ def task_filter(*, task_ids: Iterable[str] = (), **wanted: Unpack[TaskFilterOpti
     """Returns a filter of tasks. Raises InvalidRequest for an unknown state, and for times without a zone."""
     only(TaskFilterOptions, wanted)
     source, agent = wanted.get("source"), wanted.get("agent")
-    state, reason = wanted.get("state", ()), wanted.get("reason", ())
+    state, reason = wanted.get("state") or (), wanted.get("reason") or ()
     of_source = None
     if source is not None:
         of_source = task_pb2.SourceFilter(
