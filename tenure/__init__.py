@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from tenure.sdk.task import Task
     from tenure.sdk.task_info import BudgetNeed, TaskBudget, TaskFile, TaskInfo, TaskLimits, TaskPage, TaskWait
 
-# gRPC reads it when it is imported. Otherwise it starts its threads again in each child of a fork, also in one that does
-# not call it, and the child crashes when a call ran during the fork.
+# gRPC reads it when it is imported. Otherwise it starts its threads again in each child of a fork, also in one that
+# does not call it, and the child crashes when a call ran during the fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _ERRORS: Final = "TaskEnded TaskFailed TaskCancelled TaskTimedOut BudgetExceeded ResultMismatch ServerFailed"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event
-from tenure.sdk.json_shape import PublicValue
+from tenure.sdk.json_shape import PublicValue, public_class
 from tenure.sdk.task_info import TaskFile, TaskInfo
 
 
@@ -25,20 +25,6 @@ class Explanation(PublicValue):
 
     lines: tuple[str, ...]
     task: TaskInfo
-
-
-@dataclass(frozen=True, slots=True)
-class ActPage(PublicValue):
-    """The outcomes of a page of an act on many tasks; of a dry run, the groups of the tasks that match.
-
-    `more`: there are more tasks than the 100,000 that were counted.
-    """
-
-    operation_id: str
-    outcomes: tuple[info.ActOutcomeInfo, ...]
-    next_page_token: str
-    groups: tuple[info.TaskGroupInfo, ...]
-    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,52 +55,49 @@ class FileListPage(PublicValue):
     max_files: int | None
 
 
-def _answer(name: str, text: str, **fields: Any) -> Any:
-    """Returns the public dataclass of the answer of one method, which no handler makes."""
-    named = {"__doc__": text, "__module__": __name__}
-    return make_dataclass(name, fields.items(), bases=(PublicValue,), namespace=named, frozen=True, slots=True)
-
-
-def _page(name: str, what: str, items: str, kind: type[PublicValue], **others: Any) -> Any:
+def _page(name: str, what: str, items: str, kind: Any, **others: Any) -> Any:
     """Returns the dataclass of a page of items of this kind."""
-    fields = {items: tuple[kind, ...], "next_page_token": str, **others}  # type: ignore[valid-type]  # at run time
-    return _answer(name, f"A page of {what}.", **fields)
+    fields: dict[str, Any] = {items: tuple[kind, ...], "next_page_token": str, **others}
+    return public_class(name, f"A page of {what}.", **fields)
 
 
 SchedulePage: Final = _page("SchedulePage", "schedules", "schedules", info.ScheduleInfo)
 WebhookPage: Final = _page("WebhookPage", "webhooks", "webhooks", info.WebhookInfo)
 DeliveryPage: Final = _page("DeliveryPage", "deliveries", "deliveries", info.DeliveryInfo)
 WorkerPage: Final = _page("WorkerPage", "workers with a session", "workers", info.WorkerInfo)
-LeasePage: Final = _page("LeasePage", "leases, with the list's `revision`", "leases", info.LeaseInfo, revision=int)
+LeasePage: Final = _page("LeasePage", "leases. `revision`: of the list", "leases", info.LeaseInfo, revision=int)
 InDoubtPage: Final = _page("InDoubtPage", "calls in doubt, the longest wait first", "calls", info.InDoubtCallInfo)
 TenantPage: Final = _page("TenantPage", "tenants", "tenants", info.TenantInfo)
+UsagePage: Final = _page("UsagePage", "sums of bills", "sums", info.UsageInfo)
 AuditPage: Final = _page("AuditPage", "audit records", "records", info.AuditRecordInfo)
-Workers: Final = _answer("Workers", "Workers with a session.", workers=tuple[info.WorkerInfo, ...])
-ClaimList: Final = _answer("ClaimList", "Live claims.", claims=tuple[info.ClaimInfo, ...])
-Queues: Final = _answer("Queues", "Queued tasks by queue and priority.", queues=tuple[info.QueueInfo, ...])
-ToolList: Final = _answer("ToolList", "The tools that the tenant's tasks may call.", tools=tuple[info.ToolInfo, ...])
-Deleted: Final = _answer("Deleted", "The answer to a deletion.", deleted=bool)
-Replayed: Final = _answer(
+Workers: Final = public_class("Workers", "Workers with a session.", workers=tuple[info.WorkerInfo, ...])
+ClaimList: Final = public_class("ClaimList", "Live claims.", claims=tuple[info.ClaimInfo, ...])
+Queues: Final = public_class("Queues", "Queued tasks by queue and priority.", queues=tuple[info.QueueInfo, ...])
+ToolList: Final = public_class(
+    "ToolList", "The tools that the tenant's tasks may call.", tools=tuple[info.ToolInfo, ...]
+)
+RefusedWrites: Final = public_class(
+    "RefusedWrites",
+    "Refused writes of stale workers, the newest first.",
+    refusals=tuple[info.RefusedWriteInfo, ...],
+)
+ActPage: Final = public_class(
+    "ActPage",
+    "The outcomes of a page of an act on many tasks; of a dry run, the groups of the tasks that match.\n\n"
+    "`more`: there are more tasks than the 100,000 that were counted.",
+    operation_id=str,
+    outcomes=tuple[info.ActOutcomeInfo, ...],
+    next_page_token=str,
+    groups=tuple[info.TaskGroupInfo, ...],
+    more=bool,
+)
+Deleted: Final = public_class("Deleted", "The answer to a deletion.", deleted=bool)
+Replayed: Final = public_class(
     "Replayed",
     "The numbers of deliveries that are sent again and of dead ones that remain: repeat the request for these.",
     replayed=int,
     remaining=int,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedWrites(PublicValue):
-    """Refused writes of stale workers, the newest first."""
-
-    refusals: tuple[info.RefusedWriteInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UsagePage(PublicValue):
-    """A page of sums of bills."""
-
-    sums: tuple[info.UsageInfo, ...]
-    next_page_token: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ AS_SCHEDULE: Final[dict[str, Any]] = {
 # Operations.
 
 
-async def refusals(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.RefusedWrites:
+async def refusals(call: HttpCall, _query: req.NoQuery, _body: None) -> Any:
     listed = await call.one(call.stubs.admin.ListRefusals, admin.ListRefusalsRequest(task_id=call.path("task_id")))
     of_ledger = [convert.refused_write_info("ledger", one) for one in listed.ledger]
     of_tools = [convert.refused_write_info("tools", one) for one in listed.tools]
@@ -96,7 +96,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
 # Acts on many tasks.
 
 
-async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> answers.ActPage:
+async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> Any:
     request = admin.ActOnTasksRequest(
         operation_id=body.operation_id or call.request_id or new_id(),
         filter=filter_of(body.filter),
@@ -120,9 +120,9 @@ async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> answers
     page = await call.while_connected(call.one(call.stubs.admin.ActOnTasks, request, timeout=ACT_SECONDS))
     return answers.ActPage(
         request.operation_id,
-        tuple(map(convert.act_outcome_info, page.outcomes)),
+        tuple(map(convert.OPERATIONS[admin.ActOnTasksResponse.Outcome], page.outcomes)),
         page.next_page_token,
-        tuple(map(convert.task_group_info, page.groups)),
+        tuple(map(convert.OPERATIONS[admin.TaskGroup], page.groups)),
         page.more,
     )
 
@@ -130,7 +130,7 @@ async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> answers
 # Usage.
 
 
-async def usage(call: HttpCall, query: req.UsageQuery, _body: None) -> answers.UsagePage:
+async def usage(call: HttpCall, query: req.UsageQuery, _body: None) -> Any:
     tenant = call.path("name")
     request = tenant_pb.GetTenantUsageRequest(
         tenant=tenant,
