@@ -188,8 +188,7 @@ class Client:
         Raises NotFound, also for a task of another tenant.
         """
         result_type = result_type_of(result)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return self._task(await client.get(task_id), result_type)
 
     @takes(TaskFilterOptions)
@@ -201,8 +200,7 @@ class Client:
         limit: the most tasks; None: all. Raises InvalidRequest.
         """
         matching = task_filter(**wanted)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             async with aclosing(client.list_tasks(matching, limit=2**31 if limit is None else limit)) as listed:
                 async for task in listed:
                     yield self._task(task, TEXT)
@@ -223,8 +221,7 @@ class Client:
         """
         matching = task_filter(**wanted)
         request = api.ListTasksRequest(filter=matching, page_size=page_size, page_token=page_token, fresh=fresh)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             page = await client.tasks.ListTasks(request)
             return task_page(page)
 
@@ -244,8 +241,7 @@ class Client:
         (CURSOR_EXPIRED) when the changes after it are no longer kept: list the tasks, and begin again.
         """
         wanted = task_filter(state=state, labels=labels, queue=queue, source=source)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             async with aclosing(client.watch_tasks(wanted, after_cursor=after)) as messages:
                 async for message in messages:
                     yield change_event(message)
@@ -257,15 +253,13 @@ class Client:
         Raises LimitReached (SIGNALS_FULL).
         """
         payload_json = json_text("payload", payload)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             task = await client.signal(correlation_id, payload_json, request_id=request_id)
             return "" if task is None else task.task_id
 
     async def tools(self) -> tuple[ToolDefinition, ...]:
         """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return tuple(tool_to_domain(tool.definition) for tool in (await client.tools()).tools)
 
     @takes(AgentOptions)
@@ -281,15 +275,13 @@ class Client:
         Raises InvalidRequest, PermissionDenied, LimitReached (TOO_MANY_AGENTS).
         """
         definition = definition_of(only(AgentOptions, options), result_type_of(result).schema_json)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = agent_pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
             return agent_registration(await client.agents.RegisterAgent(request))
 
     async def agents(self) -> AsyncGenerator[AgentInfo]:
         """Yields the tenant's agents that have revisions, by name."""
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = agent_pb.ListAgentsRequest()
             async with aclosing(client.items(client.agents.ListAgents, request, lambda page: page.agents)) as listed:
                 async for agent in listed:
@@ -301,8 +293,7 @@ class Client:
         agent: "support", or "support@7" for this revision with its definition. Raises NotFound.
         """
         name, revision = agent_of_reference("agent", agent)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = agent_pb.GetAgentRequest(name=name, revision=revision)
             return agent_details(await client.agents.GetAgent(request))
 
@@ -314,8 +305,7 @@ class Client:
         name, revision = _revision_of(agent)
         if not 0 <= percent <= 100:
             raise invalid_argument("percent", f"must be 0 to 100, not {percent!r}")
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             basis_points = round(percent * 100)
             request = agent_pb.RampAgentRequest(name=name, revision=revision, basis_points=basis_points, reason=reason)
             return agent_info((await client.agents.RampAgent(request)).agent)
@@ -326,14 +316,12 @@ class Client:
         Raises NotFound, WrongState (AGENT_REVISION_IN_USE).
         """
         name, revision = _revision_of(agent)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = agent_pb.RetireAgentRevisionRequest(name=name, revision=revision, reason=reason)
             return agent_revision_info((await client.agents.RetireAgentRevision(request)).revision)
 
     async def _submit(self, request: api.SubmitTaskRequest, result_type: ResultType[Any]) -> Task[Any]:
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return self._task(await client.submit(request.spec.goal, request=request), result_type)
 
     def _task(self, message: task_pb2.Task, result_type: ResultType[T]) -> Task[T]:

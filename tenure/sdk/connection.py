@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -75,9 +75,11 @@ class GatewayConnection:
         if client is not None:
             await client.close()
 
-    def errors(self) -> AbstractContextManager[None]:
-        """Returns the context in which errors of the API get their hints, and the names of arguments."""
-        return api_errors(self.address, argument_of)
+    @contextmanager
+    def use(self) -> Iterator[GatewayClient]:
+        """Yields `client()`. Errors of the API get their hints, and the names of arguments."""
+        with api_errors(self.address, argument_of):
+            yield self.client()
 
     def _made(self) -> GatewayClient:
         try:
