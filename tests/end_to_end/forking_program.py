@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tenure import Client, Event, SyncClient, UsedBeforeFork
+from tenure.v1.task_service_pb2 import ListTasksRequest
 
 FORKS: Final = 20
 CLIENT: Final = SyncClient()
@@ -49,6 +50,22 @@ async def asynchronous() -> None:
         await client.tasks_page()
 
 
+async def child_of_a_client() -> int:
+    """Returns the exit status of a child that has the stubs and the client of its parent's event loop."""
+    async with Client() as client:
+        await client.tasks_page()
+        stubs = client.raw
+        process_id = os.fork()
+        if process_id == 0:
+            try:
+                await stubs.tasks.ListTasks(ListTasksRequest())
+            except UsedBeforeFork:
+                await client.close()
+                os._exit(0)
+            os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
+
+
 def forked(is_right: Callable[[], object]) -> int:
     """Returns the exit status of a child that ends as the usual program does."""
     process_id = os.fork()
@@ -75,6 +92,7 @@ def main() -> None:
     for caller in callers:
         caller.start()
     statuses = [forked(lambda: all_refused(stream)) for _ in range(FORKS)]
+    statuses += [asyncio.run(child_of_a_client()) for _ in range(FORKS)]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         spawned = pool.map(tasks, [0])
     has_ended.set()

@@ -40,9 +40,14 @@ class UsedBeforeFork(RuntimeError):  # noqa: N818  the name says what happened
     """A parent of this process used gRPC before it forked this process, so gRPC cannot be used here."""
 
 
+def is_used_before_fork() -> bool:
+    """Whether a parent of this process had opened a channel before it forked this process."""
+    return bool(_users) and os.getpid() not in _users
+
+
 def refuse_after_fork() -> None:
     """Raises UsedBeforeFork in a process whose parent had opened a channel."""
-    if _users and os.getpid() not in _users:
+    if is_used_before_fork():
         raise UsedBeforeFork(
             "this process was forked from one that had already called Tenure, and gRPC hangs or crashes in such a "
             "child. Make the first call after the fork (in Celery in worker_process_init, in gunicorn in post_fork), "
@@ -71,7 +76,12 @@ class ChannelRenewal:
             self._run(self._renew_forever(tls, files), f"certificates for {target}")
 
     async def close(self, grace: float | None) -> None:
-        """Closes the connections and, after `grace` seconds, ends the calls that still run."""
+        """Closes the connections and, after `grace` seconds, ends the calls that still run.
+
+        Does nothing in the child of a fork: the connections are the parent's.
+        """
+        if is_used_before_fork():
+            return
         running = list(self._tasks)
         for task in running:
             task.cancel()

@@ -20,7 +20,7 @@ import grpc
 
 from tenure.domain.errors import TenureError, TryLater, Unavailable
 from tenure.runtime.request_context import TENANT_KEY, current_tenant, trace_metadata
-from tenure.runtime.rpc.channels import ChannelRenewal
+from tenure.runtime.rpc.channels import ChannelRenewal, refuse_after_fork
 from tenure.runtime.rpc.options import Keepalive, channel_options
 from tenure.runtime.rpc.status import OUTCOME_UNKNOWN, PeerFailed, from_rpc_error
 
@@ -169,7 +169,8 @@ class TenureChannel(grpc.aio.Channel):
 
     @property
     def raw(self) -> grpc.aio.Channel:
-        """The channel of gRPC, which is another one after the certificates have changed."""
+        """The channel of gRPC, which is another one after the certificates have changed. Raises UsedBeforeFork."""
+        refuse_after_fork()
         return self._renewal.current
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
