@@ -82,7 +82,7 @@ def _part(
 def _type_of(field: FieldDescriptor, *, optional: bool) -> Any:
     if is_map(field):
         return Mapping[str, str]
-    kind = _type_of_one(field)
+    kind: Any = _type_of_one(field)
     if field.is_repeated:
         return tuple[kind, ...]
     return kind | None if optional or kind is datetime else kind
@@ -107,7 +107,7 @@ _SCALARS: Final[dict[int, Any]] = {
 
 # Leases.
 
-LeaseInfo: Final = _shape(
+LeaseInfo: Final[Any] = _shape(
     "LeaseInfo",
     lease_service_pb2.Lease,
     "A named lease. `token`: its fencing token, base64; empty for all but its holder. `reason` and `message`: how"
@@ -116,14 +116,14 @@ LeaseInfo: Final = _shape(
     types={"token": str},
     given={"token": lambda lease: b64encode(lease.token.SerializeToString()).decode()},
 )
-LeaseEventInfo: Final = public_class(
+LeaseEventInfo: Final[Any] = public_class(
     "LeaseEventInfo",
     "`kind`: HELD or ENDED. `revision`: continue after it with `tenure leases watch --after`.",
     kind=str,
     revision=int,
     lease=LeaseInfo,
 )
-SigningKeyInfo: Final = _shape(
+SigningKeyInfo: Final[Any] = _shape(
     "SigningKeyInfo",
     lease_service_pb2.SigningKey,
     "A public key that verifies fencing tokens. `public_key`: base64.",
@@ -166,7 +166,7 @@ public(
     skip="source start_time context_window_tokens",
 )
 _CLASSES["tenure.v1.TaskSpec"] = TaskTemplate
-ScheduleInfo: Final = _shape(
+ScheduleInfo: Final[Any] = _shape(
     "ScheduleInfo",
     schedule_pb.Schedule,
     "A schedule. `overlap_policy`: SKIP, QUEUE or CANCEL_PREVIOUS. `start_at`, `end_at`: no due time is outside.",
@@ -175,13 +175,13 @@ ScheduleInfo: Final = _shape(
     "revision",
     rename={"task": "spec", "catch_up_seconds": "catch_up_window", "paused_by": "pause_actor"},
 )
-ScheduleRunInfo: Final = _part(
+ScheduleRunInfo: Final[Any] = _part(
     "ScheduleRunInfo",
     schedule_pb.ScheduleRun,
     "The result of a due time. `outcome`: STARTED, WAITING, SKIPPED or FAILED. `due_times`: how many it stands for.",
     "source_run_id due_at due_times outcome reason message task_id task_state recorded_at",
 )
-ScheduleWithRuns: Final = _shape(
+ScheduleWithRuns: Final[Any] = _shape(
     "ScheduleWithRuns",
     schedule_pb.GetScheduleResponse,
     "A schedule with its newest runs.",
@@ -190,7 +190,7 @@ ScheduleWithRuns: Final = _shape(
 
 # Webhooks.
 
-WebhookFilter: Final = _part(
+WebhookFilter: Final[Any] = _part(
     "WebhookFilter",
     task_pb2.TaskFilter,
     "The tasks whose changes a webhook sends; an empty field matches all.",
@@ -198,14 +198,14 @@ WebhookFilter: Final = _part(
     skip="root_task_id forked_from_task_id source output reasons agent agent_revision created_since ended_since "
     "task_ids",
 )
-WebhookGapInfo: Final = _part(
+WebhookGapInfo: Final[Any] = _part(
     "WebhookGapInfo",
     webhook_pb.WebhookGap,
     "A span of changes that the webhook may have missed, and why.",
     "reason from_at to_at",
     skip="from_cursor to_cursor",
 )
-WebhookInfo: Final = _shape(
+WebhookInfo: Final[Any] = _shape(
     "WebhookInfo",
     webhook_pb.Webhook,
     "A webhook. `kind`: STANDARD, SLACK or EMAIL. `held_deliveries`: of the pending ones, those that wait for the"
@@ -215,14 +215,14 @@ WebhookInfo: Final = _shape(
     "old_secret_until_at gaps created_at updated_at answer_links",
     rename={"paused_by": "pause_actor"},
 )
-WebhookSecret: Final = _shape(
+WebhookSecret: Final[Any] = _shape(
     "WebhookSecret",
     webhook_pb.CreateWebhookResponse,
     "A webhook with its new secret, which is shown this once; empty for Slack and e-mail.",
     "webhook secret",
 )
 SHOWN[webhook_pb.RotateWebhookSecretResponse] = public(WebhookSecret, webhook_pb.RotateWebhookSecretResponse)
-DeliveryInfo: Final = _shape(
+DeliveryInfo: Final[Any] = _shape(
     "DeliveryInfo",
     webhook_pb.WebhookDelivery,
     "A delivery. `state`: PENDING, DELIVERED or DEAD. `hold_reason`: why it waits although no attempt failed.",
@@ -237,7 +237,7 @@ def _is_money(use: tenant_pb.QuotaUse) -> bool:
     return use.quota.kind == tenant_pb.QUOTA_KIND_MONEY_PER_DAY
 
 
-QuotaInfo: Final = _part(
+QuotaInfo: Final[Any] = _part(
     "QuotaInfo",
     tenant_pb.QuotaUse,
     "A quota and its use. `limit` and `used`: a number of tasks, submits, tokens or e-mails; None for a quota of "
@@ -255,14 +255,14 @@ QuotaInfo: Final = _part(
     },
     skip="most no_limit",
 )
-TenantInfo: Final = _shape(
+TenantInfo: Final[Any] = _shape(
     "TenantInfo",
     tenant_pb.Tenant,
     "A tenant with its quotas. `changed_by` and `reason`: of the newest change of its quotas.",
     "tenant quotas revision changed_by reason created_at updated_at",
     rename={"changed_by": "actor"},
 )
-UsageInfo: Final = _part(
+UsageInfo: Final[Any] = _part(
     "UsageInfo",
     tenant_pb.UsageSum,
     "A sum of bills. `key`: the tenant, root task, model or day. `tenant`: as given; empty: the caller's.",
@@ -270,27 +270,27 @@ UsageInfo: Final = _part(
     types={"tenant": str},
     given={"tenant": lambda _: ""},
 )
-ApiKeyInfo: Final = _shape(
+ApiKeyInfo: Final[Any] = _shape(
     "ApiKeyInfo",
     api_key_pb.ApiKey,
     "An API key, without its secret. `tenant` empty: any.",
     "key_id name tenant permissions created_by created_at expires_at revoked_at",
     rename={"created_by": "creator", "expires_at": "expire_time"},
 )
-ApproverGroupInfo: Final = _shape(
+ApproverGroupInfo: Final[Any] = _shape(
     "ApproverGroupInfo",
     approval_pb.ApproverGroup,
     "A group of people and programs who may answer waits.",
     "name members updated_at updated_by",
     rename={"updated_by": "actor"},
 )
-NewApiKey: Final = _shape(
+NewApiKey: Final[Any] = _shape(
     "NewApiKey",
     api_key_pb.CreateApiKeyResponse,
     "A new API key with its secret, which is shown this once; empty if it was written to a file.",
     "api_key secret",
 )
-AuditRecordInfo: Final = _shape(
+AuditRecordInfo: Final[Any] = _shape(
     "AuditRecordInfo",
     audit_pb.AuditRecord,
     "A record of the audit log. `decision`: ALLOWED or DENIED. `hash`: of the chain up to it, hexadecimal.",
@@ -301,7 +301,7 @@ AuditRecordInfo: Final = _shape(
 
 # Workers.
 
-WorkerInfo: Final = _shape(
+WorkerInfo: Final[Any] = _shape(
     "WorkerInfo",
     admin_pb.Worker,
     "A worker with a session. `tenants` empty: all.",
@@ -309,13 +309,13 @@ WorkerInfo: Final = _shape(
     rename={"held_tasks": "claim_count", "coordinator": "coordinator_id"},
     skip="session_id",
 )
-RenewalsInfo: Final = _part(
+RenewalsInfo: Final[Any] = _part(
     "RenewalsInfo",
     admin_pb.Renewals,
     "The renewals of a claim that are known.",
     "count first_at last_at",
 )
-ClaimInfo: Final = _shape(
+ClaimInfo: Final[Any] = _shape(
     "ClaimInfo",
     admin_pb.Claim,
     "A live claim. `remaining_seconds`: until its lease ends without a renewal.",
@@ -324,13 +324,13 @@ ClaimInfo: Final = _shape(
     rename={"worker": "worker_id"},
     skip="session_id",
 )
-QueueInfo: Final = _shape(
+QueueInfo: Final[Any] = _shape(
     "QueueInfo",
     task_pb2.QueueDepth,
     "The waiting tasks of a queue and priority. `held_back`: of them, those whose tenant is at its quota.",
     "queue priority queued held_back oldest_queued_at",
 )
-RefusedWriteInfo: Final = _part(
+RefusedWriteInfo: Final[Any] = _part(
     "RefusedWriteInfo",
     token_pb2.RefusedWrite,
     "A refused write of a stale worker. `fence`: ledger or tools, which refused it.",
@@ -339,7 +339,7 @@ RefusedWriteInfo: Final = _part(
     rename={"worker": "holder"},
     given={"fence": lambda _: ""},
 )
-AgingTaskInfo: Final = _shape(
+AgingTaskInfo: Final[Any] = _shape(
     "AgingTaskInfo",
     admin_pb.ListAgingTasksResponse.Aging,
     "A task that has not ended. `remaining_seconds`: of its lease; None: without a worker, or unknown.",
@@ -352,47 +352,47 @@ AgingTaskInfo: Final = _shape(
 
 # Tools.
 
-ToolInfo: Final = _shape(
+ToolInfo: Final[Any] = _shape(
     "ToolInfo",
     tool_pb2.OfferedTool,
     "A tool as agents get it. `effect_class`: PURE, IDEMPOTENT, KEYED or UNSAFE.",
     "name source effect_class timeout_seconds output_limit_bytes description input_schema",
     within=("definition",),
 )
-HeldToolInfo: Final = _part(
+HeldToolInfo: Final[Any] = _part(
     "HeldToolInfo",
     tool_pb2.HeldTool,
     "A tool that is held until an operator accepts it. `accepted_sha256` empty: it is new.",
     "name sha256 accepted_sha256 difference",
 )
-ToolSourceInfo: Final = _part(
+ToolSourceInfo: Final[Any] = _part(
     "ToolSourceInfo",
     tool_pb2.ToolSource,
     "A tool source. `linked`: whether its server is connected; meaningless for kinds without a connection.",
     "name kind linked changed_at tool_count problems problem_count last_error last_error_at held held_count",
     rename={"tool_count": "tools"},
 )
-ToolSources: Final = _shape(
+ToolSources: Final[Any] = _shape(
     "ToolSources",
     admin_pb.ListToolSourcesResponse,
     "The tool sources as one replica of the tool service sees them.",
     "seen_by sources",
     rename={"seen_by": "instance"},
 )
-TaskGroupInfo: Final = _shape(
+TaskGroupInfo: Final[Any] = _shape(
     "TaskGroupInfo",
     admin_pb.TaskGroup,
     "Tasks in the same state, for the same reason. `task_ids`: the newest of them, at most 3.",
     "state reason count task_ids",
 )
-ActOutcomeInfo: Final = _shape(
+ActOutcomeInfo: Final[Any] = _shape(
     "ActOutcomeInfo",
     admin_pb.ActOnTasksResponse.Outcome,
     "What became of one of many tasks. `result`: DONE, ALREADY or REFUSED, for a `reason` with a `message`. "
     "`state`: after the act. A cancel, and a wait of a running task, are recorded and carried out soon.",
     "task_id result state reason message",
 )
-InDoubtCallInfo: Final = _shape(
+InDoubtCallInfo: Final[Any] = _shape(
     "InDoubtCallInfo",
     admin_pb.ListInDoubtCallsResponse.Listed,
     "A call in doubt. `resolvable`: its task waits for a resolution. `runner_gone`: proven; else it may still act.",

@@ -38,7 +38,12 @@ def refused(call: Callable[[], object]) -> bool:
 def all_refused(stream: Iterator[Event]) -> bool:
     """Returns whether all ways to call Tenure are refused, and closes what can be closed."""
     with SyncClient() as another:
-        ways = [tasks, another.tasks_page, lambda: next(stream), lambda: asyncio.run(asynchronous())]
+        ways: list[Callable[[], object]] = [
+            tasks,
+            another.tasks_page,
+            lambda: next(stream),
+            lambda: asyncio.run(asynchronous()),
+        ]
         is_refused = all(refused(way) for way in ways)
     CLIENT.close()
     return is_refused

@@ -61,27 +61,27 @@ def _page(name: str, what: str, items: str, kind: Any, **others: Any) -> Any:
     return public_class(name, f"A page of {what}.", **fields)
 
 
-SchedulePage: Final = _page("SchedulePage", "schedules", "schedules", info.ScheduleInfo)
-WebhookPage: Final = _page("WebhookPage", "webhooks", "webhooks", info.WebhookInfo)
-DeliveryPage: Final = _page("DeliveryPage", "deliveries", "deliveries", info.DeliveryInfo)
-WorkerPage: Final = _page("WorkerPage", "workers with a session", "workers", info.WorkerInfo)
-LeasePage: Final = _page("LeasePage", "leases. `revision`: of the list", "leases", info.LeaseInfo, revision=int)
-InDoubtPage: Final = _page("InDoubtPage", "calls in doubt, the longest wait first", "calls", info.InDoubtCallInfo)
-TenantPage: Final = _page("TenantPage", "tenants", "tenants", info.TenantInfo)
-UsagePage: Final = _page("UsagePage", "sums of bills", "sums", info.UsageInfo)
-AuditPage: Final = _page("AuditPage", "audit records", "records", info.AuditRecordInfo)
-Workers: Final = public_class("Workers", "Workers with a session.", workers=tuple[info.WorkerInfo, ...])
-ClaimList: Final = public_class("ClaimList", "Live claims.", claims=tuple[info.ClaimInfo, ...])
-Queues: Final = public_class("Queues", "Queued tasks by queue and priority.", queues=tuple[info.QueueInfo, ...])
-ToolList: Final = public_class(
+SchedulePage: Final[Any] = _page("SchedulePage", "schedules", "schedules", info.ScheduleInfo)
+WebhookPage: Final[Any] = _page("WebhookPage", "webhooks", "webhooks", info.WebhookInfo)
+DeliveryPage: Final[Any] = _page("DeliveryPage", "deliveries", "deliveries", info.DeliveryInfo)
+WorkerPage: Final[Any] = _page("WorkerPage", "workers with a session", "workers", info.WorkerInfo)
+LeasePage: Final[Any] = _page("LeasePage", "leases. `revision`: of the list", "leases", info.LeaseInfo, revision=int)
+InDoubtPage: Final[Any] = _page("InDoubtPage", "calls in doubt, the longest wait first", "calls", info.InDoubtCallInfo)
+TenantPage: Final[Any] = _page("TenantPage", "tenants", "tenants", info.TenantInfo)
+UsagePage: Final[Any] = _page("UsagePage", "sums of bills", "sums", info.UsageInfo)
+AuditPage: Final[Any] = _page("AuditPage", "audit records", "records", info.AuditRecordInfo)
+Workers: Final[Any] = public_class("Workers", "Workers with a session.", workers=tuple[info.WorkerInfo, ...])
+ClaimList: Final[Any] = public_class("ClaimList", "Live claims.", claims=tuple[info.ClaimInfo, ...])
+Queues: Final[Any] = public_class("Queues", "Queued tasks by queue and priority.", queues=tuple[info.QueueInfo, ...])
+ToolList: Final[Any] = public_class(
     "ToolList", "The tools that the tenant's tasks may call.", tools=tuple[info.ToolInfo, ...]
 )
-RefusedWrites: Final = public_class(
+RefusedWrites: Final[Any] = public_class(
     "RefusedWrites",
     "Refused writes of stale workers, the newest first.",
     refusals=tuple[info.RefusedWriteInfo, ...],
 )
-ActPage: Final = public_class(
+ActPage: Final[Any] = public_class(
     "ActPage",
     "The outcomes of a page of an act on many tasks; of a dry run, the groups of the tasks that match.\n\n"
     "`more`: there are more tasks than the 100,000 that were counted.",
@@ -91,8 +91,8 @@ ActPage: Final = public_class(
     groups=tuple[info.TaskGroupInfo, ...],
     more=bool,
 )
-Deleted: Final = public_class("Deleted", "The answer to a deletion.", deleted=bool)
-Replayed: Final = public_class(
+Deleted: Final[Any] = public_class("Deleted", "The answer to a deletion.", deleted=bool)
+Replayed: Final[Any] = public_class(
     "Replayed",
     "The numbers of deliveries that are sent again and of dead ones that remain: repeat the request for these.",
     replayed=int,
