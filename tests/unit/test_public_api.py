@@ -156,7 +156,7 @@ print("parent:", calls.run(one))
 """
 
 
-def test_a_call_is_refused_after_a_fork_of_a_process_that_had_opened_a_channel() -> None:
+def test_a_child_of_a_process_with_a_channel_is_refused() -> None:
     run = subprocess.run(
         [sys.executable, "-c", FORKS_BEFORE_AND_AFTER_A_CHANNEL], capture_output=True, text=True, check=True, timeout=60
     )
