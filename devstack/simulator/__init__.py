@@ -15,6 +15,7 @@ responses_endpoint.py  /v1/responses, in front of chat_endpoint.py
 request_checks.py      refuses requests that the provider would refuse, with its messages
 tool_checks.py         refuses definitions of tools that the provider would refuse
 scenario.py            scenario files, turns, tool calls, faults; which scenario a model name plays
+own_tools.py           the scenario of an agent whose tools no written scenario calls
 templates.py           references such as {{goal}} in scenario texts; conversations with a summary
 rate_limits.py         the provider's rate limits, with the headers of both vendors
 tokens.py              the token count, and the prompt cache

@@ -62,6 +62,9 @@ def to_messages_body(body: Any) -> dict[str, Any]:
         request["system"] = system
     if tools := [_tool(tool) for tool in body.get("tools") or ()]:
         request["tools"] = tools
+    match body.get("response_format"):
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            request["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
     return request
 
 

@@ -18,9 +18,10 @@ from devstack.simulator.delivery import (
     deliver_raw,
 )
 from devstack.simulator.http_server import ApiError, request_ids
+from devstack.simulator.own_tools import OwnToolsScenario
 from devstack.simulator.rate_limits import RateLimiter
 from devstack.simulator.request_checks import check_count, check_create
-from devstack.simulator.scenario import FaultKind
+from devstack.simulator.scenario import PREFIX, FaultKind
 from devstack.simulator.templates import is_summary_wanted, summary_text, text_of, turn_of
 from devstack.simulator.tokens import (
     InputTokens,
@@ -143,7 +144,10 @@ class MessagesEndpoint:
     def find_scenario(self, body: Mapping[str, Any]) -> Scenario:
         """Returns the scenario that a request plays. Raises ApiError."""
         goal, instructions = text_of(body["messages"][0]["content"]), text_of(body.get("system"))
-        scenario = self.library.find(body["model"], goal, instructions)
+        tools = body.get("tools") or ()
+        scenario = self.library.find(body["model"], goal, instructions, [tool["name"] for tool in tools])
+        if scenario is None and not body["model"].startswith(PREFIX):
+            return OwnToolsScenario(goal, tools, _output_schema(body))
         if scenario is None:
             raise ApiError(404, f"model: {body['model']}")
         return scenario
@@ -171,6 +175,13 @@ class MessagesEndpoint:
         self.log.finish(call)
         value = self.dialect.error_value(error.status, error.message, call.request_id)
         reply.send_json(error.status, value, {**request_ids(call.request_id), **error.headers})
+
+
+def _output_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    match body.get("output_config"):
+        case {"format": {"type": "json_schema", "schema": dict(schema)}}:
+            return schema
+    return None
 
 
 def _window_left(scenario: Scenario, body: Mapping[str, Any]) -> int | None:

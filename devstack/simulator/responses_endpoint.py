@@ -51,7 +51,15 @@ def to_chat_body(body: Any) -> dict[str, Any]:
         "messages": messages,
         "stream": body.get("stream") or False,
         "tools": [_tool(tool) for tool in body.get("tools") or () if tool.get("type") == "function"],
+        "response_format": _response_format(body.get("text")),
     }
+
+
+def _response_format(text: Any) -> dict[str, Any] | None:
+    match text:
+        case {"format": {"type": "json_schema", "schema": dict(schema)}}:
+            return {"type": "json_schema", "json_schema": {"schema": schema}}
+    return None
 
 
 def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:

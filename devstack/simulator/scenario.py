@@ -100,6 +100,11 @@ class WrittenScenario:
     def turn(self, index: int) -> Turn:
         return self.turns[min(index, len(self.turns) - 1)]
 
+    @property
+    def tools(self) -> frozenset[str]:
+        """The names of the tools that it calls."""
+        return frozenset(call.name for turn in self.turns for call in turn.calls)
+
 
 @dataclass(frozen=True)
 class StepsScenario:
@@ -295,8 +300,11 @@ class ScenarioLibrary:
         self._added.clear()
         self._by_instructions.clear()
 
-    def find(self, model: str, goal: str = "", instructions: str = "") -> Scenario | None:
-        """Returns the scenario of a model: `<name>` for `sim-<name>`, `research` for a real model's name, or None.
+    def find(self, model: str, goal: str = "", instructions: str = "", tools: Sequence[str] = ()) -> Scenario | None:
+        """Returns the scenario of a model, or None.
+
+        That is `<name>` for `sim-<name>`. A real model's name plays `research`, and has no scenario if the request
+        offers other `tools` than that scenario calls.
 
         A scenario for the instructions comes before that of the model. `sim-by-goal` plays the scenario that the first
         word of the goal names, or else `echo`. It exists because sub-agents have the model of their parent.
@@ -306,8 +314,11 @@ class ScenarioLibrary:
                 return scenario
         if model == BY_GOAL:
             return self.find(PREFIX + next(iter(goal.split()), "")) or self._named("echo")
-        name = model.removeprefix(PREFIX) if model.startswith(PREFIX) else DEFAULT_SCENARIO
-        return self._named(name) or steps_scenario(name)
+        if model.startswith(PREFIX):
+            name = model.removeprefix(PREFIX)
+            return self._named(name) or steps_scenario(name)
+        usual = self._named(DEFAULT_SCENARIO)
+        return usual if isinstance(usual, WrittenScenario) and usual.tools <= set(tools) else None
 
     def _named(self, name: str) -> Scenario | None:
         return self._added.get(name) or self._scenarios.get(name)

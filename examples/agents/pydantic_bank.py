@@ -22,7 +22,7 @@ class SupportOutput(BaseModel):
 
 
 support_agent = Agent(
-    "anthropic:claude-sonnet-4-5",
+    "anthropic:claude-sonnet-5",
     name="bank",
     deps_type=SupportDependencies,
     output_type=SupportOutput,

@@ -7,7 +7,7 @@ from pydantic_ai import Agent, RunContext
 from tenure.agents import Worker, durable
 
 joke_selection_agent = Agent(
-    "anthropic:claude-sonnet-4-5",
+    "anthropic:claude-sonnet-5",
     name="jokes",
     instructions="Use the `joke_factory` to generate some jokes, then choose the best. Return just one.",
     defer_model_check=True,

@@ -21,7 +21,7 @@ class LatLng(BaseModel):
 
 
 weather_agent = Agent(
-    "anthropic:claude-sonnet-4-5",
+    "anthropic:claude-sonnet-5",
     name="weather",
     instructions="Be concise, reply with one sentence.",
     deps_type=Deps,

@@ -2,7 +2,7 @@
 
     from tenure.agents import Agent, Effect, Worker
 
-    agent = Agent("support", model="anthropic:claude-sonnet-4-5", instructions="Answer the customer.")
+    agent = Agent("support", model="anthropic:claude-sonnet-5", instructions="Answer the customer.")
 
     @agent.tool_plain(effect=Effect.KEYED)
     async def refund(order: str, cents: int) -> str: ...

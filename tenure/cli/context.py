@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +100,7 @@ class Context:
 
 
 def context_of(
+    environment: Mapping[str, str],
     *,
     address: str | None,
     tenant: str | None,
@@ -125,13 +125,13 @@ def context_of(
         raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
     tls = find_tls(ClientTls(tls_ca_file, tls_certificate_file, tls_key_file), address, data)
     gateway = find_gateway(address, data)
-    api_key = os.environ.get("TENURE_API_KEY", "") if api_key_file is None else partial(read_key, api_key_file)
+    api_key = environment.get("TENURE_API_KEY", "") if api_key_file is None else partial(read_key, api_key_file)
     if api_key and tls is None:
         try:
             check_stays_here(gateway)
         except ValueError as error:
             raise click.UsageError(f"{error} with --tls-ca-file") from None
-    return Context(gateway, tenant, as_json, data, make_console(), os.environ, is_verbose, tls, api_key)
+    return Context(gateway, tenant, as_json, data, make_console(), environment, is_verbose, tls, api_key)
 
 
 def find_gateway(address: str | None, data_dir: Path) -> str:

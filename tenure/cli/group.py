@@ -24,32 +24,31 @@ class Commands(MutableMapping[str, click.Command]):
     """The commands of a group by name, each imported at its first use: from `tenure.cli.submit:submit`, for example."""
 
     def __init__(self, places: Mapping[str, str] | None = None) -> None:
-        self._found: dict[str, click.Command | str] = dict(places or {})
+        self._commands: dict[str, click.Command | str] = dict(places or {})
 
     def __getitem__(self, name: str) -> click.Command:
-        found = self._found[name]
-        if isinstance(found, str):
-            module, attribute = found.split(":")
+        command = self._commands[name]
+        if isinstance(command, str):
+            module, attribute = command.split(":")
             with imports_kept():
-                command: click.Command = getattr(import_module(module), attribute)
-            found = self._found[name] = command
-        return found
+                self._commands[name] = command = getattr(import_module(module), attribute)
+        return command
 
     def __setitem__(self, name: str, command: click.Command) -> None:
-        self._found[name] = command
+        self._commands[name] = command
 
     def __delitem__(self, name: str) -> None:
-        del self._found[name]
+        del self._commands[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._commands)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._commands)
 
     def add(self, places: Mapping[str, str]) -> None:
         """Adds commands that are imported later, by name."""
-        self._found.update(places)
+        self._commands.update(places)
 
 
 class ClientOption(click.Option):
@@ -176,7 +175,7 @@ def _set(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     root = ctx.find_root()
     if value and option.name and not ctx.resilient_parsing:
         root.params[option.name] = value
-        root.obj = ctx.obj = context_of(**root.params)
+        root.obj = ctx.obj = context_of(root.obj.environment, **root.params)
 
 
 def _refused_by_the_encoding(error: ValueError) -> str:

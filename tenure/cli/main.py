@@ -92,7 +92,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
 
     if ctx.get_parameter_source("api_key_file") is ParameterSource.ENVIRONMENT and os.environ.get("TENURE_API_KEY"):
         ctx.params["api_key_file"] = options["api_key_file"] = None  # the Python client takes the key, too
-    ctx.obj = context_of(**options)
+    ctx.obj = context_of(os.environ, **options)
 
 
 add_commands(cli)

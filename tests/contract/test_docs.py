@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from anthropic.resources.messages.messages import DEPRECATED_MODELS
 
 from bench.sizing import Load, table
 from devstack.simulator.scenario import ScenarioLibrary
@@ -47,6 +48,15 @@ def test_every_simulated_model_named_is_shipped() -> None:
     assert len(named) > 5
     unknown = {name for name in named if library.find(name) is None}
     assert unknown == {"sim-helo", "sim-note", "sim-shop"}  # a slip that a page shows, and the reader's own
+
+
+def test_no_model_named_is_deprecated() -> None:
+    """Readers copy the names, and the provider refuses them some months later."""
+    files = [path for folder in ("docs", "examples", "tenure", "services") for path in (ROOT / folder).rglob("*.*")]
+    texts = {path: path.read_text() for path in (*files, ROOT / "README.md") if path.suffix in {".md", ".py", ".mjs"}}
+    named = {(path.name, name) for path, text in texts.items() for name in re.findall(r"\bclaude-[a-z0-9-]+\w", text)}
+    assert len(named) > 10
+    assert {(page, name) for page, name in named if name in DEPRECATED_MODELS} == set()
 
 
 def test_methods_of_the_client_that_pages_name_exist() -> None:

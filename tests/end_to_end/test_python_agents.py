@@ -44,7 +44,7 @@ async def queue(installation: Installation, tmp_path: Path) -> Any:
     """A queue that the page's worker serves, with a model of the simulator's that says hello."""
     stack, queue = installation.stack, f"agents-{uuid.uuid4().hex[:12]}"
     program = tmp_path / "support.py"
-    program.write_text(GIVEN + BLOCKS[0].replace("claude-sonnet-4-5", "sim-hello"))
+    program.write_text(GIVEN + BLOCKS[0].replace("claude-sonnet-5", "sim-hello"))
     assert stack.simulator is not None
     addresses = stack.addresses()
     environment = {
@@ -72,7 +72,7 @@ async def test_the_worker_of_the_page_takes_submits(installation: Installation, 
         assert result
         with pytest.raises(InvalidRequest, match="its code chooses it"):
             await client.submit("Say hello", agent="support", model="claude-opus-4-5")
-        with pytest.raises(InvalidRequest, match="must not be empty"):
+        with pytest.raises(InvalidRequest, match="must not be blank"):
             await client.submit("", agent="support")
     submitted = await tenure("submit", "Say hello", "--agent", "support", "--queue", queue, "--watch", address=address)
     assert submitted.code == Exit.OK, submitted.out

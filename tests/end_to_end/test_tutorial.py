@@ -1,4 +1,4 @@
-"""docs/tutorial.md as a reader follows it, in an empty folder: its files, its commands, the kill and the test."""
+"""README.md and docs/tutorial.md as a reader follows them, in an empty folder: files, commands, the kill, the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ PAGE: Final = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FILES: Final = dict(
     re.findall(r"`(shop\.py|shop\.yaml|test_shop\.py)`[^\n]*:\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 )
-COMMANDS: Final = re.findall(r"^(tenure .*|python .*)$", PAGE, re.MULTILINE)
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS: Final = re.findall(r"^(tenure .*|python .*)$", PAGE + README, re.MULTILINE)
 BIN: Final = Path(sys.executable).parent
 
 
@@ -33,7 +34,7 @@ def environment() -> dict[str, str]:
     """A shell in which the environment is activated, without keys."""
     ours = ("ANTHROPIC_", "OPENAI_", "TENURE_", "PYTEST_", "COLUMNS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return {**kept, "PATH": f"{BIN}:{kept['PATH']}", "PYTHONPATH": str(ROOT)}
+    return {**kept, "PATH": f"{BIN}:{kept['PATH']}", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 class Reader:
@@ -129,6 +130,30 @@ async def test_the_killed_agent_goes_on(reader: Reader) -> None:
         again.send_signal(signal.SIGINT)
         await again.wait()
         await approve(reader, stack)
+
+
+async def test_the_first_screen_of_the_readme_runs_as_written(reader: Reader) -> None:
+    """Without a key and without a scenario: the simulated model calls the agent's own tool."""
+    (program,) = re.findall(r"^`shop\.py`[^\n]*:\n\n```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (reader.folder / "shop.py").write_text(program)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(reader.running("tenure dev"))
+        await reader.until((reader.folder / ".tenure" / "dev.json").exists)
+        worker = await stack.enter_async_context(reader.running("python shop.py"))
+        command = 'tenure submit "Refund order 7 with 500 cents" --agent shop --watch'
+        watch = await reader.start(command, stdout=PIPE)
+        paid = "the bank pays 500 cents, once for the key"
+        await reader.until(lambda: paid in (reader.folder / "log.txt").read_text(errors="replace"))
+        worker.kill()
+        await stack.enter_async_context(reader.running("python shop.py"))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            out, _ = await watch.communicate()
+        text = out.decode()
+        assert watch.returncode == 0, text
+        assert [text.index(line) for line in ("→ refund", "WORKER_LOST", "takes over", "Done. refund: 500 cents")]
+        keys = re.findall(rf"{paid} (\S+)", (reader.folder / "log.txt").read_text(errors="replace"))
+        assert len(keys) == 2
+        assert len(set(keys)) == 1, "the key of the repeat is another one"
 
 
 async def approve(reader: Reader, stack: AsyncExitStack) -> None:

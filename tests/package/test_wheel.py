@@ -196,13 +196,10 @@ async def dev_stack(full: Environment, cwd: Path) -> AsyncIterator[str]:
 
 def readme_program(address: str) -> str:
     """The first Python program of the README, for this gateway."""
-    match = re.search(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert match
-    program = match[1].replace("127.0.0.1:8470", address)
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (program,) = (block.replace("127.0.0.1:8470", address) for block in blocks if "Client(" in block)
     assert address in program
-    if not re.search(r"^ *async |await ", program, re.MULTILINE):
-        return program
-    return f"import asyncio\nasync def main():\n{textwrap.indent(program, '    ')}\nasyncio.run(main())\n"
+    return program
 
 
 async def test_the_readmes_task_runs_from_the_wheel(full: Environment, elsewhere: Path) -> None:

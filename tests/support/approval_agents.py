@@ -85,7 +85,7 @@ def _pydantic(cell: Cell, model: Any) -> DurableFunction:
         return ran(ctx.deps, cents)
 
     agent = pydantic_ai.Agent(
-        model or "anthropic:claude-sonnet-4-5",
+        model or "anthropic:claude-sonnet-5",
         name=cell.name,
         deps_type=str,
         toolsets=[toolset.approval_required() if cell.where == TOOLSET else toolset],

@@ -32,7 +32,7 @@ async def noted(given: Given, name: str) -> str:
     return f"{name} is done"
 
 
-pydantic_agent = Agent("pydantic", model="anthropic:claude-sonnet-4-5", deps_type=Given, deps=given)
+pydantic_agent = Agent("pydantic", model="anthropic:claude-sonnet-5", deps_type=Given, deps=given)
 
 
 @pydantic_agent.tool(effect=Effect.KEYED)

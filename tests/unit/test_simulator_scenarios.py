@@ -114,10 +114,11 @@ def test_own_file_replaces_a_shipped_one(tmp_path: Path) -> None:
 
 def test_any_real_models_name_plays_research() -> None:
     library = ScenarioLibrary()
-    research = library.find("claude-opus-4-8")
+    research = library.find("claude-opus-4-8", tools=[*BUILT_IN_ARGUMENTS])
     assert research is not None
     assert research.name == "research"
-    assert library.find("sim-no-such-scenario") is None
+    assert library.find("claude-opus-4-8", tools=["refund"]) is None
+    assert library.find("sim-no-such-scenario", tools=["refund"]) is None
 
 
 def test_steps_call_their_tool_n_times_and_end() -> None:

@@ -10,7 +10,7 @@ name = "bedrock-frankfurt"
 vendor = "anthropic"
 platform = "bedrock"
 region = "eu-central-1"
-models = { "claude-sonnet-4-5" = "eu.anthropic.claude-sonnet-4-5-20250929-v1:0" }
+models = { "claude-haiku-4-5" = "eu.anthropic.claude-haiku-4-5-20251001-v1:0" }
 
 [[endpoint]]
 name = "own"

@@ -123,7 +123,7 @@ def _install() -> None:
 class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
     """A Pydantic AI agent whose runs as tasks are durable.
 
-        agent = Agent("support", model="anthropic:claude-sonnet-4-5", instructions="Answer the customer.")
+        agent = Agent("support", model="anthropic:claude-sonnet-5", instructions="Answer the customer.")
 
         @agent.tool_plain(effect=Effect.KEYED)
         async def refund(order: str, cents: int) -> str: ...

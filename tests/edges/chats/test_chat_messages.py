@@ -289,7 +289,7 @@ async def test_approvals_of_one_wait_are_one_answer(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["w7/d2", "w7", "w7/d1/3.1/x"])
-async def test_approvals_of_one_wait_that_do_not_fit_together_are_refused(other: str) -> None:
+async def test_approvals_that_do_not_fit_together_are_refused(other: str) -> None:
     """The gateway refuses a decision without a call. None of them may be lost, and none may be an internal error."""
     for ids in ([f"{ROOT}/w7/d1/3.0", f"{ROOT}/{other}"], [f"{ROOT}/{other}", f"{ROOT}/w7/d1/3.0"]):
         request = ai_chat._request_of([ai_chat.Approval(one, is_approved=True) for one in ids])
