@@ -123,60 +123,23 @@ class StackOptions:
 # Where the stack keeps its files.
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths of a stack's files. They are all in one folder, which later starts use again."""
+    """The paths of a stack's files. They are all in one folder, which later starts use again.
 
-    data_dir: Path
+    `records`: the folder of append_record's files; for Tenure these are effects in the outside world. `metrics_targets`
+    lists the services' metrics, for `file_sd_configs` of Prometheus. `model_log`: the simulator's bill, a JSON object a
+    line. `certificates`: those of all processes and of `operator`, with `tls`. `secrets`: those of the services, while
+    the stack runs.
+    """
 
-    @property
-    def etcd(self) -> Path:
-        return self.data_dir / "etcd"
-
-    @property
-    def postgres(self) -> Path:
-        return self.data_dir / "postgres"
-
-    @property
-    def logs(self) -> Path:
-        return self.data_dir / "logs"
-
-    @property
-    def workspaces(self) -> Path:
-        return self.data_dir / "workspaces"
-
-    @property
-    def records(self) -> Path:
-        """The folder of append_record's files. For Tenure these are effects in the outside world."""
-        return self.data_dir / "records"
-
-    @property
-    def metrics_targets(self) -> Path:
-        """The file that lists the services' metrics, for `file_sd_configs` of Prometheus."""
-        return self.data_dir / "prometheus-targets.json"
-
-    @property
-    def model_log(self) -> Path:
-        """The simulator's bill, one JSON object per line."""
-        return self.data_dir / "model-calls.jsonl"
-
-    @property
-    def signing_key(self) -> Path:
-        return self.data_dir / "keys" / "signing.json"
-
-    @property
-    def certificates(self) -> Path:
-        """The folder of the certificates of all processes and of `operator`, with `tls`."""
-        return self.data_dir / "certificates"
-
-    @property
-    def verifying_keys(self) -> Path:
-        return self.data_dir / "keys" / "verifying.json"
-
-    @property
-    def secrets(self) -> Path:
-        """The folder of the services' secrets, while the stack runs."""
-        return self.data_dir / "secrets"
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.etcd, self.postgres, self.logs = data_dir / "etcd", data_dir / "postgres", data_dir / "logs"
+        self.workspaces, self.records = data_dir / "workspaces", data_dir / "records"
+        self.metrics_targets, self.model_log = data_dir / "prometheus-targets.json", data_dir / "model-calls.jsonl"
+        self.certificates, self.secrets = data_dir / "certificates", data_dir / "secrets"
+        self.signing_key, self.verifying_keys = data_dir / "keys" / "signing.json", data_dir / "keys" / "verifying.json"
+        self.encryption_keys = data_dir / "keys" / "encryption.json"
 
     def secret_file(self, name: str, secret: str) -> Path:
         """Writes a secret of a service, which only the owner of the stack may read, and returns the file."""
@@ -186,10 +149,6 @@ class Layout:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w", encoding="utf-8") as file:
             file.write(secret)
         return path
-
-    @property
-    def encryption_keys(self) -> Path:
-        return self.data_dir / "keys" / "encryption.json"
 
     def create(self) -> None:
         """Creates the data folder, for the owner of the stack only.

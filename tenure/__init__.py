@@ -7,6 +7,7 @@ docs/client.md is the guide. A name is imported at its first use, so that `impor
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tenure.domain.timeouts import PhaseTimeout, TimeoutAction, Timeouts
     from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
     from tenure.domain.waits import WaitKind
+    from tenure.runtime.rpc.channels import UsedBeforeFork
     from tenure.runtime.security.tls import ClientTls
     from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
     from tenure.sdk.client import Client
@@ -85,6 +87,10 @@ if TYPE_CHECKING:
     from tenure.sdk.task import Task
     from tenure.sdk.task_info import BudgetNeed, TaskBudget, TaskFile, TaskInfo, TaskLimits, TaskPage, TaskWait
 
+# gRPC reads it when it is imported. Otherwise it starts its threads again in each child of a fork, also in one that
+# does not call it, and the child crashes when a call ran during the fork.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 _ERRORS: Final = "TaskEnded TaskFailed TaskCancelled TaskTimedOut BudgetExceeded ResultMismatch ServerFailed"
 _EVENTS: Final = (
     "Event LiveTextEvent SubmittedEvent TransitionEvent ToolsDefinedEvent ModelAttemptEvent ModelFailureEvent "
@@ -116,6 +122,7 @@ _MODULES: Final = {
     "tenure.domain.timeouts": "Timeouts PhaseTimeout TimeoutAction",
     "tenure.domain.tools": "EffectClass OutcomeStatus ToolDefinition",
     "tenure.domain.waits": "WaitKind",
+    "tenure.runtime.rpc.channels": "UsedBeforeFork",
     "tenure.runtime.security.tls": "ClientTls",
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -196,6 +203,7 @@ __all__ = [
     "TryLater",
     "Unauthenticated",
     "Unavailable",
+    "UsedBeforeFork",
     "UserMessageEvent",
     "WaitKind",
     "WaitResolutionEvent",

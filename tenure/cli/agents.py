@@ -282,7 +282,7 @@ def _show_definition(revision: pb.AgentRevision) -> None:
 
 
 def _lines(revision: pb.AgentRevision) -> list[str]:
-    """Returns a definition as lines, `key: value`, without what is not set. Texts keep their lines."""
+    """Returns a definition as lines, `key: value`, without the fields that are not set. Texts keep their lines."""
     shown = agent_revision_info(revision).to_json()["definition"] or {}
     return [line for key, value in shown.items() for line in _lines_of(key, value)]
 

@@ -12,16 +12,15 @@ from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import short_id, why
 from tenure.cli.output import echo
-from tenure.cli.parameters import DOLLARS, NAMES, TIMEOUT, find_task, task_argument
-from tenure.cli.task_options import FILE, PARAMETER_OPTIONS
+from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.task_options import FILE, FORK_TASK_OPTIONS
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.cli.watch import watch_task
 from tenure.client import Client
 from tenure.sdk.option_values import files as input_files
-from tenure.sdk.submit_request import put_field
+from tenure.sdk.submit_request import is_override, put_field
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.common import duration
 
 
 @click.command(short_help="Send a message to the agent of TASK.")
@@ -62,18 +61,8 @@ def send(context: Context, task: str, text: str, files: tuple[Path, ...], reques
     "--step", type=click.IntRange(min=0), default=None, help="Copy the history up to this step; 0: without any step."
 )
 @click.option("--message", default="", help="A message that the agent reads next; `-` reads it from standard input.")
-@click.option("--model", default=None, help="Use another model.")
-@click.option("--system", default=None, help="Use another system prompt.")
-@click.option("--tools", type=NAMES, default=None, help="Give the agent these tools, a,b,c.")
 @click.option("--no-tools", is_flag=True, help="Give the agent no tools.")
 @click.option("--all-tools", is_flag=True, help="Give the agent all tools.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=None, help="Cap in tokens of the fork's own model calls."
-)
-@click.option("--max-cost", type=DOLLARS, default=None, help="Cap in dollars of the same calls: 0.50.")
-@click.option("--no-max-cost", is_flag=True, help="Set no cap in dollars.")
-@click.option("--max-steps", type=click.IntRange(min=1), default=None, help="The most steps of the fork itself.")
-@click.option("--timeout", type=TIMEOUT, default=None, help="The time from the fork to its end, for example 10m.")
 @click.option(
     "--result-schema", **RESULT_SCHEMA, help="A file with another JSON Schema of the result; an empty file: any text."
 )
@@ -94,11 +83,10 @@ async def fork(context: Context, client: Client, /, task: str, watched: bool, **
     Without --at and --step as much history as possible is copied: with --message that continues an ended task.
 
     Options that are not given keep the values of TASK; of the parameters of the model, from --temperature to
-    --extra-body, one that is given replaces all. The fork starts with a copy of TASK's files as they are now,
-    not as they were at the cut. Prints the new task's id.
+    --extra-body, one that is given replaces all. The limits are those of the fork itself, whose usage begins at
+    zero. It starts with a copy of TASK's files as they are now, not as they were at the cut. Prints the new task's id.
     """
     request = fork_request(**options)
-
     request.task_id = await find_task(client, task)
     forked = await client.fork(request)
     if context.as_json:
@@ -112,7 +100,7 @@ async def fork(context: Context, client: Client, /, task: str, watched: bool, **
     return await watch_task(context, client, forked.task_id) if watched else Exit.OK
 
 
-fork.params[-1:-1] = PARAMETER_OPTIONS
+fork.params[-1:-1] = FORK_TASK_OPTIONS
 
 
 def fork_request(
@@ -120,57 +108,38 @@ def fork_request(
     at: int | None = None,
     step: int | None = None,
     message: str = "",
-    model: str | None = None,
-    system: str | None = None,
-    tools: tuple[str, ...] | None = None,
     no_tools: bool = False,
     all_tools: bool = False,
-    max_tokens: int | None = None,
-    max_cost: int | None = None,
-    no_max_cost: bool = False,
-    max_steps: int | None = None,
-    timeout: float | None = None,
     request_id: str = "",
     result_schema: str | None = None,
     without_files: bool = False,
     agent_revision: int | None = None,
-    **parameters: Any,
+    **options: Any,
 ) -> api.ForkTaskRequest:
     """Returns the fork that the options describe, without its task id. Raises UsageError for options that exclude each
     other.
     """
     if at is not None and step is not None:
         raise click.UsageError("--at and --step cannot be given together")
-    if max_cost and no_max_cost:
+    if options.get("max_cost") and options.get("no_max_cost"):
         raise click.UsageError("--max-cost and --no-max-cost cannot be given together")
-    if bool(tools) + no_tools + all_tools > 1:
+    if bool(options.get("tools")) + no_tools + all_tools > 1:
         raise click.UsageError("--tools, --no-tools and --all-tools cannot be given together")
-    allowed = task_pb2.ToolAllowlist(names=tools or ()) if tools or no_tools else None
-    limits = task_pb2.Limits(
-        max_tokens=max_tokens or 0,
-        max_nano_usd=max_cost or 0,
-        no_money_cap=no_max_cost,
-        max_steps=max_steps or 0,
-        timeout=None if timeout is None else duration(timeout),
-    )
     request = api.ForkTaskRequest(
         request_id=request_id,
         without_files=without_files,
         message=sys.stdin.read().strip() if message == "-" else message,
         overrides=task_pb2.ForkOverrides(
-            model=model,
-            system=system,
-            tools=allowed,
+            tools=task_pb2.ToolAllowlist() if no_tools else None,
             all_tools=all_tools,
-            limits=limits,
             result_schema_json=result_schema,
             agent_revision=agent_revision or 0,
         ),
     )
-    for option in PARAMETER_OPTIONS:
-        if option.is_in(parameters):
-            path = option.path.removeprefix("agent.")
-            put_field(request.overrides, path, option.to_wire(parameters[option.name or ""]))
+    for option in FORK_TASK_OPTIONS:
+        value = options.get(option.name or "")
+        if is_override(option.path, value):
+            put_field(request.overrides, option.path, option.to_wire(value))
     if at is not None:
         request.at_sequence = at
     if step is not None:

@@ -22,7 +22,7 @@ from tenure.domain.model_parameters import Effort
 from tenure.domain.task import InputFile, NoProgressPolicy, Priority
 from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.sdk.option_values import Money, Seconds
-from tenure.sdk.submit_options import OPTIONS, PARAMETERS, Option, argument_of
+from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, Option, argument_of, path_in_fork
 from tenure.sdk.submit_request import is_given
 from tenure.v1 import rule_pb2, task_pb2
 from tenure.wire.common import TIMEOUT_ACTIONS, duration
@@ -173,12 +173,20 @@ def _of_the_client() -> Iterator[TaskOption]:
             yield _made(name, _KINDS[hint], option)
 
 
-def _made(name: str, kind: _Kind, option: Option) -> TaskOption:
+def _of_a_fork() -> Iterator[TaskOption]:
+    for name in FORK_OPTIONS:
+        hint, option = OPTIONS[name]
+        if option.flag is not None:
+            kind = _Kind({}) if hint is str else _KINDS[hint]  # an empty text is a value
+            yield _made(name, kind, option, path_in_fork(option))
+
+
+def _made(name: str, kind: _Kind, option: Option, path: str = "") -> TaskOption:
     flag = option.flag or f"--{name.replace('_', '-')}"
     settings = {**kind.settings, "type": _range(option.path)} if kind is _NUMBER else kind.settings
     return TaskOption(
         [flag, name],
-        path=option.path,
+        path=path or option.path,
         to_wire=lambda value: option.to_wire(flag, kind.value(value)),
         help=f"{option.text[0].upper()}{option.text[1:]}.{kind.form}",
         **settings,
@@ -298,8 +306,8 @@ _ONLY_HERE: Final = (
 )
 
 TASK_OPTIONS: Final = (*_of_the_client(), *_ONLY_HERE)
-PARAMETER_OPTIONS: Final = tuple(option for option in TASK_OPTIONS if option.name in PARAMETERS)
-"""Those of the model's parameters, which a fork takes too."""
+FORK_TASK_OPTIONS: Final = tuple(_of_a_fork())
+"""Those in which a fork differs, with their fields in ForkOverrides."""
 SCHEDULE_OPTIONS: Final = tuple(option for option in TASK_OPTIONS if option.path not in {"", "start_time"})
 """A schedule sets when its tasks start, and repeats no submit."""
 

@@ -109,11 +109,6 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it belongs to the event loop that it was connected in. Before a fork a SyncClient is suspended."""
-        return self._channel.channel.is_open
-
     async def close(self) -> None:
         """Closes the channel. Calls that still run end."""
         await self._channel.close()

@@ -111,7 +111,7 @@ async def copied_files(
     """Returns the files of the run's submit. Saves the images of its tools and messages in `folder`, for the replay's
     worker.
 
-    Leaves out what is not there any more: the model of the replay reads that it is not.
+    Leaves out files that are gone by now: the model of the replay reads that they do not exist.
     """
     for entry in entries:
         of_message = (file.image for file in entry.body.user_message.files if file.HasField("image"))

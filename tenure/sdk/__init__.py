@@ -14,7 +14,8 @@ task_filter.py     the filter of a list or a watch of tasks
 answers.py         what an approval, a denial or an answer sends for each kind of wait
 result_type.py     typed results: the JSON Schema of a Python type, and its values
 from_wire.py       protobuf → public dataclasses, and nothing else
-operations_from_wire.py  the same for what the command shows besides tasks, in operations_info.py
+operations_info.py the public form of what the command shows besides tasks: the names of the fields, by message
+operations_from_wire.py  those of them that are more than their fields
 live_text.py       live text without repeats after a reconnect
 task_info.py       tasks, waits, budgets and files as dataclasses
 agent_info.py      agents and their revisions as dataclasses
@@ -28,7 +29,7 @@ errors.py          the errors, with what to do
 Under it is tenure/client: the same calls with protobuf messages, and those for operators.
 
 What to touch when:
-- a submit gets a new option: one line in submit_options.py, and the field in protos/tenure/v1/task.proto
+- a submit, or a fork, gets a new option: one line in submit_options.py, and the field in protos/tenure/v1/task.proto
 - a call gets a new argument: client.py or task.py, then `python -m tenure.sdk.generate_sync`
 - a task or an entry gets a new field: task_info.py or events.py, from_wire.py, docs/json.md and the golden file
 """

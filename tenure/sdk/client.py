@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from tenure.domain.task import Source
@@ -20,7 +19,7 @@ from tenure.sdk.result_type import TEXT, ResultType, result_type_of
 from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptions, only, takes
 from tenure.sdk.submit_request import definition_of, function_request, submit_request
 from tenure.sdk.task import Task
-from tenure.sdk.task_filter import States, task_filter
+from tenure.sdk.task_filter import States, TaskFilterOptions, task_filter
 from tenure.sdk.task_info import TaskPage
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
@@ -189,86 +188,40 @@ class Client:
         Raises NotFound, also for a task of another tenant.
         """
         result_type = result_type_of(result)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return self._task(await client.get(task_id), result_type)
 
+    @takes(TaskFilterOptions)
     async def tasks(
-        self,
-        *,
-        state: States = (),
-        labels: Mapping[str, str] | None = None,
-        queue: str = "",
-        source: Source | None = None,
-        reason: str | Iterable[str] = (),
-        agent: str = "",
-        since: datetime | None = None,
-        ended_since: datetime | None = None,
-        root_task_id: str = "",
-        forked_from_task_id: str = "",
-        limit: int | None = None,
+        self, *, limit: int | None = None, **wanted: Unpack[TaskFilterOptions]
     ) -> AsyncGenerator[Task[str]]:
         """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
 
-        state: one state, or several; reason: of the state, one code or several. labels: all of them must match. agent:
-        "support", or "support@7". since, ended_since: submitted, or ended, at this time or later. root_task_id: the
-        tasks of this tree. limit: the most tasks; None: all. Raises InvalidRequest.
+        limit: the most tasks; None: all. Raises InvalidRequest.
         """
-        wanted = task_filter(
-            state=state,
-            labels=labels,
-            queue=queue,
-            source=source,
-            reason=reason,
-            agent=agent,
-            since=since,
-            ended_since=ended_since,
-            root_task_id=root_task_id,
-            forked_from_task_id=forked_from_task_id,
-        )
-        with self._connection.errors():
-            client = self._connection.client()
-            async with aclosing(client.list_tasks(wanted, limit=2**31 if limit is None else limit)) as listed:
+        matching = task_filter(**wanted)
+        with self._connection.use() as client:
+            async with aclosing(client.list_tasks(matching, limit=2**31 if limit is None else limit)) as listed:
                 async for task in listed:
                     yield self._task(task, TEXT)
 
+    @takes(TaskFilterOptions)
     async def tasks_page(
         self,
         *,
-        state: States = (),
-        labels: Mapping[str, str] | None = None,
-        queue: str = "",
-        source: Source | None = None,
-        reason: str | Iterable[str] = (),
-        agent: str = "",
-        since: datetime | None = None,
-        ended_since: datetime | None = None,
-        root_task_id: str = "",
-        forked_from_task_id: str = "",
         page_size: int = 50,
         page_token: str = "",
         fresh: bool = False,
+        **wanted: Unpack[TaskFilterOptions],
     ) -> TaskPage:
         """Returns one page of the tasks that match, the newest first: for a backend that pages itself.
 
         page_size: 1 to 500. page_token: of the previous page; empty: the first page. fresh: the page must not be stale,
         where the server has a standby. Otherwise as `tasks`.
         """
-        wanted = task_filter(
-            state=state,
-            labels=labels,
-            queue=queue,
-            source=source,
-            reason=reason,
-            agent=agent,
-            since=since,
-            ended_since=ended_since,
-            root_task_id=root_task_id,
-            forked_from_task_id=forked_from_task_id,
-        )
-        request = api.ListTasksRequest(filter=wanted, page_size=page_size, page_token=page_token, fresh=fresh)
-        with self._connection.errors():
-            client = self._connection.client()
+        matching = task_filter(**wanted)
+        request = api.ListTasksRequest(filter=matching, page_size=page_size, page_token=page_token, fresh=fresh)
+        with self._connection.use() as client:
             page = await client.tasks.ListTasks(request)
             return task_page(page)
 
@@ -288,8 +241,7 @@ class Client:
         (CURSOR_EXPIRED) when the changes after it are no longer kept: list the tasks, and begin again.
         """
         wanted = task_filter(state=state, labels=labels, queue=queue, source=source)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             async with aclosing(client.watch_tasks(wanted, after_cursor=after)) as messages:
                 async for message in messages:
                     yield change_event(message)
@@ -301,15 +253,13 @@ class Client:
         Raises LimitReached (SIGNALS_FULL).
         """
         payload_json = json_text("payload", payload)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             task = await client.signal(correlation_id, payload_json, request_id=request_id)
             return "" if task is None else task.task_id
 
     async def tools(self) -> tuple[ToolDefinition, ...]:
         """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return tuple(tool_to_domain(tool.definition) for tool in (await client.tools()).tools)
 
     @takes(AgentOptions)
@@ -325,15 +275,13 @@ class Client:
         Raises InvalidRequest, PermissionDenied, LimitReached (TOO_MANY_AGENTS).
         """
         definition = definition_of(only(AgentOptions, options), result_type_of(result).schema_json)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = agent_pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
             return agent_registration(await client.agents.RegisterAgent(request))
 
     async def agents(self) -> AsyncGenerator[AgentInfo]:
         """Yields the tenant's agents that have revisions, by name."""
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = agent_pb.ListAgentsRequest()
             async with aclosing(client.items(client.agents.ListAgents, request, lambda page: page.agents)) as listed:
                 async for agent in listed:
@@ -345,8 +293,7 @@ class Client:
         agent: "support", or "support@7" for this revision with its definition. Raises NotFound.
         """
         name, revision = agent_of_reference("agent", agent)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = agent_pb.GetAgentRequest(name=name, revision=revision)
             return agent_details(await client.agents.GetAgent(request))
 
@@ -358,8 +305,7 @@ class Client:
         name, revision = _revision_of(agent)
         if not 0 <= percent <= 100:
             raise invalid_argument("percent", f"must be 0 to 100, not {percent!r}")
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             basis_points = round(percent * 100)
             request = agent_pb.RampAgentRequest(name=name, revision=revision, basis_points=basis_points, reason=reason)
             return agent_info((await client.agents.RampAgent(request)).agent)
@@ -370,14 +316,12 @@ class Client:
         Raises NotFound, WrongState (AGENT_REVISION_IN_USE).
         """
         name, revision = _revision_of(agent)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = agent_pb.RetireAgentRevisionRequest(name=name, revision=revision, reason=reason)
             return agent_revision_info((await client.agents.RetireAgentRevision(request)).revision)
 
     async def _submit(self, request: api.SubmitTaskRequest, result_type: ResultType[Any]) -> Task[Any]:
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return self._task(await client.submit(request.spec.goal, request=request), result_type)
 
     def _task(self, message: task_pb2.Task, result_type: ResultType[T]) -> Task[T]:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tenure.client import Client as GatewayClient
+from tenure.runtime.rpc.channels import refuse_after_fork
 from tenure.runtime.rpc.client import target_of
 from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.errors import api_errors, invalid_argument
@@ -51,14 +52,16 @@ class GatewayConnection:
         self._made()
 
     def client(self) -> GatewayClient:
-        """Returns the connected client of the gateway's messages. Raises RuntimeError outside of its event loop."""
+        """Returns the connected client of the gateway's messages. Raises RuntimeError outside of its event loop.
+
+        Raises UsedBeforeFork in a child of a process that had already called Tenure.
+        """
+        refuse_after_fork()
         loop = asyncio.get_running_loop()
         if self._is_closed:
             raise RuntimeError("the client is closed: make another one")
         if self._client is None:
             self._client, self._loop = self._made().connect(), loop
-        if not self._client.is_open:
-            self._loop = loop
         if self._loop is not loop:
             raise RuntimeError(
                 "this Client belongs to another event loop: make one Client in each loop, or use SyncClient, which has "
@@ -72,9 +75,11 @@ class GatewayConnection:
         if client is not None:
             await client.close()
 
-    def errors(self) -> AbstractContextManager[None]:
-        """Returns the context in which errors of the API get their hints, and the names of arguments."""
-        return api_errors(self.address, argument_of)
+    @contextmanager
+    def use(self) -> Iterator[GatewayClient]:
+        """Yields `client()`. Errors of the API get their hints, and the names of arguments."""
+        with api_errors(self.address, argument_of):
+            yield self.client()
 
     def _made(self) -> GatewayClient:
         try:

@@ -70,8 +70,7 @@ class SyncClient:
 
     def close(self) -> None:
         """Closes the connection. Calls that still run in other threads end with Unavailable (CLIENT_CLOSED)."""
-        self._calls.end()
-        self._calls.run(self._client.close)
+        self._calls.end(self._client.close)
 
     @property
     def raw(self) -> SyncStubs:
@@ -168,7 +167,7 @@ _WORDS: Final = (
     (r"The asyncio client of Tenure\.", "The synchronous client of Tenure: for scripts, notebooks, Django and Flask."),
     (
         r"A Client connects at its first call and belongs .* at once\.",
-        "A SyncClient connects at its first call, and again after a fork. Many threads may use it at once.",
+        "A SyncClient connects at its first call, which must come after a fork. Many threads may use it at once.",
     ),
     (r"A Client makes it", "A SyncClient makes it"),
     (r"async with Client\(", "with SyncClient("),

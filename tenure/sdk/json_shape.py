@@ -7,7 +7,7 @@ golden test holds every shape: a field may be added, none is renamed, removed or
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, make_dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum
@@ -49,3 +49,9 @@ class PublicValue:
         """Returns the value as JSON, as docs/json.md describes it: stable from release to release."""
         shape: dict[str, Any] = json_value(self)
         return shape
+
+
+def public_class(name: str, text: str, /, **types: Any) -> Any:
+    """Declares a public dataclass whose values only a conversion makes: its name, its documentation and its fields."""
+    named = {"__doc__": text, "__module__": __name__}
+    return make_dataclass(name, types.items(), bases=(PublicValue,), namespace=named, frozen=True, slots=True)

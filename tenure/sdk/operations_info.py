@@ -1,62 +1,134 @@
-"""Frozen dataclasses without protobuf of everything but tasks: leases, schedules, webhooks, tenants, keys, workers,
+"""The public values without protobuf of everything but tasks: leases, schedules, webhooks, tenants, keys, workers,
 tools and the audit log.
 
-Times are in UTC. Money is in US dollars, as exact decimals. Durations end in their unit. Enums are their names: also
-those that only a newer gateway knows, as their number.
+Each names its fields, in the order of the JSON; their types are those of the message's fields (docs/json.md). Times are
+in UTC. Money is in US dollars, as exact decimals. Durations end in their unit. Enums are their names: also those that
+only a newer gateway knows, as their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final, Unpack
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from tenure.domain.budget import TokenUsage
 from tenure.domain.task import Priority, TaskPolicy
-from tenure.sdk.json_shape import PublicValue
+from tenure.sdk.from_wire import public
+from tenure.sdk.json_shape import PublicValue, public_class
 from tenure.sdk.task_info import FunctionCall, ModelParametersInfo, TaskLimits
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import api_key_service_pb2 as api_key_pb
+from tenure.v1 import approval_service_pb2 as approval_pb
+from tenure.v1 import audit_service_pb2 as audit_pb
+from tenure.v1 import lease_service_pb2, task_pb2, token_pb2, tool_pb2
+from tenure.v1 import schedule_service_pb2 as schedule_pb
+from tenure.v1 import tenant_service_pb2 as tenant_pb
+from tenure.v1 import webhook_service_pb2 as webhook_pb
+from tenure.wire.codec import PairOptions, counterpart, dollars, is_map
+
+READERS: Final[dict[type[Message], Callable[[Any], Any]]] = {}
+"""The function to the public form of each message here."""
+SHOWN: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {}
+"""The function to the public form of each message here that a command prints."""
+_CLASSES: Final[dict[str, Any]] = {
+    "google.protobuf.Timestamp": datetime,
+    "google.protobuf.Duration": float,
+    "tenure.v1.TokenUsage": TokenUsage,
+}
+"""The types of fields, by the full names of their messages."""
+
+
+def _shape(name: str, message: type[Message], *described: str, **options: Any) -> Any:
+    """Declares the public form of a message that a command prints."""
+    made = _part(name, message, *described, **options)
+    SHOWN[message] = READERS[message]
+    return made
+
+
+def _part(
+    name: str,
+    message: type[Message],
+    text: str,
+    fields: str,
+    *,
+    optional: str = "",
+    types: Mapping[str, Any] | None = None,
+    **options: Unpack[PairOptions],
+) -> Any:
+    """Declares the public form of a message that is a part of others. `fields`: their names.
+
+    `optional`: the fields besides times that are None when they are unset. `types`: of the fields that `given` makes.
+    """
+    descriptor: Any = message.DESCRIPTOR
+    hints = dict(types or {})
+    for each in fields.split():
+        if each not in hints:
+            _, field = counterpart(descriptor, each, options)
+            assert field is not None, f"{name}.{each} is not a oneof"
+            hints[each] = _type_of(field, optional=each in optional.split())
+    made = public_class(name, text, **{each: hints[each] for each in fields.split()})
+    READERS[message] = public(made, message, **options)
+    _CLASSES[descriptor.full_name] = made
+    return made
+
+
+def _type_of(field: FieldDescriptor, *, optional: bool) -> Any:
+    if is_map(field):
+        return Mapping[str, str]
+    kind: Any = _type_of_one(field)
+    if field.is_repeated:
+        return tuple[kind, ...]
+    return kind | None if optional or kind is datetime else kind
+
+
+def _type_of_one(field: FieldDescriptor) -> Any:
+    if field.message_type is not None:
+        return _CLASSES[field.message_type.full_name]
+    if field.name.endswith("_json"):
+        return Any
+    if field.name.endswith("nano_usd"):
+        return Decimal
+    return _SCALARS.get(field.cpp_type, int)
+
+
+_SCALARS: Final[dict[int, Any]] = {
+    FieldDescriptor.CPPTYPE_STRING: str,  # also bytes, in base64
+    FieldDescriptor.CPPTYPE_ENUM: str,
+    FieldDescriptor.CPPTYPE_BOOL: bool,
+    FieldDescriptor.CPPTYPE_DOUBLE: float,
+}
 
 # Leases.
 
-
-@dataclass(frozen=True, slots=True)
-class LeaseInfo(PublicValue):
-    """A named lease. `token`: its fencing token, base64; empty for all but its holder. `reason` and `message`: how the
-    previous lease ended; `previous_epoch` 0: there was none.
-    """
-
-    resource: str
-    holder: str
-    epoch: int
-    claim_id: str
-    token: str
-    previous_epoch: int
-    reason: str
-    message: str
-    ttl_seconds: float
-    remaining_seconds: float
-    acquired_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseEventInfo(PublicValue):
-    """`kind`: HELD or ENDED. `revision`: continue after it with `tenure leases watch --after`."""
-
-    kind: str
-    revision: int
-    lease: LeaseInfo
-
-
-@dataclass(frozen=True, slots=True)
-class SigningKeyInfo(PublicValue):
-    """A public key that verifies fencing tokens. `public_key`: base64."""
-
-    key_id: str
-    public_key: str
-    active: bool
-
+LeaseInfo: Final[Any] = _shape(
+    "LeaseInfo",
+    lease_service_pb2.Lease,
+    "A named lease. `token`: its fencing token, base64; empty for all but its holder. `reason` and `message`: how"
+    " the previous lease ended; `previous_epoch` 0: there was none.",
+    "resource holder epoch claim_id token previous_epoch reason message ttl_seconds remaining_seconds acquired_at",
+    types={"token": str},
+    given={"token": lambda lease: b64encode(lease.token.SerializeToString()).decode()},
+)
+LeaseEventInfo: Final[Any] = public_class(
+    "LeaseEventInfo",
+    "`kind`: HELD or ENDED. `revision`: continue after it with `tenure leases watch --after`.",
+    kind=str,
+    revision=int,
+    lease=LeaseInfo,
+)
+SigningKeyInfo: Final[Any] = _shape(
+    "SigningKeyInfo",
+    lease_service_pb2.SigningKey,
+    "A public key that verifies fencing tokens. `public_key`: base64.",
+    "key_id public_key active",
+)
 
 # Schedules.
 
@@ -86,420 +158,246 @@ class TaskTemplate(PublicValue):
     agent_revision: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleInfo(PublicValue):
-    """A schedule. `overlap_policy`: SKIP, QUEUE or CANCEL_PREVIOUS. `start_at`, `end_at`: no due time is outside."""
-
-    schedule_id: str
-    name: str
-    task: TaskTemplate
-    cron: str
-    time_zone: str
-    overlap_policy: str
-    catch_up_seconds: float
-    start_at: datetime | None
-    end_at: datetime | None
-    paused: bool
-    pause_reason: str
-    paused_by: str
-    next_due_at: datetime | None
-    started_runs: int
-    waiting_runs: int
-    skipped_runs: int
-    failed_runs: int
-    problem: str
-    created_at: datetime | None
-    updated_at: datetime | None
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleRunInfo(PublicValue):
-    """The result of a due time. `outcome`: STARTED, WAITING, SKIPPED or FAILED. `due_times`: how many it stands for."""
-
-    source_run_id: str
-    due_at: datetime | None
-    due_times: int
-    outcome: str
-    reason: str
-    message: str
-    task_id: str
-    task_state: str
-    recorded_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleWithRuns(PublicValue):
-    """A schedule with its newest runs."""
-
-    schedule: ScheduleInfo
-    runs: tuple[ScheduleRunInfo, ...]
-
+public(
+    TaskTemplate,
+    task_pb2.TaskSpec,
+    within=("agent",),
+    rename={"function": "control", "agent_revision": "agent_pin.revision"},
+    skip="source start_time context_window_tokens",
+)
+_CLASSES["tenure.v1.TaskSpec"] = TaskTemplate
+ScheduleInfo: Final[Any] = _shape(
+    "ScheduleInfo",
+    schedule_pb.Schedule,
+    "A schedule. `overlap_policy`: SKIP, QUEUE or CANCEL_PREVIOUS. `start_at`, `end_at`: no due time is outside.",
+    "schedule_id name task cron time_zone overlap_policy catch_up_seconds start_at end_at paused pause_reason "
+    "paused_by next_due_at started_runs waiting_runs skipped_runs failed_runs problem created_at updated_at "
+    "revision",
+    rename={"task": "spec", "catch_up_seconds": "catch_up_window", "paused_by": "pause_actor"},
+)
+ScheduleRunInfo: Final[Any] = _part(
+    "ScheduleRunInfo",
+    schedule_pb.ScheduleRun,
+    "The result of a due time. `outcome`: STARTED, WAITING, SKIPPED or FAILED. `due_times`: how many it stands for.",
+    "source_run_id due_at due_times outcome reason message task_id task_state recorded_at",
+)
+ScheduleWithRuns: Final[Any] = _shape(
+    "ScheduleWithRuns",
+    schedule_pb.GetScheduleResponse,
+    "A schedule with its newest runs.",
+    "schedule runs",
+)
 
 # Webhooks.
 
-
-@dataclass(frozen=True, slots=True)
-class WebhookFilter(PublicValue):
-    """The tasks whose changes a webhook sends; an empty field matches all."""
-
-    states: tuple[str, ...]
-    labels: Mapping[str, str]
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookGapInfo(PublicValue):
-    """A span of changes that the webhook may have missed, and why."""
-
-    reason: str
-    from_at: datetime | None
-    to_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookInfo(PublicValue):
-    """A webhook. `kind`: STANDARD, SLACK or EMAIL. `held_deliveries`: of the pending ones, those that wait for the
-    tenant's quota. `answer_links`: its messages have links that answer waits.
-    """
-
-    webhook_id: str
-    name: str
-    kind: str
-    url: str
-    email_addresses: tuple[str, ...]
-    event_types: tuple[str, ...]
-    filter: WebhookFilter
-    paused: bool
-    pause_code: str
-    pause_reason: str
-    paused_by: str
-    pending_deliveries: int
-    held_deliveries: int
-    dead_deliveries: int
-    delivered: int
-    last_delivered_at: datetime | None
-    last_failed_at: datetime | None
-    problem: str
-    old_secret_until_at: datetime | None
-    gaps: tuple[WebhookGapInfo, ...]
-    created_at: datetime | None
-    updated_at: datetime | None
-    answer_links: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookSecret(PublicValue):
-    """A webhook with its new secret, which is shown this once; empty for Slack and e-mail."""
-
-    webhook: WebhookInfo
-    secret: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryInfo(PublicValue):
-    """A delivery. `state`: PENDING, DELIVERED or DEAD. `hold_reason`: why it waits although no attempt failed."""
-
-    delivery_id: str
-    event_type: str
-    task_id: str
-    sequence: int
-    state: str
-    attempts: int
-    hold_reason: str
-    last_status_code: int
-    last_error: str
-    accepted_addresses: tuple[str, ...]
-    created_at: datetime | None
-    last_attempt_at: datetime | None
-    next_attempt_at: datetime | None
-    ended_at: datetime | None
-
+WebhookFilter: Final[Any] = _part(
+    "WebhookFilter",
+    task_pb2.TaskFilter,
+    "The tasks whose changes a webhook sends; an empty field matches all.",
+    "states labels queue",
+    skip="root_task_id forked_from_task_id source output reasons agent agent_revision created_since ended_since "
+    "task_ids",
+)
+WebhookGapInfo: Final[Any] = _part(
+    "WebhookGapInfo",
+    webhook_pb.WebhookGap,
+    "A span of changes that the webhook may have missed, and why.",
+    "reason from_at to_at",
+    skip="from_cursor to_cursor",
+)
+WebhookInfo: Final[Any] = _shape(
+    "WebhookInfo",
+    webhook_pb.Webhook,
+    "A webhook. `kind`: STANDARD, SLACK or EMAIL. `held_deliveries`: of the pending ones, those that wait for the"
+    " tenant's quota. `answer_links`: its messages have links that answer waits.",
+    "webhook_id name kind url email_addresses event_types filter paused pause_code pause_reason paused_by "
+    "pending_deliveries held_deliveries dead_deliveries delivered last_delivered_at last_failed_at problem "
+    "old_secret_until_at gaps created_at updated_at answer_links",
+    rename={"paused_by": "pause_actor"},
+)
+WebhookSecret: Final[Any] = _shape(
+    "WebhookSecret",
+    webhook_pb.CreateWebhookResponse,
+    "A webhook with its new secret, which is shown this once; empty for Slack and e-mail.",
+    "webhook secret",
+)
+SHOWN[webhook_pb.RotateWebhookSecretResponse] = public(WebhookSecret, webhook_pb.RotateWebhookSecretResponse)
+DeliveryInfo: Final[Any] = _shape(
+    "DeliveryInfo",
+    webhook_pb.WebhookDelivery,
+    "A delivery. `state`: PENDING, DELIVERED or DEAD. `hold_reason`: why it waits although no attempt failed.",
+    "delivery_id event_type task_id sequence state attempts hold_reason last_status_code last_error "
+    "accepted_addresses created_at last_attempt_at next_attempt_at ended_at",
+)
 
 # Tenants and keys.
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaInfo(PublicValue):
-    """A quota and its use. `limit` and `used`: a number of tasks, submits, tokens or e-mails; None for a quota of
-    money, which has `limit_usd` and `used_usd`. No limit at all: both limits are None.
-    """
-
-    kind: str
-    policy: str
-    limit: int | None
-    used: int | None
-    limit_usd: Decimal | None
-    used_usd: Decimal | None
-    is_default: bool
-    soft_reached: bool
-    hard_reached: bool
-    free_in_seconds: float | None
-    warned_at: datetime | None
+def _is_money(use: tenant_pb.QuotaUse) -> bool:
+    return use.quota.kind == tenant_pb.QUOTA_KIND_MONEY_PER_DAY
 
 
-@dataclass(frozen=True, slots=True)
-class TenantInfo(PublicValue):
-    """A tenant with its quotas. `changed_by` and `reason`: of the newest change of its quotas."""
-
-    tenant: str
-    quotas: tuple[QuotaInfo, ...]
-    revision: int
-    changed_by: str
-    reason: str
-    created_at: datetime | None
-    updated_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class UsageInfo(PublicValue):
-    """A sum of bills. `key`: the tenant, root task, model or day. `tenant`: as given; empty: the caller's."""
-
-    tenant: str
-    key: str
-    calls: int
-    lost_calls: int
-    usage: TokenUsage
-    cost_usd: Decimal
-    simulated_calls: int
-    simulated_cost_usd: Decimal
-    unpriced_calls: int
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKeyInfo(PublicValue):
-    """An API key, without its secret. `tenant` empty: any."""
-
-    key_id: str
-    name: str
-    tenant: str
-    permissions: tuple[str, ...]
-    created_by: str
-    created_at: datetime | None
-    expires_at: datetime | None
-    revoked_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class ApproverGroupInfo(PublicValue):
-    """A group of people and programs who may answer waits."""
-
-    name: str
-    members: tuple[str, ...]
-    updated_at: datetime | None
-    updated_by: str
-
-
-@dataclass(frozen=True, slots=True)
-class NewApiKey(PublicValue):
-    """A new API key with its secret, which is shown this once; empty if it was written to a file."""
-
-    api_key: ApiKeyInfo
-    secret: str
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRecordInfo(PublicValue):
-    """A record of the audit log. `decision`: ALLOWED or DENIED. `hash`: of the chain up to it, hexadecimal."""
-
-    number: int
-    record_id: str
-    recorded_at: datetime | None
-    tenant: str
-    subject: str
-    peer: str
-    method: str
-    target: str
-    decision: str
-    reason: str
-    count: int
-    hash: str
-    recorder: str
-
+QuotaInfo: Final[Any] = _part(
+    "QuotaInfo",
+    tenant_pb.QuotaUse,
+    "A quota and its use. `limit` and `used`: a number of tasks, submits, tokens or e-mails; None for a quota of "
+    "money, which has `limit_usd` and `used_usd`. No limit at all: both limits are None.",
+    "kind policy limit used limit_usd used_usd is_default soft_reached hard_reached free_in_seconds warned_at",
+    optional="free_in_seconds",
+    types={"limit": int | None, "used": int | None, "limit_usd": Decimal | None, "used_usd": Decimal | None},
+    within=("quota",),
+    rename={"free_in_seconds": "room_after"},
+    given={
+        "limit": lambda use: None if _is_money(use) or use.quota.no_limit else use.quota.most,
+        "used": lambda use: None if _is_money(use) else use.used,
+        "limit_usd": lambda use: dollars(use.quota.most) if _is_money(use) and not use.quota.no_limit else None,
+        "used_usd": lambda use: dollars(use.used) if _is_money(use) else None,
+    },
+    skip="most no_limit",
+)
+TenantInfo: Final[Any] = _shape(
+    "TenantInfo",
+    tenant_pb.Tenant,
+    "A tenant with its quotas. `changed_by` and `reason`: of the newest change of its quotas.",
+    "tenant quotas revision changed_by reason created_at updated_at",
+    rename={"changed_by": "actor"},
+)
+UsageInfo: Final[Any] = _part(
+    "UsageInfo",
+    tenant_pb.UsageSum,
+    "A sum of bills. `key`: the tenant, root task, model or day. `tenant`: as given; empty: the caller's.",
+    "tenant key calls lost_calls usage cost_usd simulated_calls simulated_cost_usd unpriced_calls",
+    types={"tenant": str},
+    given={"tenant": lambda _: ""},
+)
+ApiKeyInfo: Final[Any] = _shape(
+    "ApiKeyInfo",
+    api_key_pb.ApiKey,
+    "An API key, without its secret. `tenant` empty: any.",
+    "key_id name tenant permissions created_by created_at expires_at revoked_at",
+    rename={"created_by": "creator", "expires_at": "expire_time"},
+)
+ApproverGroupInfo: Final[Any] = _shape(
+    "ApproverGroupInfo",
+    approval_pb.ApproverGroup,
+    "A group of people and programs who may answer waits.",
+    "name members updated_at updated_by",
+    rename={"updated_by": "actor"},
+)
+NewApiKey: Final[Any] = _shape(
+    "NewApiKey",
+    api_key_pb.CreateApiKeyResponse,
+    "A new API key with its secret, which is shown this once; empty if it was written to a file.",
+    "api_key secret",
+)
+AuditRecordInfo: Final[Any] = _shape(
+    "AuditRecordInfo",
+    audit_pb.AuditRecord,
+    "A record of the audit log. `decision`: ALLOWED or DENIED. `hash`: of the chain up to it, hexadecimal.",
+    "number record_id recorded_at tenant subject peer method target decision reason count hash recorder",
+    types={"hash": str},
+    given={"hash": lambda record: record.hash.hex()},
+)
 
 # Workers.
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo(PublicValue):
-    """A worker with a session. `tenants` empty: all."""
-
-    worker_id: str
-    pool: str
-    queues: tuple[str, ...]
-    priorities: tuple[str, ...]
-    loops: tuple[str, ...]
-    tenants: tuple[str, ...]
-    held_tasks: int
-    draining: bool
-    started_at: datetime | None
-    coordinator: str
-    live_address: str
-    build: str
-
-
-@dataclass(frozen=True, slots=True)
-class RenewalsInfo(PublicValue):
-    """The renewals of a claim that are known. `model_call_waits`: at the model runner, and nothing was sent."""
-
-    count: int
-    first_at: datetime | None
-    last_at: datetime | None
-    model_call_waits: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimInfo(PublicValue):
-    """A live claim. `remaining_seconds`: until its lease ends without a renewal."""
-
-    task_id: str
-    claim_id: str
-    epoch: int
-    worker: str
-    reason: str
-    previous_epoch: int
-    remaining_seconds: float
-    renewals: RenewalsInfo | None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInfo(PublicValue):
-    """The waiting tasks of a queue and priority. `held_back`: of them, those whose tenant is at its quota."""
-
-    queue: str
-    priority: str
-    queued: int
-    held_back: int
-    oldest_queued_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedWriteInfo(PublicValue):
-    """A refused write of a stale worker. `fence`: ledger or tools, which refused it."""
-
-    fence: str
-    task_id: str
-    method: str
-    worker: str
-    presented_epoch: int
-    current_epoch: int
-    refused_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class AgingTaskInfo(PublicValue):
-    """A task that has not ended. `remaining_seconds`: of its lease; None: without a worker, or unknown."""
-
-    task_id: str
-    state: str
-    reason: str
-    queue: str
-    loop: str
-    worker: str
-    attempt: int
-    step: int
-    epoch: int
-    cancel_requested: bool
-    created_at: datetime | None
-    updated_at: datetime | None
-    deadline_at: datetime | None
-    next_retry_at: datetime | None
-    remaining_seconds: float | None
-
+WorkerInfo: Final[Any] = _shape(
+    "WorkerInfo",
+    admin_pb.Worker,
+    "A worker with a session. `tenants` empty: all.",
+    "worker_id pool queues priorities loops tenants held_tasks draining started_at coordinator live_address build",
+    rename={"held_tasks": "claim_count", "coordinator": "coordinator_id"},
+    skip="session_id",
+)
+RenewalsInfo: Final[Any] = _part(
+    "RenewalsInfo",
+    admin_pb.Renewals,
+    "The renewals of a claim that are known. `model_call_waits`: at the model runner, and nothing was sent.",
+    "count first_at last_at model_call_waits",
+)
+ClaimInfo: Final[Any] = _shape(
+    "ClaimInfo",
+    admin_pb.Claim,
+    "A live claim. `remaining_seconds`: until its lease ends without a renewal.",
+    "task_id claim_id epoch worker reason previous_epoch remaining_seconds renewals",
+    optional="renewals",
+    rename={"worker": "worker_id"},
+    skip="session_id",
+)
+QueueInfo: Final[Any] = _shape(
+    "QueueInfo",
+    task_pb2.QueueDepth,
+    "The waiting tasks of a queue and priority. `held_back`: of them, those whose tenant is at its quota.",
+    "queue priority queued held_back oldest_queued_at",
+)
+RefusedWriteInfo: Final[Any] = _part(
+    "RefusedWriteInfo",
+    token_pb2.RefusedWrite,
+    "A refused write of a stale worker. `fence`: ledger or tools, which refused it.",
+    "fence task_id method worker presented_epoch current_epoch refused_at",
+    types={"fence": str},
+    rename={"worker": "holder"},
+    given={"fence": lambda _: ""},
+)
+AgingTaskInfo: Final[Any] = _shape(
+    "AgingTaskInfo",
+    admin_pb.ListAgingTasksResponse.Aging,
+    "A task that has not ended. `remaining_seconds`: of its lease; None: without a worker, or unknown.",
+    "task_id state reason queue loop worker attempt step epoch cancel_requested created_at updated_at deadline_at"
+    " next_retry_at remaining_seconds",
+    optional="remaining_seconds",
+    within=("task",),
+    rename={"worker": "task.owner", "remaining_seconds": "lease_remaining"},
+)
 
 # Tools.
 
-
-@dataclass(frozen=True, slots=True)
-class ToolInfo(PublicValue):
-    """A tool as agents get it. `effect_class`: PURE, IDEMPOTENT, KEYED or UNSAFE."""
-
-    name: str
-    source: str
-    effect_class: str
-    timeout_seconds: float
-    output_limit_bytes: int
-    description: str
-    input_schema: Any
-
-
-@dataclass(frozen=True, slots=True)
-class HeldToolInfo(PublicValue):
-    """A tool that is held until an operator accepts it. `accepted_sha256` empty: it is new."""
-
-    name: str
-    sha256: str
-    accepted_sha256: str
-    difference: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSourceInfo(PublicValue):
-    """A tool source. `linked`: whether its server is connected; meaningless for kinds without a connection."""
-
-    name: str
-    kind: str
-    linked: bool
-    changed_at: datetime | None
-    tool_count: int
-    problems: tuple[str, ...]
-    problem_count: int
-    last_error: str
-    last_error_at: datetime | None
-    held: tuple[HeldToolInfo, ...]
-    held_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSources(PublicValue):
-    """The tool sources as one replica of the tool service sees them."""
-
-    seen_by: str
-    sources: tuple[ToolSourceInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskGroupInfo(PublicValue):
-    """Tasks in the same state, for the same reason. `task_ids`: the newest of them, at most 3."""
-
-    state: str
-    reason: str
-    count: int
-    task_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ActOutcomeInfo(PublicValue):
-    """What became of one of many tasks. `result`: DONE, ALREADY or REFUSED, for a `reason` with a `message`.
-
-    `state`: after the act. A cancel, and a wait of a running task, are recorded and carried out soon.
-    """
-
-    task_id: str
-    result: str
-    state: str
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class InDoubtCallInfo(PublicValue):
-    """A call in doubt. `resolvable`: its task waits for a resolution. `runner_gone`: proven; else it may still act."""
-
-    task_id: str
-    call_id: str
-    call_attempt: int
-    tool: str
-    effect_class: str
-    arguments: Any
-    arguments_truncated: bool
-    started_at: datetime | None
-    in_doubt_at: datetime | None
-    runner_id: str
-    runner_instance: str
-    runner_gone: bool
-    acts_elsewhere: bool
-    note: str
-    task_state: str
-    task_reason: str
-    resolvable: bool
+ToolInfo: Final[Any] = _shape(
+    "ToolInfo",
+    tool_pb2.OfferedTool,
+    "A tool as agents get it. `effect_class`: PURE, IDEMPOTENT, KEYED or UNSAFE.",
+    "name source effect_class timeout_seconds output_limit_bytes description input_schema",
+    within=("definition",),
+)
+HeldToolInfo: Final[Any] = _part(
+    "HeldToolInfo",
+    tool_pb2.HeldTool,
+    "A tool that is held until an operator accepts it. `accepted_sha256` empty: it is new.",
+    "name sha256 accepted_sha256 difference",
+)
+ToolSourceInfo: Final[Any] = _part(
+    "ToolSourceInfo",
+    tool_pb2.ToolSource,
+    "A tool source. `linked`: whether its server is connected; meaningless for kinds without a connection.",
+    "name kind linked changed_at tool_count problems problem_count last_error last_error_at held held_count",
+    rename={"tool_count": "tools"},
+)
+ToolSources: Final[Any] = _shape(
+    "ToolSources",
+    admin_pb.ListToolSourcesResponse,
+    "The tool sources as one replica of the tool service sees them.",
+    "seen_by sources",
+    rename={"seen_by": "instance"},
+)
+TaskGroupInfo: Final[Any] = _shape(
+    "TaskGroupInfo",
+    admin_pb.TaskGroup,
+    "Tasks in the same state, for the same reason. `task_ids`: the newest of them, at most 3.",
+    "state reason count task_ids",
+)
+ActOutcomeInfo: Final[Any] = _shape(
+    "ActOutcomeInfo",
+    admin_pb.ActOnTasksResponse.Outcome,
+    "What became of one of many tasks. `result`: DONE, ALREADY or REFUSED, for a `reason` with a `message`. "
+    "`state`: after the act. A cancel, and a wait of a running task, are recorded and carried out soon.",
+    "task_id result state reason message",
+)
+InDoubtCallInfo: Final[Any] = _shape(
+    "InDoubtCallInfo",
+    admin_pb.ListInDoubtCallsResponse.Listed,
+    "A call in doubt. `resolvable`: its task waits for a resolution. `runner_gone`: proven; else it may still act.",
+    "task_id call_id call_attempt tool effect_class arguments arguments_truncated started_at in_doubt_at "
+    "runner_id runner_instance runner_gone acts_elsewhere note task_state task_reason resolvable",
+    within=("call",),
+    rename={"in_doubt_at": "call.doubt_time"},
+)

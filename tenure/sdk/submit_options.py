@@ -1,8 +1,8 @@
 """What a submit takes: the one description of its options, with their types, texts and places in the request.
 
 From it come the arguments of `Client.submit`, `submit_function` and `register_agent`, the fields of a submit over HTTP
-with their OpenAPI text, the options of `tenure submit` and `tenure schedules`, and the names in refusals. A new option
-is one line in the class of the calls that take it, and a field in protos/tenure/v1/task.proto.
+with their OpenAPI text, the options of `tenure submit` and `tenure schedules`, those of forks, and the names in
+refusals. A new option is one line in the class of the calls that take it, and a field in protos/tenure/v1/task.proto.
 """
 
 from __future__ import annotations
@@ -209,6 +209,16 @@ def default_of(hint: Any) -> Any:
 OPTIONS: Final = options_of(SubmitOptions)
 PARAMETERS: Final = tuple(name for name, (_, option) in OPTIONS.items() if option.path.startswith("agent.parameters."))
 """The options that are parameters of the model."""
+FORK_OPTIONS: Final = (
+    *("model", "system", "tools", "max_cost", "no_max_cost", "max_tokens", "max_steps", "timeout", "source"),
+    *PARAMETERS,
+)
+"""The options in which a fork may differ from the other task. Their fields are those of ForkOverrides too."""
+
+
+def path_in_fork(option: Option) -> str:
+    """Returns the path of the field of ForkOverrides that an option sets."""
+    return option.path.removeprefix("agent.")
 
 
 def only(kind: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:

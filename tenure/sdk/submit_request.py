@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.sdk.option_values import agent_of_reference, json_text
-from tenure.sdk.submit_options import OPTIONS, PARAMETERS
+from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, PARAMETERS, path_in_fork
 from tenure.v1 import agent_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 
@@ -82,6 +82,21 @@ def spec_of(options: Mapping[str, Any]) -> task_pb2.TaskSpec:
         if option.path and is_given(value):
             set_field(spec, option.path, option.to_wire(name, value), name)
     return spec
+
+
+def overrides_of(options: Mapping[str, Any]) -> task_pb2.ForkOverrides:
+    """Returns what a fork has otherwise. An option that is None is not given. Raises InvalidRequest."""
+    overrides = task_pb2.ForkOverrides()
+    for name in FORK_OPTIONS:
+        value, (_, option) = options.get(name), OPTIONS[name]
+        if is_override(path_in_fork(option), value):
+            set_field(overrides, path_in_fork(option), option.to_wire(name, value), name)
+    return overrides
+
+
+def is_override(path: str, value: Any) -> bool:
+    """Whether a fork has another value at a path of ForkOverrides. An empty model or system prompt is one."""
+    return is_given(value) or (value == "" and "." not in path)
 
 
 def is_given(value: Any) -> bool:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
@@ -19,7 +18,7 @@ from tenure.sdk.loop_thread import LoopCalls, SyncStubs
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptions, takes
 from tenure.sdk.task import Task
-from tenure.sdk.task_filter import States
+from tenure.sdk.task_filter import States, TaskFilterOptions
 from tenure.sdk.task_info import TaskFile, TaskInfo, TaskPage, TaskWait
 
 T = TypeVar("T")
@@ -211,7 +210,7 @@ class SyncClient:
     without a key, or with an operator's. `tls`: True, with the usual authorities, or ClientTls with files; a key is
     sent to another machine by TLS only.
 
-    A SyncClient connects at its first call, and again after a fork. Many threads may use it at once.
+    A SyncClient connects at its first call, which must come after a fork. Many threads may use it at once.
 
     Each call is retried while no gateway answers: for a few seconds, and for about ten seconds once one has answered.
     An attempt that a gateway takes and does not answer ends after 15 s, and is retried, too. Each retry has the same
@@ -237,8 +236,7 @@ class SyncClient:
 
     def close(self) -> None:
         """Closes the connection. Calls that still run in other threads end with Unavailable (CLIENT_CLOSED)."""
-        self._calls.end()
-        self._calls.run(self._client.close)
+        self._calls.end(self._client.close)
 
     @property
     def raw(self) -> SyncStubs:
@@ -340,62 +338,20 @@ class SyncClient:
         """
         return SyncTask(self._calls, self._calls.run(lambda: self._client.get(task_id, result=result)))
 
-    def tasks(
-        self,
-        *,
-        state: States = (),
-        labels: Mapping[str, str] | None = None,
-        queue: str = "",
-        source: Source | None = None,
-        reason: str | Iterable[str] = (),
-        agent: str = "",
-        since: datetime | None = None,
-        ended_since: datetime | None = None,
-        root_task_id: str = "",
-        forked_from_task_id: str = "",
-        limit: int | None = None,
-    ) -> Iterator[SyncTask[str]]:
+    @takes(TaskFilterOptions)
+    def tasks(self, *, limit: int | None = None, **wanted: Unpack[TaskFilterOptions]) -> Iterator[SyncTask[str]]:
         """Yields the tenant's tasks that match, the newest first, and reads the pages as they are needed.
 
-        state: one state, or several; reason: of the state, one code or several. labels: all of them must match. agent:
-        "support", or "support@7". since, ended_since: submitted, or ended, at this time or later. root_task_id: the
-        tasks of this tree. limit: the most tasks; None: all. Raises InvalidRequest.
+        limit: the most tasks; None: all. Raises InvalidRequest.
         """
         return (
             SyncTask(self._calls, task)
-            for task in self._calls.iterate(
-                lambda: self._client.tasks(
-                    state=state,
-                    labels=labels,
-                    queue=queue,
-                    source=source,
-                    reason=reason,
-                    agent=agent,
-                    since=since,
-                    ended_since=ended_since,
-                    root_task_id=root_task_id,
-                    forked_from_task_id=forked_from_task_id,
-                    limit=limit,
-                )
-            )
+            for task in self._calls.iterate(lambda: self._client.tasks(limit=limit, **wanted))
         )
 
+    @takes(TaskFilterOptions)
     def tasks_page(
-        self,
-        *,
-        state: States = (),
-        labels: Mapping[str, str] | None = None,
-        queue: str = "",
-        source: Source | None = None,
-        reason: str | Iterable[str] = (),
-        agent: str = "",
-        since: datetime | None = None,
-        ended_since: datetime | None = None,
-        root_task_id: str = "",
-        forked_from_task_id: str = "",
-        page_size: int = 50,
-        page_token: str = "",
-        fresh: bool = False,
+        self, *, page_size: int = 50, page_token: str = "", fresh: bool = False, **wanted: Unpack[TaskFilterOptions]
     ) -> TaskPage:
         """Returns one page of the tasks that match, the newest first: for a backend that pages itself.
 
@@ -403,21 +359,7 @@ class SyncClient:
         where the server has a standby. Otherwise as `tasks`.
         """
         return self._calls.run(
-            lambda: self._client.tasks_page(
-                state=state,
-                labels=labels,
-                queue=queue,
-                source=source,
-                reason=reason,
-                agent=agent,
-                since=since,
-                ended_since=ended_since,
-                root_task_id=root_task_id,
-                forked_from_task_id=forked_from_task_id,
-                page_size=page_size,
-                page_token=page_token,
-                fresh=fresh,
-            )
+            lambda: self._client.tasks_page(page_size=page_size, page_token=page_token, fresh=fresh, **wanted)
         )
 
     def changes(

@@ -65,8 +65,7 @@ class Task(Generic[T]):
 
     async def refresh(self) -> TaskInfo:
         """Reads the task and returns it. Raises NotFound when it was deleted."""
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return self._seen(await client.get(self.id))
 
     async def wait(self, *, timeout: Seconds | None = None) -> TaskInfo:
@@ -76,8 +75,7 @@ class Task(Generic[T]):
         TimeoutError when the task has not ended in time; the task continues. Raises Unavailable after a minute without
         a gateway.
         """
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return self._seen(await client.wait(self.id, None if timeout is None else seconds_of(timeout)))
 
     async def result(self, *, timeout: Seconds | None = None) -> T:
@@ -105,8 +103,7 @@ class Task(Generic[T]):
         gateway: continue later with `after`.
         """
         live_text = LiveTextFilter()
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             async with aclosing(client.watch(self.id, after, live=live)) as messages:
                 async for message in messages:
                     event = live_text.public_event(message)
@@ -118,8 +115,7 @@ class Task(Generic[T]):
 
         `after`: as in `events`. Raises NotFound.
         """
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             async with aclosing(client.entries(self.id, after)) as entries:
                 async for entry in entries:
                     yield entry_event(entry)
@@ -174,8 +170,7 @@ class Task(Generic[T]):
         name the agent reads. Raises WrongState when the task has ended, or runs a function.
         """
         sent = input_files("files", files)
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return self._seen(await client.send(self.id, text, files=sent, request_id=request_id))
 
     async def cancel(self, *, reason: str = "") -> TaskInfo:
@@ -184,14 +179,12 @@ class Task(Generic[T]):
         `reason`: recorded; at most 1,000 characters. A task that is cancelled already stays so. Raises WrongState when
         the task ended otherwise.
         """
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return self._seen(await client.cancel(self.id, reason))
 
     async def explain(self) -> tuple[str, ...]:
         """Returns about ten lines for people: why the task is in its state, and what would change that."""
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             response = await client.explain(self.id)
             self._seen(response.task)
             return tuple(response.lines)
@@ -201,8 +194,7 @@ class Task(Generic[T]):
 
         Raises NotFound and WrongState.
         """
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             request = task_service_pb2.ListFilesRequest(task_id=self.id, path=path)
             async with aclosing(client.pages(client.tasks.ListFiles, request)) as pages:
                 async for page in pages:
@@ -214,8 +206,7 @@ class Task(Generic[T]):
 
         The content is in memory at once; `download_file` has no such limit.
         """
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             async with aclosing(read_file(client.tasks, self.id, path)) as parts:
                 return b"".join([part async for part in parts])
 
@@ -224,8 +215,7 @@ class Task(Generic[T]):
 
         Raises OSError, and the errors of `read_file`.
         """
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             return await download_file(client.tasks, self.id, path, target)
 
     async def _answer(
@@ -237,8 +227,7 @@ class Task(Generic[T]):
         extra_tokens: int = 0,
         extra_nano_usd: int = 0,
     ) -> TaskInfo:
-        with self._connection.errors():
-            client = self._connection.client()
+        with self._connection.use() as client:
             answered = await client.resume(
                 self.id,
                 wait.wait_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Annotated, TypedDict, Unpack
 from urllib.parse import unquote
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,45 +13,51 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import Source, SourceKind
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.option_values import agent_of_reference
+from tenure.sdk.submit_options import Option, only
 from tenure.v1 import task_pb2
 from tenure.wire.common import SOURCES, STATES, optional_timestamp
 
 States = TaskState | str | Iterable[TaskState | str]
 
 
-def task_filter(
-    *,
-    state: States = (),
-    labels: Mapping[str, str] | None = None,
-    queue: str = "",
-    source: Source | None = None,
-    root_task_id: str = "",
-    forked_from_task_id: str = "",
-    reason: str | Iterable[str] = (),
-    agent: str = "",
-    since: datetime | None = None,
-    ended_since: datetime | None = None,
-    task_ids: Iterable[str] = (),
-) -> task_pb2.TaskFilter:
+class TaskFilterOptions(TypedDict, total=False):
+    """Of a list of tasks: all that are given must match."""
+
+    state: Annotated[States | None, Option("one state, or several", "states")]
+    labels: Annotated[Mapping[str, str] | None, Option("all of these labels", "labels")]
+    queue: Annotated[str, Option("this queue", "queue")]
+    source: Annotated[Source | None, Option("this source; with a run, this run of it", "source")]
+    reason: Annotated[str | Iterable[str] | None, Option("of the state: one code, or several", "reasons")]
+    agent: Annotated[str, Option('pinned to this agent, or to this revision of it: "support@7"', "agent")]
+    since: Annotated[datetime | None, Option("submitted at this time or later", "created_since")]
+    ended_since: Annotated[datetime | None, Option("ended at this time or later", "ended_since")]
+    root_task_id: Annotated[str, Option("in the tree of this task", "root_task_id")]
+    forked_from_task_id: Annotated[str, Option("forks of this task", "forked_from_task_id")]
+
+
+def task_filter(*, task_ids: Iterable[str] = (), **wanted: Unpack[TaskFilterOptions]) -> task_pb2.TaskFilter:
     """Returns a filter of tasks. Raises InvalidRequest for an unknown state, and for times without a zone."""
-    wanted = None
+    only(TaskFilterOptions, wanted)
+    source, agent = wanted.get("source"), wanted.get("agent")
+    state, reason = wanted.get("state") or (), wanted.get("reason") or ()
+    of_source = None
     if source is not None:
-        wanted = task_pb2.SourceFilter(
+        of_source = task_pb2.SourceFilter(
             kind=SOURCES.to_wire(source.kind), source_id=source.source_id, source_run_id=source.source_run_id
         )
     name, revision = agent_of_reference("agent", agent) if agent else ("", 0)
     return task_pb2.TaskFilter(
         states=[state_of(each) for each in ((state,) if isinstance(state, str) else state)],
-        labels=dict(labels or {}),
-        queue=queue,
-        source=wanted,
-        root_task_id=root_task_id,
-        forked_from_task_id=forked_from_task_id,
+        labels=dict(wanted.get("labels") or {}),
+        queue=wanted.get("queue", ""),
+        source=of_source,
+        root_task_id=wanted.get("root_task_id", ""),
+        forked_from_task_id=wanted.get("forked_from_task_id", ""),
         reasons=(reason,) if isinstance(reason, str) else reason,
         agent=name,
         agent_revision=revision,
-        created_since=_time("since", since),
-        ended_since=_time("ended_since", ended_since),
+        created_since=_time("since", wanted.get("since")),
+        ended_since=_time("ended_since", wanted.get("ended_since")),
         task_ids=task_ids,
     )
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
-from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.validators.common import MAX_ID_CHARACTERS, Check, check_duration, check_filter, check_moment
 from tenure.validators.rules import WORKER_ID, Violations
 
@@ -18,27 +18,10 @@ _WORKERS_TOKEN: Final = re.compile(WORKER_ID.pattern.removesuffix(r"\Z") + rf" .
 # Calls in doubt and their resolutions.
 
 
-def check_resolve_call(request: Any, v: Violations) -> None:
-    """Checks the resolution of a call attempt, in the fields that the gateway and the ledger share."""
-    _decision(request.decision, v, "decision")
+def check_resolution(resolution: Any, v: Violations, prefix: str = "") -> None:
+    """Checks the resolution of a call attempt: of an operator, of the ledger or on its way to the tool service."""
+    v.require(resolution.decision.WhichOneof("decision") is not None, f"{prefix}decision", "must be set")
 
-
-def check_resolution(resolution: tool_pb2.CallResolution, v: Violations) -> None:
-    """Checks a resolution on its way to the tool service."""
-    _decision(resolution.decision, v, "resolution.decision")
-
-
-def _decision(decision: tool_pb2.InDoubtDecision, v: Violations, field: str) -> None:
-    v.require(decision.WhichOneof("decision") is not None, field, "must be set")
-
-
-def _resolve(request: admin.ResolveInDoubtCallRequest, v: Violations) -> None:
-    check_resolve_call(request, v)
-
-
-_IN_DOUBT_CHECKS: Final[dict[type, Check]] = {
-    admin.ResolveInDoubtCallRequest: _resolve,
-}
 
 MAX_IDLE_SECONDS: Final = 366 * 24 * 3600.0
 _END_STATES: Final = frozenset(
@@ -58,7 +41,7 @@ def check_operator_request(request: ledger_pb2.OperatorRequest, v: Violations) -
     if request.HasField("close_out"):
         _check_end(request.close_out, v)
     if request.HasField("resolve_call"):
-        check_resolve_call(request.resolve_call, v)
+        check_resolution(request.resolve_call, v)
     if request.HasField("begin_wait"):
         _check_wait(request.begin_wait, v)
 
@@ -75,21 +58,9 @@ def _check_end(close_out: Any, v: Violations) -> None:
     v.require(bool(close_out.result) or not is_success, "result", "must be set for SUCCEEDED")
 
 
-def _grant(request: admin.GrantBudgetRequest, v: Violations) -> None:
-    _check_grant(request, v)
-
-
-def _close_out(request: admin.CloseOutTaskRequest, v: Violations) -> None:
-    _check_end(request, v)
-
-
 def _check_wait(wait: Any, v: Violations) -> None:
     v.require(wait.HasField("until"), "until", "must be set")
     check_moment("until", wait.until, v)
-
-
-def _begin_wait(request: admin.BeginWaitRequest, v: Violations) -> None:
-    _check_wait(request, v)
 
 
 def _act(request: admin.ActOnTasksRequest, v: Violations) -> None:
@@ -129,20 +100,15 @@ def _accept_tools(request: Any, v: Violations) -> None:
     v.require(len(names) == len(request.tools), "tools", "must be different tools")
 
 
-_OPERATOR_CHECKS: Final[dict[type, Check]] = {
+CHECKS: Final[dict[type, Check]] = {
+    admin.ResolveInDoubtCallRequest: check_resolution,
     checkpoint.ListAgingRequest: _aging,
     admin.ListAgingTasksRequest: _aging_with_leases,
     admin.ListWorkersRequest: _list_workers,
-    admin.GrantBudgetRequest: _grant,
+    admin.GrantBudgetRequest: _check_grant,
     admin.PruneTasksRequest: _prune,
-    admin.CloseOutTaskRequest: _close_out,
-    admin.BeginWaitRequest: _begin_wait,
+    admin.CloseOutTaskRequest: _check_end,
+    admin.BeginWaitRequest: _check_wait,
     admin.AcceptToolsRequest: _accept_tools,
     admin.ActOnTasksRequest: _act,
-}
-
-
-CHECKS: Final[dict[type, Check]] = {
-    **_IN_DOUBT_CHECKS,
-    **_OPERATOR_CHECKS,
 }

@@ -96,17 +96,6 @@ def _wait(request: tasks.WaitTaskRequest, v: Violations) -> None:
     check_duration("timeout", request.timeout, MAX_WAIT_SECONDS, v)
 
 
-_GATEWAY_CHECKS: Final[dict[type, Check]] = {
-    tasks.SubmitTaskRequest: _submit,
-    tasks.WaitTaskRequest: _wait,
-    tasks.ListTasksRequest: check_list,
-    tasks.WatchTasksRequest: check_list,
-    tasks.ListTaskEntriesRequest: check_entries,
-    tasks.SendMessageRequest: check_send,
-    tasks.ForkTaskRequest: check_fork,
-}
-
-
 def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
     """Checks the wait that an owner's transition begins."""
     if not transition.HasField("wait"):
@@ -155,13 +144,9 @@ def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     v.require(not is_edit or is_json(answer.edited_arguments_json), f"{prefix}edited_arguments_json", "must be JSON")
 
 
-def _signal_fields(request: Any, v: Violations) -> None:
+def _signal(request: Any, v: Violations) -> None:
     """Checks a SendSignalRequest, or a ResumeTaskRequest, which has the same fields."""
     v.require(is_json(request.payload_json), "payload_json", "must be JSON")
-
-
-def _signal(request: checkpoint.SendSignalRequest, v: Violations) -> None:
-    _signal_fields(request, v)
 
 
 def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
@@ -171,20 +156,21 @@ def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
         v.require(request.WhichOneof("answer") != "payload_json", "payload_json", "needs a correlation_id")
         check_wait_answer(request, v)
         return
-    _signal_fields(request, v)
+    _signal(request, v)
     v.require(request.WhichOneof("answer") == "payload_json", "answer", "must be a payload_json")
     amounts = ("extra_budget_tokens", "extra_budget_nano_usd")
     for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "call_digest", "calls", *amounts):
         v.require(not getattr(request, field), field, "must be empty with a correlation_id")
 
 
-_WAITS_CHECKS: Final[dict[type, Check]] = {
+CHECKS: Final[dict[type, Check]] = {
+    tasks.SubmitTaskRequest: _submit,
+    tasks.WaitTaskRequest: _wait,
+    tasks.ListTasksRequest: check_list,
+    tasks.WatchTasksRequest: check_list,
+    tasks.ListTaskEntriesRequest: check_entries,
+    tasks.SendMessageRequest: check_send,
+    tasks.ForkTaskRequest: check_fork,
     tasks.ResumeTaskRequest: _resume,
     checkpoint.SendSignalRequest: _signal,
-}
-
-
-CHECKS: Final[dict[type, Check]] = {
-    **_GATEWAY_CHECKS,
-    **_WAITS_CHECKS,
 }

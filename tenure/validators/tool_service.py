@@ -36,7 +36,7 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     v.require(fits, "output_limit_bytes", f"must be {MIN_OUTPUT_BYTES} or more")
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
     if request.HasField("resolution"):
-        check_resolution(request.resolution, v)
+        check_resolution(request.resolution, v, "resolution.")
     if request.HasField("own_tool"):
         _own_tool(request, v)
     if request.HasField("own_outcome"):

@@ -232,7 +232,7 @@ class Codec(Generic[V, M]):
         space[write] = function
         if field is None:
             return f"**{write}({own})"
-        if _is_map(field):
+        if is_map(field):
             written = f"dict({own})"
         elif function is None:
             written = own
@@ -274,7 +274,7 @@ class Codec(Generic[V, M]):
         space[read] = function
         if field is None:
             return f"{read}(message)"
-        if _is_map(field):
+        if is_map(field):
             return f"{'tuple' if typing.get_origin(mapped.hint) is tuple else 'dict'}(sorted({sent}.items()))"
         if field.is_repeated:
             return f"tuple({sent})" if function is None else f"tuple([{read}(each) for each in {sent}])"
@@ -300,7 +300,7 @@ class Codec(Generic[V, M]):
             hint = typing.get_args(hint)[0]
         if field.enum_type is not None:
             return self._enum(hint, field.enum_type, optional=mapped.optional)
-        if field.message_type is not None and not _is_map(field):
+        if field.message_type is not None and not is_map(field):
             return self._part(hint, field.message_type)
         if hint is str and field.type == FieldDescriptor.TYPE_BYTES:
             return None, _base64
@@ -330,7 +330,7 @@ class Codec(Generic[V, M]):
         apart = self._skipped | set(self.options.get("given", {}))
         for name, default in own.items():
             if name not in apart:
-                path, field = self._counterpart(name)
+                path, field = counterpart(self._descriptor, name, self.options)
                 paths.update((path, *_parents(path)))
                 kinds = typing.get_args(type_of[name])
                 optional = NoneType in kinds
@@ -351,22 +351,24 @@ class Codec(Generic[V, M]):
             for field in _part_at(self._descriptor, place).fields:
                 yield f"{place}.{field.name}".removeprefix("."), field
 
-    def _counterpart(self, name: str) -> tuple[str, FieldDescriptor | None]:
-        renamed = self.options.get("rename", {}).get(name)
-        if renamed is not None:
-            parent, _, leaf = renamed.rpartition(".")
-            return renamed, _part_at(self._descriptor, parent).fields_by_name[leaf]
-        if name in self._descriptor.oneofs_by_name:
-            return name, None
-        for wire_name in _wire_names(name):
-            for place in self._places:
-                field = _part_at(self._descriptor, place).fields_by_name.get(wire_name)
-                if field is not None:
-                    return f"{place}.{wire_name}".removeprefix("."), field
-        raise TypeError(f"{self.message.__name__} has no field for {self.value.__name__}.{name}: {_ADVICE}")
-
     def _is_property(self, name: str) -> bool:
         return isinstance(getattr(self.value, name, None), property)
+
+
+def counterpart(message: Descriptor, name: str, options: PairOptions) -> tuple[str, FieldDescriptor | None]:
+    """Returns the field of a message for a field of its value, with its path. None: a oneof."""
+    renamed = options.get("rename", {}).get(name)
+    if renamed is not None:
+        parent, _, leaf = renamed.rpartition(".")
+        return renamed, _part_at(message, parent).fields_by_name[leaf]
+    if name in message.oneofs_by_name:
+        return name, None
+    for wire_name in _wire_names(name):
+        for place in ("", *options.get("within", ())):
+            field = _part_at(message, place).fields_by_name.get(wire_name)
+            if field is not None:
+                return f"{place}.{wire_name}".removeprefix("."), field
+    raise TypeError(f"{message.name} has no field for {name}: {_ADVICE}")
 
 
 _ADVICE: Final = "map it, or add it to `skip` of the pair"
@@ -397,7 +399,7 @@ def _part_at(message: Descriptor, path: str) -> Descriptor:
     return message
 
 
-def _is_map(field: FieldDescriptor) -> bool:
+def is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 

@@ -67,7 +67,7 @@ async def test_agent_in_python_is_braked(bench: WorkerBench) -> None:
     task_id = str((await bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)
     task = await bench.ended(task_id)
     assert (state_name(task.state), task.reason) == (TaskState.FAILED, "NO_PROGRESS"), task.message
-    assert "there is no order 7" in task.message
+    assert "order 7 does not exist" in task.message
     assert len(bench.model_calls(task_id)) == 6
     assert len(await notes_of(bench, task_id)) == 1
     assert MARK in await fourth_answer(bench, task_id), "the model read it in the failure"

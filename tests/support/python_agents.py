@@ -77,7 +77,7 @@ stuck = Agent("stuck", model="anthropic:sim-python-stuck")
 
 @stuck.tool_plain(effect=Effect.PURE)
 async def look_up(order: int) -> str:
-    raise LookupError(f"there is no order {order}")
+    raise LookupError(f"order {order} does not exist")
 
 
 BIG = "".join(f"{number:07d}\n" for number in range(3 * 1024 * 1024 // 8))

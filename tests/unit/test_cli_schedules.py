@@ -14,7 +14,7 @@ from tenure.cli.context import Context
 from tenure.cli.group import ANYWHERE
 from tenure.cli.schedules import PARTS, create, show_schedule, update, update_request
 from tenure.cli.submit import submit
-from tenure.sdk.operations_from_wire import schedule_info
+from tenure.sdk.operations_info import READERS
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
 
@@ -100,4 +100,4 @@ def test_pinned_schedule_shows_its_revision(revision: int, expected: bool, tmp_p
     show_schedule(context, pb.GetScheduleResponse(schedule=pb.Schedule(name="night", spec=spec)))
     assert isinstance(console.file, StringIO)
     assert ("support@7" in console.file.getvalue()) is expected
-    assert schedule_info(pb.Schedule(spec=spec)).task.agent_revision == (revision or None)
+    assert READERS[pb.Schedule](pb.Schedule(spec=spec)).task.agent_revision == (revision or None)

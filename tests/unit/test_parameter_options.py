@@ -18,8 +18,8 @@ from tenure.cli.submit import request_of, submit
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.model_parameters import Effort
 from tenure.sdk.from_wire import task_info
-from tenure.sdk.submit_options import PARAMETERS
-from tenure.sdk.submit_request import submit_request
+from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, PARAMETERS, path_in_fork
+from tenure.sdk.submit_request import overrides_of, submit_request
 from tenure.v1 import task_pb2
 
 GIVEN: dict[str, Any] = {
@@ -106,7 +106,27 @@ def test_parameters_of_a_fork() -> None:
     options = parsed(fork, "TASK", *ARGUMENTS)
     del options["watched"], options["task"]
     assert fork_request(**options).overrides.parameters == EXPECTED
-    assert not fork_request().overrides.HasField("parameters")
+    assert fork_request().overrides == task_pb2.ForkOverrides()
+
+
+@pytest.mark.parametrize("name", FORK_OPTIONS)
+def test_option_of_a_fork_has_a_field_in_its_overrides(name: str) -> None:
+    message: Any = task_pb2.ForkOverrides.DESCRIPTOR
+    *above, field = path_in_fork(OPTIONS[name][1]).split(".")
+    for part in above:
+        message = message.fields_by_name[part].message_type
+    assert field in message.fields_by_name
+
+
+def test_fork_with_an_empty_model_has_the_default_one() -> None:
+    typed = parsed(fork, "TASK", "--model", "", "--tool-choice", "")
+    del typed["watched"], typed["task"]
+    sent = read_json(ForkBody, {"model": "", "tool_choice": "", "tools": None})
+    for overrides in (
+        fork_request(**typed).overrides,
+        overrides_of({name: getattr(sent, name) for name in FORK_OPTIONS}),
+    ):
+        assert overrides == task_pb2.ForkOverrides(model="")
 
 
 def test_parameters_in_the_public_json() -> None:

@@ -123,46 +123,54 @@ def test_a_script_ends_though_a_stream_is_still_open() -> None:
     assert (run.stdout, run.stderr) == ("0 1\n", "")
 
 
-USED_AFTER_A_FORK = """
+FORKS_BEFORE_AND_AFTER_A_CHANNEL = """
 import os
 import sys
+from tenure import SyncClient, UsedBeforeFork
+from tenure.runtime.rpc.client import open_channel
 from tenure.sdk.loop_thread import LoopCalls
 
 async def one():
     return 1
 
-async def numbers():
-    yield 1
-    yield 2
+async def opened():
+    return open_channel("127.0.0.1:1")
 
 calls = LoopCalls()
-assert calls.run(one) == 1
-stream = calls.iterate(numbers)
-assert next(stream) == 1
+calls.run(one)
 if os.fork() == 0:
-    try:
-        next(stream)
-    except RuntimeError as error:
-        print("refused:", error, flush=True)
-    print(calls.run(one), flush=True)
+    print("before:", calls.run(one), flush=True)
     sys.exit()
 os.wait()
-print(next(stream))
+channel = calls.run(opened)
+if os.fork() == 0:
+    for call in (lambda: calls.run(one), SyncClient("127.0.0.1:1").tasks_page):
+        try:
+            call()
+        except UsedBeforeFork as error:
+            print(error, flush=True)
+    SyncClient().close()
+    sys.exit()
+os.wait()
+print("parent:", calls.run(one))
 """
 
 
-def test_an_iteration_goes_on_only_in_the_parent_of_a_fork() -> None:
+def test_a_child_of_a_process_with_a_channel_is_refused() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", USED_AFTER_A_FORK], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", FORKS_BEFORE_AND_AFTER_A_CHANNEL], capture_output=True, text=True, check=True, timeout=60
     )
-    refused, one, next_number = run.stdout.splitlines()
-    assert "before this process was forked" in refused
-    assert (one, next_number, run.stderr) == ("1", "2", "")
+    before, *refusals, parent = run.stdout.splitlines()
+    assert (before, parent, run.stderr) == ("before: 1", "parent: 1", "")
+    assert ["the first call after the fork" in refusal for refusal in refusals] == [True, True]
 
 
 def test_a_stream_is_closed_after_its_cancelled_step_has_ended() -> None:
     """The cancelled step takes a moment to end; a generator that still runs cannot be closed."""
     calls, states = LoopCalls(), []
+
+    async def no_connection() -> None:
+        pass
 
     async def stream() -> AsyncGenerator[int]:
         try:
@@ -177,7 +185,7 @@ def test_a_stream_is_closed_after_its_cancelled_step_has_ended() -> None:
     def end_when_it_waits() -> None:
         while "waits" not in states or not calls._running:
             threading.Event().wait(0.001)
-        calls.end()
+        calls.end(no_connection)
 
     ending = threading.Thread(target=end_when_it_waits)
     ending.start()

@@ -13,6 +13,10 @@ from tenure.sdk.loop_thread import LoopCalls
 from tests.support.patience import PATIENCE_SECONDS
 
 
+async def no_connection() -> None:
+    pass
+
+
 async def numbers() -> AsyncGenerator[int]:
     yield 1
     yield 2
@@ -23,7 +27,7 @@ def test_a_stream_that_was_closed_between_two_items_ends() -> None:
     calls = LoopCalls()
     stream = calls.iterate(numbers)
     assert next(stream) == 1
-    calls.end()
+    calls.end(no_connection)
     with pytest.raises(Unavailable) as closed:
         next(stream)
     assert closed.value.reason == "CLIENT_CLOSED"
@@ -42,7 +46,7 @@ async def test_a_stream_that_was_closed_during_a_wait_ends() -> None:
     assert await asyncio.to_thread(next, stream) == 1
     waiting = asyncio.create_task(asyncio.to_thread(next, stream))
     assert await asyncio.to_thread(waits.wait, PATIENCE_SECONDS)
-    calls.end()
+    calls.end(no_connection)
     with pytest.raises(Unavailable):
         await waiting
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event
-from tenure.sdk.json_shape import PublicValue
+from tenure.sdk.json_shape import PublicValue, public_class
 from tenure.sdk.task_info import TaskFile, TaskInfo
 
 
@@ -25,20 +25,6 @@ class Explanation(PublicValue):
 
     lines: tuple[str, ...]
     task: TaskInfo
-
-
-@dataclass(frozen=True, slots=True)
-class ActPage(PublicValue):
-    """The outcomes of a page of an act on many tasks; of a dry run, the groups of the tasks that match.
-
-    `more`: there are more tasks than the 100,000 that were counted.
-    """
-
-    operation_id: str
-    outcomes: tuple[info.ActOutcomeInfo, ...]
-    next_page_token: str
-    groups: tuple[info.TaskGroupInfo, ...]
-    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,127 +55,49 @@ class FileListPage(PublicValue):
     max_files: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulePage(PublicValue):
-    """A page of schedules."""
-
-    schedules: tuple[info.ScheduleInfo, ...]
-    next_page_token: str
+def _page(name: str, what: str, items: str, kind: Any, **others: Any) -> Any:
+    """Returns the dataclass of a page of items of this kind."""
+    fields: dict[str, Any] = {items: tuple[kind, ...], "next_page_token": str, **others}
+    return public_class(name, f"A page of {what}.", **fields)
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookPage(PublicValue):
-    """A page of webhooks."""
-
-    webhooks: tuple[info.WebhookInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryPage(PublicValue):
-    """A page of deliveries."""
-
-    deliveries: tuple[info.DeliveryInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted(PublicValue):
-    """The answer to a deletion."""
-
-    deleted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed(PublicValue):
-    """The numbers of deliveries that are sent again and of dead ones that remain: repeat the request for these."""
-
-    replayed: int
-    remaining: int
-
-
-@dataclass(frozen=True, slots=True)
-class Workers(PublicValue):
-    """Workers with a session."""
-
-    workers: tuple[info.WorkerInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPage(PublicValue):
-    """A page of workers with a session."""
-
-    workers: tuple[info.WorkerInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimList(PublicValue):
-    """Live claims."""
-
-    claims: tuple[info.ClaimInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Queues(PublicValue):
-    """Queued tasks by queue and priority."""
-
-    queues: tuple[info.QueueInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LeasePage(PublicValue):
-    """A page of leases. `revision`: of the list."""
-
-    leases: tuple[info.LeaseInfo, ...]
-    next_page_token: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedWrites(PublicValue):
-    """Refused writes of stale workers, the newest first."""
-
-    refusals: tuple[info.RefusedWriteInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InDoubtPage(PublicValue):
-    """A page of calls in doubt, the longest wait first."""
-
-    calls: tuple[info.InDoubtCallInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolList(PublicValue):
-    """The tools that the tenant's tasks may call."""
-
-    tools: tuple[info.ToolInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TenantPage(PublicValue):
-    """A page of tenants."""
-
-    tenants: tuple[info.TenantInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class UsagePage(PublicValue):
-    """A page of sums of bills."""
-
-    sums: tuple[info.UsageInfo, ...]
-    next_page_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class AuditPage(PublicValue):
-    """A page of audit records."""
-
-    records: tuple[info.AuditRecordInfo, ...]
-    next_page_token: str
+SchedulePage: Final[Any] = _page("SchedulePage", "schedules", "schedules", info.ScheduleInfo)
+WebhookPage: Final[Any] = _page("WebhookPage", "webhooks", "webhooks", info.WebhookInfo)
+DeliveryPage: Final[Any] = _page("DeliveryPage", "deliveries", "deliveries", info.DeliveryInfo)
+WorkerPage: Final[Any] = _page("WorkerPage", "workers with a session", "workers", info.WorkerInfo)
+LeasePage: Final[Any] = _page("LeasePage", "leases. `revision`: of the list", "leases", info.LeaseInfo, revision=int)
+InDoubtPage: Final[Any] = _page("InDoubtPage", "calls in doubt, the longest wait first", "calls", info.InDoubtCallInfo)
+TenantPage: Final[Any] = _page("TenantPage", "tenants", "tenants", info.TenantInfo)
+UsagePage: Final[Any] = _page("UsagePage", "sums of bills", "sums", info.UsageInfo)
+AuditPage: Final[Any] = _page("AuditPage", "audit records", "records", info.AuditRecordInfo)
+Workers: Final[Any] = public_class("Workers", "Workers with a session.", workers=tuple[info.WorkerInfo, ...])
+ClaimList: Final[Any] = public_class("ClaimList", "Live claims.", claims=tuple[info.ClaimInfo, ...])
+Queues: Final[Any] = public_class("Queues", "Queued tasks by queue and priority.", queues=tuple[info.QueueInfo, ...])
+ToolList: Final[Any] = public_class(
+    "ToolList", "The tools that the tenant's tasks may call.", tools=tuple[info.ToolInfo, ...]
+)
+RefusedWrites: Final[Any] = public_class(
+    "RefusedWrites",
+    "Refused writes of stale workers, the newest first.",
+    refusals=tuple[info.RefusedWriteInfo, ...],
+)
+ActPage: Final[Any] = public_class(
+    "ActPage",
+    "The outcomes of a page of an act on many tasks; of a dry run, the groups of the tasks that match.\n\n"
+    "`more`: there are more tasks than the 100,000 that were counted.",
+    operation_id=str,
+    outcomes=tuple[info.ActOutcomeInfo, ...],
+    next_page_token=str,
+    groups=tuple[info.TaskGroupInfo, ...],
+    more=bool,
+)
+Deleted: Final[Any] = public_class("Deleted", "The answer to a deletion.", deleted=bool)
+Replayed: Final[Any] = public_class(
+    "Replayed",
+    "The numbers of deliveries that are sent again and of dead ones that remain: repeat the request for these.",
+    replayed=int,
+    remaining=int,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.sdk import operations_from_wire as convert
 from tenure.sdk.from_wire import task_info
 from tenure.sdk.option_values import nano_usd
-from tenure.sdk.submit_request import is_given
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2
@@ -39,9 +38,10 @@ async def caller(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.Kn
 
 def _spec(body: req.SubmitBody) -> task_pb2.TaskSpec:
     """Returns what a schedule submits. The schedule sets the source of its tasks, and when they start."""
-    own = (name for name in ("start_at", "source", "request_id") if is_given(body.options[name]))
+    given = body.options
+    own = (name for name in ("start_at", "source", "request_id") if name in given)
     violations = [(f"task.{name}", "is set by the schedule") for name in own]
-    if is_given(body.options["files"]):
+    if "files" in given:
         violations.append(("task.files", "must be empty: a schedule keeps no files"))
     if violations:
         raise InvalidRequest(violations=violations)
@@ -61,7 +61,7 @@ AS_SCHEDULE: Final[dict[str, Any]] = {
 # Operations.
 
 
-async def refusals(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.RefusedWrites:
+async def refusals(call: HttpCall, _query: req.NoQuery, _body: None) -> Any:
     listed = await call.one(call.stubs.admin.ListRefusals, admin.ListRefusalsRequest(task_id=call.path("task_id")))
     of_ledger = [convert.refused_write_info("ledger", one) for one in listed.ledger]
     of_tools = [convert.refused_write_info("tools", one) for one in listed.tools]
@@ -96,7 +96,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
 # Acts on many tasks.
 
 
-async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> answers.ActPage:
+async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> Any:
     request = admin.ActOnTasksRequest(
         operation_id=body.operation_id or call.request_id or new_id(),
         filter=filter_of(body.filter),
@@ -120,9 +120,9 @@ async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> answers
     page = await call.while_connected(call.one(call.stubs.admin.ActOnTasks, request, timeout=ACT_SECONDS))
     return answers.ActPage(
         request.operation_id,
-        tuple(map(convert.act_outcome_info, page.outcomes)),
+        tuple(map(convert.OPERATIONS[admin.ActOnTasksResponse.Outcome], page.outcomes)),
         page.next_page_token,
-        tuple(map(convert.task_group_info, page.groups)),
+        tuple(map(convert.OPERATIONS[admin.TaskGroup], page.groups)),
         page.more,
     )
 
@@ -130,7 +130,7 @@ async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> answers
 # Usage.
 
 
-async def usage(call: HttpCall, query: req.UsageQuery, _body: None) -> answers.UsagePage:
+async def usage(call: HttpCall, query: req.UsageQuery, _body: None) -> Any:
     tenant = call.path("name")
     request = tenant_pb.GetTenantUsageRequest(
         tenant=tenant,

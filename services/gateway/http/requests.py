@@ -18,10 +18,11 @@ from tenure.domain.audit import Decision
 from tenure.domain.model_parameters import Effort
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
-from tenure.domain.task import InputFile, NoProgressPolicy, Priority, Source
+from tenure.domain.task import InputFile, NoProgressPolicy, Priority
 from tenure.domain.webhooks import DeliveryState
 from tenure.sdk.option_values import Money, Seconds
-from tenure.sdk.submit_options import OPTIONS, PARAMETERS, default_of
+from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, default_of
+from tenure.sdk.submit_request import is_given
 
 T = TypeVar("T")
 
@@ -55,16 +56,18 @@ _JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
 """The types of options that have another form in JSON than in Python, each with what its text adds."""
 
 
-def _with_options(names: Iterable[str]) -> Callable[[type[T]], type[T]]:
-    """Declares a field for each of these options of a submit."""
+def _with_options(names: Iterable[str], *, may_be_null: bool = False) -> Callable[[type[T]], type[T]]:
+    """Declares a field for each of these options of a submit. `may_be_null`: each is null when it is not given."""
 
     def declared(body: type[T]) -> type[T]:
         for name in names:
             hint, option = OPTIONS[name]
             json_type, unit = _JSON_TYPES.get(hint, (hint, ""))
-            default: Any = (
-                {"default_factory": dict} if json_type == Mapping[str, str] else {"default": default_of(hint)}
-            )
+            default: Any = {"default": default_of(hint)}
+            if json_type == Mapping[str, str]:
+                default = {"default_factory": dict}
+            if may_be_null:
+                json_type, default = json_type | None, {"default": None}
             body.__annotations__[name] = json_type
             setattr(body, name, field(metadata={"text": f"{option.text}{unit}"}, **default))
         return body
@@ -91,8 +94,8 @@ class SubmitBody:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options, by name."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        """The options that are given, by name."""
+        return {name: value for name in OPTIONS if is_given(value := getattr(self, name))}
 
     def changed(self, **values: Any) -> SubmitBody:
         """Returns the body with other values of these fields and options."""
@@ -209,26 +212,19 @@ class MessageBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@_with_options(PARAMETERS)
+@_with_options(FORK_OPTIONS, may_be_null=True)
 class ForkBody:
     """A fork: a new task from the history of this one. A field that is null keeps what the other task has; of the
-    parameters of the model, from temperature to extra_body, one that is given replaces all.
+    parameters of the model, from temperature to extra_body, one that is given replaces all. The limits are those of the
+    fork itself, whose usage begins at zero.
     """
 
     at_sequence: int | None = given("cut the history after this entry; null: at the latest possible point", None)
     step: int | None = given("instead: cut it after this step", None)
     message: str = given("the next message for the agent; empty: it continues by itself", "")
     without_files: bool = given("begin with an empty workspace", False)
-    model: str | None = given("another model; empty: the default", None)
-    system: str | None = given("another system prompt", None)
-    tools: tuple[str, ...] | None = given("other tools", None)
     all_tools: bool = given("all of the tenant's tools", False)
     result: Any = given("another JSON Schema of the result; an empty text: any text", None)
-    max_cost: Decimal | None = given("the cap in US dollars", None)
-    max_tokens: int | None = given("the cap in tokens", None)
-    max_steps: int | None = given("the most further steps", None)
-    timeout: float | None = given("seconds", None)
-    source: Source | None = given("another source", None)
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 

@@ -16,8 +16,8 @@ from tenure.domain.errors import InvalidRequest
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_file, task_info, task_page
 from tenure.sdk.option_values import json_text, nano_usd
-from tenure.sdk.submit_options import OPTIONS, PARAMETERS, argument_of
-from tenure.sdk.submit_request import function_request, is_given, set_field, submit_request
+from tenure.sdk.submit_options import FORK_OPTIONS, PARAMETERS, argument_of
+from tenure.sdk.submit_request import function_request, overrides_of, submit_request
 from tenure.sdk.task_filter import source_of, task_filter
 from tenure.sdk.task_info import TaskInfo, TaskPage
 from tenure.v1 import task_pb2
@@ -27,23 +27,11 @@ from tenure.wire.common import duration
 FORK_SECONDS: Final = 150.0
 _WAIT_MARGIN_SECONDS: Final = 15.0
 _WAITING: Final = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
-_OVERRIDES: Final = (
-    "model",
-    "system",
-    "tools",
-    "max_cost",
-    "max_tokens",
-    "max_steps",
-    "timeout",
-    "source",
-    *PARAMETERS,
-)
-"""The options of a submit in which a fork may differ."""
 
 
 def submit_of(body: req.SubmitBody, request_id: str = "") -> api.SubmitTaskRequest:
     """Returns the request of a submit. Raises InvalidRequest."""
-    options = {"request_id": request_id} | {name: value for name, value in body.options.items() if is_given(value)}
+    options = {"request_id": request_id} | body.options
     if not body.function:
         schema_json = "" if body.result is None else json_text("result", body.result)
         return submit_request(body.goal, options, agent=body.agent, input=body.input, result_schema_json=schema_json)
@@ -119,12 +107,8 @@ async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Wai
 
 
 async def fork(call: HttpCall, _query: req.NoQuery, body: req.ForkBody) -> TaskInfo:
-    overrides = task_pb2.ForkOverrides(all_tools=body.all_tools)
-    for name in _OVERRIDES:
-        value = getattr(body, name)
-        if value is not None and (value != "" or name not in PARAMETERS):
-            _, option = OPTIONS[name]
-            set_field(overrides, option.path.removeprefix("agent."), option.to_wire(name, value), name)
+    overrides = overrides_of({name: getattr(body, name) for name in FORK_OPTIONS})
+    overrides.all_tools = body.all_tools
     if body.result is not None:
         overrides.result_schema_json = "" if body.result == "" else json_text("result", body.result)
     request = api.ForkTaskRequest(

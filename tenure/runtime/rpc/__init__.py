@@ -1,7 +1,7 @@
 """gRPC, from the caller to the handler and back.
 
 client.py        channels whose calls raise domain errors and carry the tenant and the trace
-channels.py      renews their connections when certificates change, and closes them for a fork
+channels.py      renews their connections when certificates change, and refuses them after a fork
 options.py       keepalive, message sizes, connection age and reconnects, for clients and servers
 server.py        the server: health, reflection, drain
 in_process.py    calls of a server in its own process, through the same interceptor

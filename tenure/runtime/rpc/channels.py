@@ -1,15 +1,18 @@
-"""The gRPC channel behind a `TenureChannel`: another one after a change of certificates, and none during a fork.
+"""The gRPC channel behind a `TenureChannel`: another one after a change of certificates, and none after a fork.
 
 gRPC fixes the credentials of a channel when it opens the channel. So a changed file leads to a second gRPC channel:
 it connects, new calls go to it, and the calls of the first one have some time to end. A stream that is still open
 then ends with Unavailable, as when its server ends the connection, and its loop opens it again.
+
+gRPC does not work in the child of a process that has used it: its threads are gone and their locks are held. A child
+that calls it hangs or crashes. So such a child is refused before it calls gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -17,9 +20,8 @@ import grpc
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
-    from tenure.runtime.rpc.client import TranslatedCall
     from tenure.runtime.rpc.options import Options
     from tenure.runtime.security.tls import ChannelTls, PemFiles
 
@@ -34,64 +36,57 @@ DRAIN_SECONDS: Final = 60.0
 _log: Final = logging.getLogger(__name__)
 
 
-class ChannelRenewal:
-    """The gRPC channel of a `TenureChannel`. `tls` None: without TLS. It needs a running event loop.
+class UsedBeforeFork(RuntimeError):  # noqa: N818  the name says what happened
+    """A parent of this process used gRPC before it forked this process, so gRPC cannot be used here."""
 
-    `methods`: those of the current channel, by what makes them. `streams`: the calls with a stream.
-    """
+
+def is_used_before_fork() -> bool:
+    """Whether a parent of this process had opened a channel before it forked this process."""
+    return bool(_users) and os.getpid() not in _users
+
+
+def refuse_after_fork() -> None:
+    """Raises UsedBeforeFork in a process whose parent had opened a channel."""
+    if is_used_before_fork():
+        raise UsedBeforeFork(
+            "this process was forked from one that had already called Tenure, and gRPC hangs or crashes in such a "
+            "child. Make the first call after the fork (in Celery in worker_process_init, in gunicorn in post_fork), "
+            'or start the process with multiprocessing.get_context("spawn")'
+        )
+
+
+_users: Final[set[int]] = set()
+"""This process, or the parent that had opened a channel before it forked."""
+
+
+class ChannelRenewal:
+    """The gRPC channel of a `TenureChannel`. `tls` None: without TLS. It needs a running event loop."""
 
     def __init__(self, target: str, options: Options, tls: ChannelTls | None) -> None:
-        self._target, self._options, self._tls = target, options, tls
+        refuse_after_fork()
+        _users.add(os.getpid())
+        self._target, self._options = target, options
         self._former: set[grpc.aio.Channel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._current: grpc.aio.Channel | None = None
-        self.methods: dict[Callable[[], Any], Any] = {}
-        self.streams: weakref.WeakSet[TranslatedCall] = weakref.WeakSet()
-        self._open()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has a channel. It opens another one after a `suspend`."""
-        return self._current is not None
-
-    @property
-    def current(self) -> grpc.aio.Channel:
-        """The channel for new calls."""
-        return self._current or self._open()
-
-    def belongs_to(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether it is open in this event loop."""
-        return self.is_open and self._loop is loop
-
-    async def suspend(self) -> None:
-        """Closes the connections and ends the calls that still run. The next call opens them again."""
-        await self.close(None)
-        self._current = None
-        self._former.clear()
-        self.methods.clear()
-        for call in self.streams:
-            call.release()
-        self.streams.clear()
+        if tls is None:
+            self.current = grpc.aio.insecure_channel(target, options=options)
+        else:
+            files = tls.read()
+            self.current = self._opened(tls, files)
+            self._run(self._renew_forever(tls, files), f"certificates for {target}")
 
     async def close(self, grace: float | None) -> None:
-        """Closes the connections and, after `grace` seconds, ends the calls that still run."""
+        """Closes the connections and, after `grace` seconds, ends the calls that still run.
+
+        Does nothing in the child of a fork: the connections are the parent's.
+        """
+        if is_used_before_fork():
+            return
         running = list(self._tasks)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        opened = [self._current] if self._current else []
-        await asyncio.gather(*(channel.close(grace) for channel in (*opened, *self._former)))
-
-    def _open(self) -> grpc.aio.Channel:
-        self._loop = asyncio.get_running_loop()
-        if self._tls is None:
-            self._current = grpc.aio.insecure_channel(self._target, options=self._options)
-        else:
-            files = self._tls.read()
-            self._current = self._opened(self._tls, files)
-            self._run(self._renew_forever(self._tls, files), f"certificates for {self._target}")
-        _open_channels.add(self)
-        return self._current
+        await asyncio.gather(*(channel.close(grace) for channel in (self.current, *self._former)))
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -126,8 +121,7 @@ class ChannelRenewal:
         except asyncio.CancelledError:
             await second.close()
             raise
-        former, self._current = self.current, second
-        self.methods.clear()
+        former, self.current = self.current, second
         self._former.add(former)
         self._run(self._drain(former), f"drain of {self._target}")
         _log.info("connected with new certificate files", extra={"target": self._target})
@@ -136,16 +130,3 @@ class ChannelRenewal:
         await asyncio.sleep(DRAIN_SECONDS)
         self._former.discard(former)
         await former.close()
-
-
-_open_channels: Final[weakref.WeakSet[ChannelRenewal]] = weakref.WeakSet()
-
-
-async def suspend_channels() -> None:
-    """Closes all channels of this event loop. Each opens again at its next call, in the event loop of that call.
-
-    Calls that run end with Unavailable, and no error keeps a call: gRPC ends its threads when its last object is gone.
-    """
-    loop = asyncio.get_running_loop()
-    for channel in [each for each in _open_channels if each.belongs_to(loop)]:
-        await channel.suspend()

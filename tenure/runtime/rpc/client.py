@@ -12,7 +12,6 @@ cancelled.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Never, Self
@@ -21,7 +20,7 @@ import grpc
 
 from tenure.domain.errors import TenureError, TryLater, Unavailable
 from tenure.runtime.request_context import TENANT_KEY, current_tenant, trace_metadata
-from tenure.runtime.rpc.channels import ChannelRenewal
+from tenure.runtime.rpc.channels import ChannelRenewal, refuse_after_fork
 from tenure.runtime.rpc.options import Keepalive, channel_options
 from tenure.runtime.rpc.status import OUTCOME_UNKNOWN, PeerFailed, from_rpc_error
 
@@ -36,6 +35,7 @@ CALL_CANCELLED: Final = "CALL_CANCELLED"
 """The reason of the error of a call that this process itself ended, as it does when it closes a channel."""
 AUTHORIZATION: Final = "authorization"
 """The metadata key of a client's API key or token."""
+_FAILURES: Final = grpc.aio.AioRpcError, asyncio.CancelledError
 PEER: Final = "peer"
 """The metadata key of an error for the name of the peer that did not answer, if the channel has that name."""
 
@@ -75,13 +75,8 @@ class CallRules:
         return translated
 
 
-def wrapped(
-    multicallable: Any, rules: CallRules, streams: weakref.WeakSet[TranslatedCall] | None = None
-) -> Callable[..., TranslatedCall]:
-    """Returns the method for a stub: it has gRPC's arguments and returns a `TranslatedCall`.
-
-    `streams`: gets the calls of a method with a stream. A method without one needs a timeout.
-    """
+def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Callable[..., TranslatedCall]:
+    """Returns the method for a stub: it has gRPC's arguments and returns a `TranslatedCall`."""
 
     def call(
         *request: Any,
@@ -89,12 +84,9 @@ def wrapped(
         metadata: Iterable[tuple[str, str | bytes]] | None = None,
         **options: Any,
     ) -> TranslatedCall:
-        seconds = rules.timeout(timeout, needed=streams is None)
+        seconds = rules.timeout(timeout, needed=needs_timeout)
         call_metadata = (*(metadata or ()), *rules.metadata())
-        begun = TranslatedCall(multicallable(*request, timeout=seconds, metadata=call_metadata, **options), rules)
-        if streams is not None:
-            streams.add(begun)
-        return begun
+        return TranslatedCall(multicallable(*request, timeout=seconds, metadata=call_metadata, **options), rules)
 
     return call
 
@@ -102,16 +94,10 @@ def wrapped(
 class TranslatedCall:
     """A gRPC call of any arity that raises domain errors. All other attributes (cancel, code, …) are gRPC's own."""
 
-    __slots__ = ("__weakref__", "_call", "_rules")
+    __slots__ = ("_call", "_rules")
 
     def __init__(self, call: Any, rules: CallRules) -> None:
         self._call, self._rules = call, rules
-
-    def release(self) -> None:
-        """Lets go of gRPC's call, whose channel was closed."""
-        self._call = _ReleasedCall()
-
-    # Each method deletes its `self` before it raises, so that the traceback of the error does not keep the call.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -119,62 +105,43 @@ class TranslatedCall:
     def __await__(self) -> Generator[Any, None, Any]:
         try:
             return (yield from self._call.__await__())
-        except grpc.aio.AioRpcError as error:
-            translated = self._rules.error_of(error)
-            del self
-            raise translated from error.with_traceback(None)
-        except asyncio.CancelledError as cancelled:
-            if _is_task_cancelled():
-                raise
-            del self
-            raise _call_cancelled() from cancelled.with_traceback(None)
+        except _FAILURES as failure:
+            raise self._translated(failure) from failure
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._messages()
 
     async def _messages(self) -> AsyncIterator[Any]:
         try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
+            async for message in self._call:
                 yield message
-        except grpc.aio.AioRpcError as error:
-            translated = self._rules.error_of(error)
-            del self
-            raise translated from error.with_traceback(None)
-        except asyncio.CancelledError as cancelled:
-            if _is_task_cancelled():
-                raise
-            del self
-            raise _call_cancelled() from cancelled.with_traceback(None)
+        except _FAILURES as failure:
+            raise self._translated(failure) from failure
 
     async def read(self) -> Any:
         """Returns the next message, or `grpc.aio.EOF` if the peer ended the stream in order."""
         try:
             return await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            translated = self._rules.error_of(error)
-            del self
-            raise translated from error.with_traceback(None)
-        except asyncio.CancelledError as cancelled:
-            if _is_task_cancelled():
-                raise
-            del self
-            raise _call_cancelled() from cancelled.with_traceback(None)
+        except _FAILURES as failure:
+            raise self._translated(failure) from failure
 
     async def write(self, request: Any) -> None:
         """Sends one message. Waits while the peer's window is full. Raises the peer's error if the stream has ended."""
         try:
             await self._call.write(request)
-        except grpc.aio.AioRpcError as error:
-            translated = self._rules.error_of(error)
-            del self
-            raise translated from error.with_traceback(None)
         except asyncio.InvalidStateError:
             await self._raise_ending()
-        except asyncio.CancelledError as cancelled:
-            if _is_task_cancelled():
-                raise
-            del self
-            raise _call_cancelled() from cancelled.with_traceback(None)
+        except _FAILURES as failure:
+            raise self._translated(failure) from failure
+
+    def _translated(self, failure: grpc.aio.AioRpcError | asyncio.CancelledError) -> TenureError | PeerFailed:
+        """Returns what to raise for a failure of gRPC's call. Raises it again if the waiting task was cancelled."""
+        if isinstance(failure, grpc.aio.AioRpcError):
+            return self._rules.error_of(failure)
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise failure
+        return Unavailable("the call was cancelled on this side", reason=CALL_CANCELLED, metadata=OUTCOME_UNKNOWN)
 
     async def _raise_ending(self) -> Never:
         """Raises the error with which the peer ended the stream.
@@ -187,31 +154,6 @@ class TranslatedCall:
             ending = grpc.aio.AioRpcError(code, None, trailing, details=await self._call.details())
             raise self._rules.error_of(ending) from None
         raise Unavailable("the peer has ended the stream", reason="STREAM_ENDED", metadata=OUTCOME_UNKNOWN) from None
-
-
-class _ReleasedCall:
-    """A call that ended with its channel."""
-
-    def cancel(self) -> bool:
-        """Does nothing."""
-        return False
-
-    async def read(self) -> Never:
-        """Raises what gRPC raises for a call that was cancelled."""
-        raise asyncio.CancelledError
-
-    async def write(self, _request: object) -> Never:
-        """Raises what gRPC raises for a call that was cancelled."""
-        raise asyncio.CancelledError
-
-
-def _is_task_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
-
-
-def _call_cancelled() -> Unavailable:
-    return Unavailable("the call was cancelled on this side", reason=CALL_CANCELLED, metadata=OUTCOME_UNKNOWN)
 
 
 # Channels whose calls raise domain errors and carry the tenant.
@@ -227,41 +169,36 @@ class TenureChannel(grpc.aio.Channel):
 
     @property
     def raw(self) -> grpc.aio.Channel:
-        """The channel of gRPC, which is another one after the certificates have changed."""
+        """The channel of gRPC, which is another one after the certificates have changed. Raises UsedBeforeFork."""
+        refuse_after_fork()
         return self._renewal.current
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as in gRPC, with a `TranslatedCall`: await it for the response."""
-        return self._method("unary_unary", args, kwargs, None)
+        return self._method("unary_unary", args, kwargs, needs_timeout=True)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as in gRPC, with a `TranslatedCall`: iterate it or `read` its messages."""
-        return self._method("unary_stream", args, kwargs, self._renewal.streams)
+        return self._method("unary_stream", args, kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as in gRPC, with a `TranslatedCall`: `write` to it, then await it for the response."""
-        return self._method("stream_unary", args, kwargs, self._renewal.streams)
+        return self._method("stream_unary", args, kwargs)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as in gRPC, with a `TranslatedCall`: `write` to it, and iterate it or `read` its messages."""
-        return self._method("stream_stream", args, kwargs, self._renewal.streams)
+        return self._method("stream_stream", args, kwargs)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it belongs to the event loop in which it was opened. After `suspend_channels` it does not."""
-        return self._renewal.is_open
-
-    def _method(self, arity: str, args: Any, kwargs: Any, streams: weakref.WeakSet[TranslatedCall] | None) -> Any:
-        def make() -> Any:
-            return getattr(self.raw, arity)(*args, **kwargs)
+    def _method(self, arity: str, args: Any, kwargs: Any, *, needs_timeout: bool = False) -> Any:
+        channel, method = self.raw, getattr(self.raw, arity)(*args, **kwargs)
 
         def on_current_channel(*request: Any, **options: Any) -> Any:
-            method = self._renewal.methods.get(make)
-            if method is None:
-                method = self._renewal.methods[make] = make()
+            nonlocal channel, method
+            if channel is not self.raw:
+                channel, method = self.raw, getattr(self.raw, arity)(*args, **kwargs)
             return method(*request, **options)
 
-        return wrapped(on_current_channel, self._rules, streams)
+        return wrapped(on_current_channel, self._rules, needs_timeout=needs_timeout)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Does the same as in gRPC."""

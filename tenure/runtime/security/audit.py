@@ -116,7 +116,7 @@ class RefusalLog:
             await log_refusals(self._denials.take(math.inf))
 
     async def _flush(self, now_seconds: float) -> bool:
-        """Writes what is due. Returns whether all of it is written; what is not, is due again."""
+        """Writes the records that are due. Returns whether all are written; the others stay due."""
         left = self._denials.take(now_seconds)
         try:
             while left:
