@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any, Final
 
@@ -22,8 +22,7 @@ from tenure.client import Client as GatewayClient
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.sdk.client import Client
-from tenure.sdk.errors import api_errors
-from tenure.sdk.submit_options import argument_of
+from tenure.sdk.connection import GatewayConnection
 
 PATH: Final = "/mcp"
 MAX_BODY_BYTES: Final = 1024 * 1024
@@ -83,23 +82,19 @@ class _CallersClient(Client):
     """The public client over the gateway's own server, with the credentials of one request."""
 
     def __init__(self, call: HttpCall) -> None:
-        connection: Any = _CallersConnection(call)
-        self._connection = connection
+        self._connection = _CallersConnection(call)
 
 
-class _CallersConnection:
-    """Does the same as GatewayConnection, without a channel of its own."""
+class _CallersConnection(GatewayConnection):
+    """A connection without a channel of its own."""
 
     def __init__(self, call: HttpCall) -> None:
-        self._client = _CallersGateway(call)
+        self.address = PATH
+        self._of_caller = _CallersGateway(call)
 
     def client(self) -> GatewayClient:
         """Returns the client of the gateway's messages."""
-        return self._client
-
-    def errors(self) -> AbstractContextManager[None]:
-        """Returns the context in which errors get their hints, and the names of arguments."""
-        return api_errors("/mcp", argument_of)
+        return self._of_caller
 
 
 class _CallersGateway(GatewayClient):

@@ -67,13 +67,13 @@ def _part(
     `optional`: the fields besides times that are None when they are unset. `types`: of the fields that `given` makes.
     """
     descriptor: Any = message.DESCRIPTOR
-    hints = dict(types or {})
+    kinds = dict(types or {})
     for each in fields.split():
-        if each not in hints:
-            _, field = counterpart(descriptor, each, options)
+        if each not in kinds:
+            _, field = counterpart(descriptor, name, each, options)
             assert field is not None, f"{name}.{each} is not a oneof"
-            hints[each] = _type_of(field, optional=each in optional.split())
-    made = public_class(name, text, **{each: hints[each] for each in fields.split()})
+            kinds[each] = _type_of(field, optional=each in optional.split())
+    made = public_class(name, text, **{each: kinds[each] for each in fields.split()})
     READERS[message] = public(made, message, **options)
     _CLASSES[descriptor.full_name] = made
     return made

@@ -330,7 +330,7 @@ class Codec(Generic[V, M]):
         apart = self._skipped | set(self.options.get("given", {}))
         for name, default in own.items():
             if name not in apart:
-                path, field = counterpart(self._descriptor, name, self.options)
+                path, field = counterpart(self._descriptor, self.value.__name__, name, self.options)
                 paths.update((path, *_parents(path)))
                 kinds = typing.get_args(type_of[name])
                 optional = NoneType in kinds
@@ -355,7 +355,7 @@ class Codec(Generic[V, M]):
         return isinstance(getattr(self.value, name, None), property)
 
 
-def counterpart(message: Descriptor, name: str, options: PairOptions) -> tuple[str, FieldDescriptor | None]:
+def counterpart(message: Descriptor, value: str, name: str, options: PairOptions) -> tuple[str, FieldDescriptor | None]:
     """Returns the field of a message for a field of its value, with its path. None: a oneof."""
     renamed = options.get("rename", {}).get(name)
     if renamed is not None:
@@ -368,7 +368,7 @@ def counterpart(message: Descriptor, name: str, options: PairOptions) -> tuple[s
             field = _part_at(message, place).fields_by_name.get(wire_name)
             if field is not None:
                 return f"{place}.{wire_name}".removeprefix("."), field
-    raise TypeError(f"{message.name} has no field for {name}: {_ADVICE}")
+    raise TypeError(f"{message.name} has no field for {value}.{name}: {_ADVICE}")
 
 
 _ADVICE: Final = "map it, or add it to `skip` of the pair"

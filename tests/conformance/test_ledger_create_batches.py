@@ -119,7 +119,7 @@ async def test_a_submit_rate_holds_within_a_batch(replica: Checkpoint) -> None:
     assert [one.reason for one in results if isinstance(one, LimitReached)] == ["TENANT_QUOTA"] * 4
 
 
-async def test_a_submit_whose_request_id_is_in_use_waits_without_its_neighbours(replica: Checkpoint) -> None:
+async def test_a_submit_that_waits_for_its_request_id_delays_no_other(replica: Checkpoint) -> None:
     await replica.create()
     requests = [a_submit(), a_submit("in-use"), a_submit()]
     async with creator_of(replica) as creator, await psycopg.AsyncConnection.connect(replica.dsn) as postgres:

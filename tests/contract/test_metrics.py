@@ -15,7 +15,7 @@ FOLDERS = ("tenure", "services", "edges")
 KINDS = {"cell": {"counter", "gauge"}, "count": {"counter"}, "gauge": {"gauge"}}
 KINDS |= {"observe": {"histogram"}, "histogram": {"histogram"}, "remove": {"gauge"}}
 THEMSELVES = {"tenure/runtime/observability/metrics.py", "tenure/runtime/observability/metric_catalogue.py"}
-OWNERS = {"metrics", "REGISTRY", "self._registry"}
+OWNERS = {"metrics", "REGISTRY", "registry", "self._registry"}
 SOURCE_FACTS = {"tenure_tool_source_linked", "tenure_tool_source_tools", "tenure_tool_source_held"}
 """The name is put together from a part that varies: `tenure_tool_source_{name}`."""
 
@@ -31,7 +31,7 @@ class Use(NamedTuple):
 
 @cache
 def uses() -> list[Use]:
-    files = files_with(rf"\b(?:metrics|REGISTRY|_registry)\.(?:{'|'.join(KINDS)})\(", FOLDERS)
+    files = files_with(rf"\b(?:metrics|REGISTRY|_?registry)\.(?:{'|'.join(KINDS)})\(", FOLDERS)
     counted = [use for file in files if file not in THEMSELVES for use in uses_in(file)]
     assert len(counted) > 80
     return counted

@@ -39,8 +39,8 @@ def _check_answer(answer: ledger_pb2.AssistantMessage) -> None:
 
 
 def _check_outcome(outcome: ledger_pb2.ToolOutcome) -> None:
-    told = outcome.outcome
-    if told.HasField("output") and (problem := problem_of_output(output_to_domain(told.output))):
+    result = outcome.outcome
+    if result.HasField("output") and (problem := problem_of_output(output_to_domain(result.output))):
         raise ValueError(f"its output cannot be listed: {problem}")
 
 

@@ -192,10 +192,10 @@ class _Entries:
         self._check_id(call_id)
         self.calls.append(CallSettled(call_id))
         self._settled.add(call_id)
-        told = outcome.outcome
-        if told.HasField("output") and told.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED:
+        result = outcome.outcome
+        if result.HasField("output") and result.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED:
             output = tool_pb2.TaskOutput()
-            output.CopyFrom(told.output)
+            output.CopyFrom(result.output)
             output.call_id = call_id
             self.outputs.append(output)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from services.checkpoint.commit.draft import Move
     from services.checkpoint.rows import BillRow
     from services.checkpoint.watch.announcement import Announcement
-    from tenure.runtime.observability.metrics import Cell
+    from tenure.runtime.observability.metrics import Cell, MetricRegistry
 
 NANO: Final = 1e-9
 _KNOWN_REASONS: Final = frozenset(value for name, value in vars(Reason).items() if name.isupper())
@@ -77,41 +77,42 @@ class _ModelCells:
 
 
 @lru_cache(maxsize=256)
-def _model_cells(model: str) -> _ModelCells:
+def _model_cells(registry: MetricRegistry, model: str) -> _ModelCells:
     labels = model_labels(model)
     return _ModelCells(
-        input=metrics.cell("tenure_model_tokens_total", kind="input", **labels),
-        output=metrics.cell("tenure_model_tokens_total", kind="output", **labels),
-        cache_read=metrics.cell("tenure_model_tokens_total", kind="cache_read", **labels),
-        cache_creation=metrics.cell("tenure_model_tokens_total", kind="cache_creation", **labels),
-        cost_usd=metrics.cell("tenure_model_cost_usd_total", **labels),
+        input=registry.cell("tenure_model_tokens_total", kind="input", **labels),
+        output=registry.cell("tenure_model_tokens_total", kind="output", **labels),
+        cache_read=registry.cell("tenure_model_tokens_total", kind="cache_read", **labels),
+        cache_creation=registry.cell("tenure_model_tokens_total", kind="cache_creation", **labels),
+        cost_usd=registry.cell("tenure_model_cost_usd_total", **labels),
     )
 
 
 @lru_cache(maxsize=256)
-def _bills_cell(model: str, *, lost: bool, unpriced: bool) -> Cell:
+def _bills_cell(registry: MetricRegistry, model: str, *, lost: bool, unpriced: bool) -> Cell:
     end, priced = "LOST" if lost else "SETTLED", str(not unpriced).lower()
-    return metrics.cell("tenure_model_bills_total", end=end, priced=priced, **model_labels(model))
+    return registry.cell("tenure_model_bills_total", end=end, priced=priced, **model_labels(model))
 
 
 @lru_cache(maxsize=256)
-def _tenant_cells(tenant: str) -> tuple[Cell, Cell]:
+def _tenant_cells(registry: MetricRegistry, tenant: str) -> tuple[Cell, Cell]:
     """Returns the cells of tokens and of costs."""
     return (
-        metrics.cell("tenure_tenant_tokens_total", tenant=tenant),
-        metrics.cell("tenure_tenant_cost_usd_total", tenant=tenant),
+        registry.cell("tenure_tenant_tokens_total", tenant=tenant),
+        registry.cell("tenure_tenant_cost_usd_total", tenant=tenant),
     )
 
 
 def _count_bill(bill: BillRow) -> None:
     usage, usd = bill.usage, bill.nano_usd * NANO
-    cells = _model_cells(bill.model)
+    registry = metrics.REGISTRY
+    cells = _model_cells(registry, bill.model)
     cells.input.value += usage.input_tokens
     cells.output.value += usage.output_tokens
     cells.cache_read.value += usage.cache_read_input_tokens
     cells.cache_creation.value += usage.cache_creation_input_tokens
     cells.cost_usd.value += usd
-    _bills_cell(bill.model, lost=bill.lost, unpriced=bill.unpriced).value += 1
-    tokens, cost_usd = _tenant_cells(metrics.tenant_label(bill.tenant))
+    _bills_cell(registry, bill.model, lost=bill.lost, unpriced=bill.unpriced).value += 1
+    tokens, cost_usd = _tenant_cells(registry, metrics.tenant_label(bill.tenant))
     tokens.value += usage.total
     cost_usd.value += usd
