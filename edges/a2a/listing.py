@@ -149,7 +149,7 @@ def _token(seal: str, position: _Position) -> str:
 def _read_token(seal: str, text: str) -> _Position:
     if not text.startswith(seal):
         raise ValueError(text)
-    at_ns, _, task_id = base64.urlsafe_b64decode(text.removeprefix(seal).encode()).decode().partition(" ")
+    at_ns, _, task_id = base64.b64decode(text.removeprefix(seal), altchars=b"-_", validate=True).decode().partition(" ")
     return _Position(int(at_ns), str(UUID(task_id)))
 
 

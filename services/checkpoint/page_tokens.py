@@ -27,7 +27,7 @@ def read_token(token: str, first: tuple[str, str]) -> tuple[str, str]:
     if not token:
         return first
     try:
-        place, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
+        place, _, task_id = base64.b64decode(token, altchars=b"-_", validate=True).decode().rpartition(" ")
         return place if place == _NO_TIME else read_time(place), str(UUID(task_id))
     except (binascii.Error, UnicodeError, ValueError, OverflowError):
         message = "is not a token of this service: use next_page_token of the last response"

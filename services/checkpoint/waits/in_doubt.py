@@ -79,7 +79,7 @@ def _read_token(token: str) -> _DoubtPosition:
     if not token:
         return _FIRST
     try:
-        waiting_since, task_id, call_id = base64.urlsafe_b64decode(token.encode()).decode().split("|")
+        waiting_since, task_id, call_id = base64.b64decode(token, altchars=b"-_", validate=True).decode().split("|")
         return _DoubtPosition(read_time(waiting_since), str(UUID(task_id)), call_id)
     except (binascii.Error, UnicodeError, ValueError, OverflowError):
         message = "is not a token of this service: use next_page_token of the last response"

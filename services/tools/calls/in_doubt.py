@@ -105,7 +105,7 @@ def _read_token(token: str) -> tuple[str, str, str]:
         return _FIRST
     refusal = InvalidRequest(violations=[("page_token", "must be a next_page_token of this method")])
     try:
-        doubted_at, task_id, call_id = base64.urlsafe_b64decode(token.encode()).decode().split(" ")
+        doubted_at, task_id, call_id = base64.b64decode(token, altchars=b"-_", validate=True).decode().split(" ")
         place = datetime.fromisoformat(doubted_at).astimezone(UTC).isoformat(), str(UUID(task_id)), call_id
     except (binascii.Error, UnicodeError, ValueError, OverflowError):
         raise refusal from None
