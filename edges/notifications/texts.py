@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.approvals import AnswerLink
-from tenure.domain.budget import WARNING_PERCENT, money_text
+from tenure.domain.budget import NANO_USD, WARNING_PERCENT, money_text
 from tenure.domain.states import TERMINAL, Reason, TaskState
-from tenure.domain.task import result_text
 from tenure.domain.texts import one_line, shortened
 from tenure.domain.waits import CONTINUE, WAIT_RULES, WaitKind
 from tenure.domain.webhooks import (
@@ -93,9 +92,12 @@ class _Event:
         value = self.get(*path)
         return value if isinstance(value, str) else ""
 
-    def number(self, *path: str) -> int:
+    def number(self, *path: str) -> float:
         value = self.get(*path)
-        return value if isinstance(value, int) else 0
+        return value if isinstance(value, (int, float)) else 0
+
+    def money(self, *path: str) -> str:
+        return money_text(round(self.number(*path) * NANO_USD))
 
     def texts(self, *path: str) -> list[str]:
         value = self.get(*path)
@@ -125,7 +127,7 @@ class _Event:
 
     @property
     def state(self) -> str:
-        return self.text("data", "state").removeprefix("TASK_STATE_")
+        return self.text("data", "state")
 
     def command(self, arguments: str) -> str:
         """Returns a command of `tenure` for this task's tenant."""
@@ -147,7 +149,7 @@ def _make(
     commands: tuple[str, ...] = (),
 ) -> Notification:
     """Bounds all texts, and adds what every notification of a task has."""
-    goal = one_line(event.task("spec", "goal"), _GOAL_IN_TITLE_CHARACTERS)
+    goal = one_line(event.task("goal"), _GOAL_IN_TITLE_CHARACTERS)
     reason = one_line(event.text("data", "reason"), MAX_FACT_CHARACTERS)
     state = f"{event.state} ({reason})" if reason else event.state
     tenant = event.task("tenant")
@@ -174,15 +176,15 @@ def _make(
 
 def _moved_on(event: _Event) -> str:
     """Returns the task's later state: a delivery may be written after the next transition."""
-    later = event.task("state").removeprefix("TASK_STATE_")
+    later = event.task("state")
     return f"the task is {later}" if later and event.state and later != event.state else ""
 
 
 # Waits.
 
 _DEADLINES: Final = {
-    "WAIT_DEADLINE_POLICY_TIME_OUT": ", then the task times out",
-    "WAIT_DEADLINE_POLICY_GO_ON": ", then the agent continues without an answer",
+    "TIME_OUT": ", then the task times out",
+    "GO_ON": ", then the agent continues without an answer",
 }
 
 
@@ -191,24 +193,24 @@ def _headline(kind: str, unknown: str = "An answer is needed") -> str:
 
 
 def _waiting(event: _Event) -> Notification:
-    kind = event.wait("kind").removeprefix("WAIT_KIND_")
+    kind = event.wait("kind")
     return _wait(event, kind, _headline(kind, "Waiting"))
 
 
 def _waiting_user(event: _Event) -> Notification:
     if event.text("data", "reason") == Reason.TOOL_IN_DOUBT:
         return _in_doubt(event)
-    kind = event.wait("kind").removeprefix("WAIT_KIND_")
+    kind = event.wait("kind")
     return _wait(event, kind, _headline(kind))
 
 
 def _escalated(event: _Event) -> Notification:
-    kind = event.wait("kind").removeprefix("WAIT_KIND_")
+    kind = event.wait("kind")
     return _wait(event, kind, f"Still no answer. {_headline(kind)}")
 
 
 def _wait(event: _Event, kind: str, headline: str) -> Notification:
-    deadline = event.time("data", "task", "wait", "deadline_time")
+    deadline = event.time("data", "task", "wait", "deadline_at")
     then = ", then the task ends at its cap" if kind == "BUDGET" else _DEADLINES.get(event.wait("at_deadline"), "")
     return _make(
         event,
@@ -281,10 +283,17 @@ def _ended(event: _Event) -> Notification:
         facts=(("Cost", _cost(event)), ("Steps", str(event.number("data", "task", "step") or ""))),
         sections=(
             ("Message", event.task("message")),
-            ("Result", event.task("result_json") or result_text(event.task("result"), event.task("reason"))),
+            ("Result", _result(event)),
         ),
         commands=event.task_commands("get") if is_success else event.task_commands("explain"),
     )
+
+
+def _result(event: _Event) -> str:
+    value = event.get("data", "task", "result_data")
+    if value is None:
+        return event.task("result")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _cost(event: _Event) -> str:
@@ -297,12 +306,12 @@ def _cost(event: _Event) -> str:
     )
     unpriced = event.number("data", "task", "budget", "unpriced_calls")
     without = f" (without {unpriced:,} calls whose price is unknown)" if unpriced else ""
-    return f"{money_text(event.number('data', 'task', 'used_nano_usd'))}{without}, {tokens:,} tokens"
+    return f"{event.money('data', 'task', 'cost_usd')}{without}, {tokens:,} tokens"
 
 
 def _budget_warning(event: _Event) -> Notification:
     budget = ("data", "task", "budget")
-    used, most = event.number(*budget, "used_nano_usd"), event.number(*budget, "max_nano_usd")
+    used, most = event.number(*budget, "used_cost_usd"), event.number(*budget, "max_cost_usd")
     tokens, most_tokens = event.number(*budget, "used_tokens"), event.number(*budget, "max_tokens")
     unpriced = event.number(*budget, "unpriced_calls")
     is_near = not unpriced or any(
@@ -312,7 +321,10 @@ def _budget_warning(event: _Event) -> Notification:
         event,
         "The budget runs out" if is_near else "The cap in money does not hold for calls without a price",
         facts=(
-            ("Money", f"{money_text(used)} of {money_text(most)}" if most else ""),
+            (
+                "Money",
+                f"{event.money(*budget, 'used_cost_usd')} of {event.money(*budget, 'max_cost_usd')}" if most else "",
+            ),
             ("Tokens", f"{tokens:,} of {most_tokens:,}" if most_tokens else ""),
             ("Calls without a price", f"{unpriced:,}" if unpriced else ""),
         ),
@@ -340,7 +352,7 @@ def _test(event: _Event) -> Notification:
 
 
 def _missed(event: _Event) -> Notification:
-    facts = (("From", event.time("data", "from_time")), ("To", event.time("data", "to_time")))
+    facts = (("From", event.time("data", "from_at")), ("To", event.time("data", "to_at")))
     return Notification(
         "Changes may be missing",
         tuple(fact for fact in facts if fact[1]),

@@ -42,15 +42,7 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 6 * 3600.0
 RETRY: Final = RetryPolicy(max_attempts=10, initial_seconds=10.0, factor=4.0, cap_seconds=6 * 3600.0)
 
 _PATTERN: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*(\.\*)?\Z")
-_LONG_TEXTS: Final = (
-    ("result",),
-    ("result_json",),
-    ("message",),
-    ("spec", "goal"),
-    ("spec", "agent", "system"),
-    ("spec", "control", "input_json"),
-    ("spec", "result_schema_json"),
-)
+_LONG_FIELDS: Final = ("result", "result_data", "message", "goal", "system", "function", "result_schema", "outputs")
 _SHORT_BYTES: Final = 1000
 _ELLIPSIS: Final = " …"
 _GONE: Final = 410
@@ -131,21 +123,19 @@ def wants(patterns: Sequence[str], event: str) -> bool:
 
 
 def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int = MAX_BODY_BYTES) -> str:
-    """Returns the JSON that is sent and signed. The long texts of a large task are truncated, the longest first."""
+    """Returns the JSON that is sent and signed. The long fields of a large task are truncated, the longest first."""
     payload = {"type": event, "timestamp": moment.astimezone(UTC).isoformat().replace("+00:00", "Z"), "data": data}
     text = _compact(payload)
     if len(text.encode()) <= most_bytes:
         return text
     cut: list[str] = []
-    for path in sorted(_LONG_TEXTS, key=lambda path: -len(_text_at(data, path))):
+    task = data.get("task") or {}
+    for name in sorted(_LONG_FIELDS, key=lambda name: -len(_compact(task.get(name)))):
         excess = len(text.encode()) - most_bytes
         if excess <= 0:
             break
-        if _cut(data, path, excess + 200):
-            cut.append(".".join(("task", *path)))
-        text = _compact({**payload, "truncated": sorted(cut)})
-    if len(text.encode()) > most_bytes and (data.get("task") or {}).pop("outputs", None):
-        cut.append("task.outputs")
+        if _cut(task, name, excess + 200):
+            cut.append(f"task.{name}")
         text = _compact({**payload, "truncated": sorted(cut)})
     if len(text.encode()) > most_bytes:
         # Arguments, labels and waits can be long too: then the receiver reads the task by its id.
@@ -154,28 +144,22 @@ def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int 
     return text
 
 
-def _cut(data: dict[str, Any], path: Sequence[str], excess_bytes: int) -> bool:
-    """Shortens one text by `excess_bytes`, but not below `_SHORT_BYTES`. Returns whether it was shortened."""
-    text = _text_at(data, path).encode()
+def _cut(task: dict[str, Any], name: str, excess_bytes: int) -> bool:
+    """Shortens a text by `excess_bytes`, but not below `_SHORT_BYTES`; a long value of another type becomes null.
+
+    Returns whether it changed the field.
+    """
+    value = task.get(name)
+    text = (value if isinstance(value, str) else _compact(value)).encode()
     if len(text) <= _SHORT_BYTES:
         return False
-    holder = data["task"]
-    for name in path[:-1]:
-        holder = holder[name]
     # A byte of the text is one or more bytes of JSON, so the body shrinks by at least `excess_bytes`.
     kept = text[: max(_SHORT_BYTES, len(text) - excess_bytes)].decode(errors="ignore")
-    holder[path[-1]] = kept + _ELLIPSIS
+    task[name] = kept + _ELLIPSIS if isinstance(value, str) else None
     return True
 
 
-def _text_at(data: dict[str, Any], path: Sequence[str]) -> str:
-    value: Any = data.get("task") or {}
-    for name in path:
-        value = value.get(name, "") if isinstance(value, dict) else ""
-    return value if isinstance(value, str) else ""
-
-
-def _compact(value: dict[str, Any]) -> str:
+def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

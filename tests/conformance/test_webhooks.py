@@ -11,10 +11,12 @@ from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
 from tenure.domain.waits import call_digest
 from tenure.runtime.request_context import as_tenant
+from tenure.sdk.from_wire import task_info
+from tenure.sdk.json_shape import json_value
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
-from tenure.wire.common import duration
+from tenure.wire.common import duration, moment
 from tenure.wire.webhook_service import new_secret
 from tests.conformance.webhook_client import HERE, WebhookClient, types
 from tests.support.fix_checkpoint import (
@@ -41,15 +43,24 @@ async def receiver(webhook_receiver: MakeReceiver) -> Receiver:
 
 
 class TestDelivery:
-    async def test_an_end_is_sent_signed_with_the_tasks_json(self, hooks: WebhookClient, receiver: Receiver) -> None:
+    async def test_an_end_is_sent_signed_with_the_public_json_of_its_task(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         await hooks.create(receiver)
         task_id = await hooks.finish(goal="find out")
         (webhook,) = await receiver.until(1)
         assert (webhook.type, webhook.valid) == ("task.succeeded", 1)
         assert webhook.headers["content-type"] == "application/json"
-        assert webhook.data["task_id"] == webhook.data["task"]["task_id"] == task_id
-        assert webhook.data["task"]["spec"]["goal"] == "find out"
-        assert (webhook.data["state"], webhook.data["reason"]) == ("TASK_STATE_SUCCEEDED", "FINAL_ANSWER")
+        task = await hooks.replica.get(task_id)
+        assert webhook.data == {
+            "task_id": task_id,
+            "sequence": task.sequence,
+            "state": "SUCCEEDED",
+            "reason": "FINAL_ANSWER",
+            "cancel_requested": False,
+            "changed_at": json_value(moment(task.update_time)),
+            "task": task_info(task).to_json(),
+        }
         result = await hooks.until(lambda hook: hook.delivered == 1)
         assert (result.pending_deliveries, result.dead_deliveries, result.problem) == (0, 0, "")
         (delivery,) = await hooks.deliveries()

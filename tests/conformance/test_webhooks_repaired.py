@@ -14,8 +14,10 @@ from services.checkpoint.webhooks.event_writer import EventWriter, SenderLeaseKe
 from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import NotFound, WrongState
 from tenure.runtime.store.postgres import open_pool
+from tenure.sdk.json_shape import json_value
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
+from tenure.wire.common import moment
 from tenure.wire.webhook_service import new_secret
 from tests.conformance.webhook_client import HERE, WebhookClient, types
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess
@@ -214,9 +216,10 @@ class TestStops:
         (missed,) = await receiver.until(1)
         (gap,) = (await hooks.get()).gaps
         assert (missed.type, gap.reason) == ("webhook.missed", pb.WEBHOOK_GAP_REASON_EXPIRED)
-        assert missed.data["reason"] == "WEBHOOK_GAP_REASON_EXPIRED"
-        assert missed.data["to_cursor"] == gap.to_cursor != gap.from_cursor
-        assert gap.from_time.ToNanoseconds() < gap.to_time.ToNanoseconds()
+        times = [json_value(moment(time)) for time in (gap.from_time, gap.to_time)]
+        assert missed.data == {"reason": "EXPIRED", "from_at": times[0], "to_at": times[1]}
+        assert gap.to_cursor != gap.from_cursor
+        assert times[0] < times[1]
         task_id = await hooks.finish()
         assert (await receiver.until(2))[1].task_id == task_id
 

@@ -173,8 +173,8 @@ class TestShownDigest:
 
 
 def body(**wait: Any) -> str:
-    task = {"spec": {"goal": "Pay"}, "wait": {"wait_id": "w7", "kind": "WAIT_KIND_TOOL_APPROVAL", **wait}}
-    data = {"task_id": "t", "state": "TASK_STATE_WAITING_USER", "task": task}
+    task = {"goal": "Pay", "wait": {"wait_id": "w7", "kind": "TOOL_APPROVAL", **wait}}
+    data = {"task_id": "t", "state": "WAITING_USER", "task": task}
     return json.dumps({"type": "task.waiting_user", "timestamp": "2026-11-25T08:00:00Z", "data": data})
 
 

@@ -94,7 +94,8 @@ class TestBodies:
         task = {
             "task_id": "t",
             "result": text * (result // 10),
-            "spec": {"goal": text * (goal // 10), "agent": {"system": text * (system // 10)}},
+            "result_data": [text] * (goal // 10),
+            "system": text * (system // 10),
         }
         whole = json.dumps(task)
         body = body_of("task.succeeded", NOW, {"task_id": "t", "task": json.loads(whole)}, 20_000)
@@ -104,14 +105,14 @@ class TestBodies:
         assert ("truncated" in decoded) == (json.dumps(decoded["data"].get("task")) != whole)
 
     def test_longest_text_is_cut_first(self) -> None:
-        data = {"task": {"result": "r" * 100_000, "spec": {"goal": "g" * 10_000}}}
+        data = {"task": {"result": "r" * 100_000, "goal": "g" * 10_000}}
         decoded = json.loads(body_of("task.succeeded", NOW, data))
         assert decoded["truncated"] == ["task.result"]
-        assert decoded["data"]["task"]["spec"]["goal"] == "g" * 10_000
+        assert decoded["data"]["task"]["goal"] == "g" * 10_000
         assert MAX_BODY_BYTES - 1000 < len(json.dumps(decoded, separators=(",", ":"))) <= MAX_BODY_BYTES
 
     def test_oversized_task_has_only_its_id(self) -> None:
-        data = {"task_id": "t", "task": {"wait": {"arguments_json": "a" * 100_000}}}
+        data = {"task_id": "t", "task": {"wait": {"arguments": "a" * 100_000}}}
         decoded = json.loads(body_of("task.waiting_user", NOW, data))
         assert (decoded["data"], decoded["truncated"]) == ({"task_id": "t"}, ["task"])
 

@@ -83,11 +83,10 @@ class RecordedChange(NamedTuple):
     cancel_requested: bool
     changed_at: datetime
 
-    def to_message(self, task: task_pb2.Task | None) -> task_pb2.TaskChange:
+    def to_message(self, task: task_pb2.Task) -> task_pb2.TaskChange:
         """Returns the change as callers see it."""
         message = _change_to_wire(self)
-        if task is not None:
-            message.task.CopyFrom(task)
+        message.task.CopyFrom(task)
         return message
 
 

@@ -10,13 +10,13 @@ import uuid_utils
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.reads import read_tasks
 from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedReader, RecordedChange
-from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, gap_message
+from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, event_of, wants
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
+from tenure.sdk.json_shape import json_value
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.common import to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,8 @@ class EventWriter(NamedTuple):
             if times is None:
                 return
             delivery_id = str(uuid_utils.uuid7())
-            body = body_of(MISSED_EVENT, times[1], to_dict(gap_message(gap.reason, *times, *ends.values())))
+            missed = {"reason": gap.reason, "from_at": times[0], "to_at": times[1]}
+            body = body_of(MISSED_EVENT, times[1], json_value(missed))
             event = WebhookEvent(delivery_id, MISSED_EVENT, NO_TASK + delivery_id, 0, body)
             if await self._move(connection, cursor, gap.cursor, [event]):
                 await connection.execute(WEBHOOKS.forget_old_gaps, {"webhook_id": webhook_id, "kept": GAPS_KEPT})
@@ -155,11 +156,18 @@ async def write_events(connection: Connection, webhook_id: str, events: Sequence
 
 
 def _event_with_task(change: RecordedChange, task: task_pb2.Task | None) -> WebhookEvent:
-    data = to_dict(change.to_message(task))
     event = _event(change)
-    return WebhookEvent(
-        str(uuid_utils.uuid7()), event, change.task_id, change.sequence, body_of(event, change.changed_at, data)
-    )
+    body = body_of(event, change.changed_at, _public_json(change, task))
+    return WebhookEvent(str(uuid_utils.uuid7()), event, change.task_id, change.sequence, body)
+
+
+def _public_json(change: RecordedChange, task: task_pb2.Task | None) -> dict[str, Any]:
+    """Returns the change in the public JSON (docs/json.md), without the cursor of the stream of changes."""
+    # Imported at use: the public values would make each start of the service a quarter longer.
+    from tenure.sdk.from_wire import task_info
+
+    shown = {name: json_value(value) for name, value in change._asdict().items() if name != "cursor"}
+    return shown if task is None else {**shown, "task": task_info(task).to_json()}
 
 
 def _event(change: RecordedChange) -> str:

@@ -37,7 +37,7 @@ def settings(server: MailServer, **changes: Any) -> SmtpSettings:
 
 
 def mail(*remaining: str, recipients: tuple[str, ...] = (), **task: Any) -> OutgoingMail:
-    data = {"task_id": DELIVERY_ID, "state": "TASK_STATE_SUCCEEDED", "task": task}
+    data = {"task_id": DELIVERY_ID, "state": "SUCCEEDED", "task": task}
     body = json.dumps({"type": "task.succeeded", "timestamp": "2026-11-22T08:00:00Z", "data": data})
     return OutgoingMail(DELIVERY_ID, body, recipients or remaining, remaining)
 
@@ -49,7 +49,7 @@ async def send(server: MailServer, *remaining: str, **changes: Any) -> WebhookRe
 async def test_a_mail_has_the_ids_of_its_delivery_and_task(mail_server: MakeMailServer) -> None:
     server = await mail_server()
     sender = MailSender(settings(server))
-    outgoing = mail(ANN, BOB, spec={"goal": "Zahle 3 €"}, result=".\n..\nFrom here")
+    outgoing = mail(ANN, BOB, goal="Zahle 3 €", result=".\n..\nFrom here")
     for _ in range(2):
         answer = await sender.send(outgoing)
         assert (answer.received, answer.accepted_addresses) == (True, (ANN, BOB))

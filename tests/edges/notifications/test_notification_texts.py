@@ -27,18 +27,18 @@ TASK_ID = "01a20234-c154-73c4-bf83-294e50055e63"
 ANN = "ann@example.com"
 WAIT = {
     "wait_id": "w7",
-    "kind": "WAIT_KIND_APPROVAL",
+    "kind": "APPROVAL",
     "question": "Pay 3 €?",
     "context": "Invoice 7",
     "options": ["approve", "deny"],
-    "deadline_time": "2026-11-23T08:00:00.123456789Z",
-    "at_deadline": "WAIT_DEADLINE_POLICY_TIME_OUT",
-    "arguments_json": '{"iban": "DE99"}',
+    "deadline_at": "2026-11-23T08:00:00.123456789Z",
+    "at_deadline": "TIME_OUT",
+    "arguments": {"iban": "DE99"},
 }
 
 
 def text(event: str, state: str = "", reason: str = "", **task: Any) -> Notification:
-    data = {"task_id": TASK_ID, "state": f"TASK_STATE_{state}" if state else "", "reason": reason}
+    data = {"task_id": TASK_ID, "state": state, "reason": reason}
     body = {"type": event, "timestamp": "2026-11-22T08:00:00Z", "data": {**data, "task": task}}
     return notification_of(json.dumps(body))
 
@@ -55,42 +55,42 @@ def other(event: str, **data: Any) -> Notification:
 
 WAITS: dict[str, dict[str, Any]] = {
     "an approval": {},
-    "an approval of a call": {"kind": "WAIT_KIND_TOOL_APPROVAL", "options": ["allow", "deny", "edit"], "tool": "pay"},
+    "an approval of a call": {"kind": "TOOL_APPROVAL", "options": ["allow", "deny", "edit"], "tool": "pay"},
     "an approval of two calls": {
-        "kind": "WAIT_KIND_TOOL_APPROVAL",
+        "kind": "TOOL_APPROVAL",
         "options": ["allow", "deny", "edit"],
         "tool": "pay",
-        "calls": [{"call_id": "3.0", "tool": "pay", "arguments_json": "DE99"}, {"call_id": "3.1", "tool": "mail"}],
+        "calls": [{"call_id": "3.0", "tool": "pay", "arguments": "DE99"}, {"call_id": "3.1", "tool": "mail"}],
     },
-    "an agent without progress": {"kind": "WAIT_KIND_NO_PROGRESS", "options": ["continue"]},
+    "an agent without progress": {"kind": "NO_PROGRESS", "options": ["continue"]},
     "a choice": {"options": ["red", "blue"]},
-    "a wait of an operator": {"kind": "WAIT_KIND_OPERATOR", "options": ["continue"]},
-    "a question": {"kind": "WAIT_KIND_QUESTION", "options": []},
-    "a wait of a newer release": {"kind": "WAIT_KIND_OF_A_NEWER_RELEASE", "options": []},
-    "a request for budget": {"kind": "WAIT_KIND_BUDGET", "options": ["approve", "deny"]},
+    "a wait of an operator": {"kind": "OPERATOR", "options": ["continue"]},
+    "a question": {"kind": "QUESTION", "options": []},
+    "a wait of a newer release": {"kind": "OF_A_NEWER_RELEASE", "options": []},
+    "a request for budget": {"kind": "BUDGET", "options": ["approve", "deny"]},
 }
 ENDED: dict[str, Any] = {
-    "spec": {"goal": "Find it"},
+    "goal": "Find it",
     "result": "r" * 9000,
-    "used_nano_usd": 12_345_678,
+    "cost_usd": 0.012345678,
     "usage": {"input_tokens": 1000, "output_tokens": 234},
     "budget": {"unpriced_calls": 2},
 }
-WARNED = {"used_nano_usd": 8 * 10**9, "max_nano_usd": 10**10, "used_tokens": 5, "max_tokens": 1000}
+WARNED = {"used_cost_usd": 8.0, "max_cost_usd": 10.0, "used_tokens": 5, "max_tokens": 1000}
 
 
 class TestTemplates:
     def test_notifications_are_the_golden_file(self) -> None:
         """An event has no command that answers it, and an odd tenant has no command of its own."""
-        goal, event = {"goal": "Pay\nall"}, {**WAIT, "kind": "WAIT_KIND_EVENT", "correlation_id": "$(reboot)"}
+        goal, event = "Pay\nall", {**WAIT, "kind": "EVENT", "correlation_id": "$(reboot)"}
         shown = {
-            title: text("task.waiting_user", "WAITING_USER", "APPROVAL_REQUESTED", spec=goal, wait={**WAIT, **changes})
+            title: text("task.waiting_user", "WAITING_USER", "APPROVAL_REQUESTED", goal=goal, wait={**WAIT, **changes})
             for title, changes in WAITS.items()
         }
-        running = {"state": "TASK_STATE_WAITING_USER", "task": {"state": "TASK_STATE_RUNNING"}}
+        running = {"state": "WAITING_USER", "task": {"state": "RUNNING"}}
         shown |= {
             "a wait for an event": text("task.waiting_external", "WAITING_EXTERNAL", wait=event),
-            "an escalation": text("task.wait_escalated", "WAITING_USER", spec=goal, wait=WAIT),
+            "an escalation": text("task.wait_escalated", "WAITING_USER", goal=goal, wait=WAIT),
             "calls in doubt": text(
                 "task.waiting_user", "WAITING_USER", "TOOL_IN_DOUBT", message="pay may have happened"
             ),
@@ -100,12 +100,12 @@ class TestTemplates:
             "another tenant": text("task.failed", "FAILED", tenant="acme"),
             "an odd tenant": text("task.failed", "FAILED", tenant="a;reboot"),
             "a test": other("webhook.test", name="desk"),
-            "a gap": other("webhook.missed", from_time="2026-11-21T08:00:00Z"),
+            "a gap": other("webhook.missed", from_at="2026-11-21T08:00:00Z"),
         }
         compare_with_golden("notifications.txt", {title: said(one) for title, one in shown.items()})
 
     def test_arguments_of_a_call_are_in_no_text(self) -> None:
-        waits = {**WAIT, "kind": "WAIT_KIND_TOOL_APPROVAL", "tool": "pay"}
+        waits = {**WAIT, "kind": "TOOL_APPROVAL", "tool": "pay"}
         for event in ("task.waiting_user", "task.wait_escalated", "task.queued", "task.of_a_newer_release"):
             assert "DE99" not in str(text(event, "WAITING_USER", wait=waits))
 
@@ -120,7 +120,7 @@ class TestTemplates:
             st.none() | st.integers() | st.text(max_size=20),
             lambda inner: (
                 st.lists(inner, max_size=3)
-                | st.dictionaries(st.sampled_from(["task_id", "task", "wait", "spec", "goal", "budget"]), inner)
+                | st.dictionaries(st.sampled_from(["task_id", "task", "wait", "goal", "budget"]), inner)
             ),
         ),
     )
