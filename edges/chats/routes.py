@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from edges.chats import ag_ui, ai_chat
+from services.gateway.http.api_route import ApiRoute, Bytes
 from services.gateway.http.edge import HttpEdge
-from services.gateway.http.routes import ApiRoute, Bytes
 
 _STREAM: Final[dict[str, Any]] = {"answer": Bytes("text/event-stream"), "group": "chats"}
 

@@ -8,6 +8,7 @@ import random
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -300,6 +301,65 @@ async def test_operations(http: httpx2.AsyncClient) -> None:
     resolution = {"call_attempt": 1, "resolution": "ABANDONED", "reason": "gone"}
     await answer(http, "POST", f"/v1/tasks/{unknown}/calls/1.0/resolve", 404, json=resolution)
     assert await answer(http, "GET", "/healthz") == {"status": "SERVING"}
+
+
+async def test_acts_of_an_operator_on_a_task(http: httpx2.AsyncClient) -> None:
+    task_id = await submitted(http, "sim-hello", queue="no-worker", max_cost=1, max_tokens=1000)
+    path, why = f"/v1/tasks/{task_id}", {"reason": "by hand"}
+    until = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    asked = {**why, "question": "Is the bank open?", "until": until}
+    waits = await answer(http, "POST", f"{path}/begin-wait", json=asked)
+    assert (waits["state"], waits["wait"]["question"]) == ("WAITING_USER", "Is the bank open?")
+    aging = await answer(http, "GET", "/v1/aging", params={"state": "WAITING_USER", "page_size": 500})
+    assert task_id in {one["task_id"] for one in aging["tasks"]}
+    granted = await answer(http, "POST", f"{path}/grant-budget", json={**why, "extra_tokens": 500, "extra_cost": 0.5})
+    assert (granted["budget"]["max_tokens"], granted["budget"]["max_cost_usd"]) == (1500, 1.5)
+    ended = await answer(http, "POST", f"{path}/close-out", json={**why, "to_state": "FAILED"})
+    assert (ended["state"], ended["reason"]) == ("FAILED", "OPERATOR_CLOSE_OUT")
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    again = [await answer(http, "POST", f"{path}/requeue", json=why, headers=key) for _ in range(2)]
+    assert [(one["state"], one["attempt"]) for one in again] == [("QUEUED", 2)] * 2
+    problem = await answer(http, "POST", f"{path}/transfer", 409, json={**why, "to_worker_id": "worker-1"})
+    assert problem["code"] == "WRONG_STATE"
+    await answer(http, "POST", f"{path}/cancel")
+    pruned = await answer(http, "DELETE", path, params=why)
+    assert pruned == {"task_ids": [task_id], "more": False}
+    await answer(http, "GET", path, 404)
+
+
+async def test_an_operator_administers_a_tenant(http: httpx2.AsyncClient) -> None:
+    name = uuid.uuid4().hex[:12]
+    as_tenant = {"Tenure-Tenant": f"t-{name}"}
+    await answer(http, "GET", "/v1/agents/nobody", 404)
+    assert (await answer(http, "GET", "/v1/agents", headers=as_tenant))["agents"] == []
+    assert "built-in" in {one["name"] for one in (await answer(http, "GET", "/v1/tool-sources"))["sources"]}
+    made = await answer(
+        http, "POST", "/v1/api-keys", 201, json={"name": "ci", "permissions": ["WRITE"]}, headers=as_tenant
+    )
+    key_id = made["api_key"]["key_id"]
+    assert made["secret"]
+    revoked = await answer(http, "DELETE", f"/v1/api-keys/{key_id}", headers=as_tenant)
+    assert (revoked["tenant"], revoked["revoked_at"] is None) == (as_tenant["Tenure-Tenant"], False)
+    keys = await answer(http, "GET", "/v1/api-keys", params={"all": "true"}, headers=as_tenant)
+    assert [one["key_id"] for one in keys["api_keys"]] == [key_id]
+    group = {"name": "finance", "members": ["user/ann"]}
+    assert (await answer(http, "POST", "/v1/approver-groups", json=group, headers=as_tenant))["members"] == ["user/ann"]
+    assert len((await answer(http, "GET", "/v1/approver-groups", headers=as_tenant))["groups"]) == 1
+    assert await answer(http, "DELETE", "/v1/approver-groups/finance", headers=as_tenant) == {"deleted": True}
+    limits = {
+        "reason": "their plan",
+        "quotas": [{"kind": "MONEY_PER_DAY", "limit_usd": 2.5}, {"kind": "RUNNING_TASKS"}],
+    }
+    tenant = await answer(http, "PATCH", f"/v1/tenants/t-{name}", json=limits)
+    changed = {one["kind"]: one for one in tenant["quotas"]}
+    assert (changed["MONEY_PER_DAY"]["limit_usd"], changed["RUNNING_TASKS"]["limit"]) == (2.5, None)
+    limits = {"reason": "a mistake", "quotas": [{"kind": "MONEY_PER_DAY", "limit": 1}]}
+    assert (await answer(http, "PATCH", f"/v1/tenants/t-{name}", 400, json=limits))["violations"]
+    await answer(http, "POST", "/v1/webhooks/nothing/test", 404)
+    await answer(http, "POST", "/v1/webhooks/nothing/rotate", 404, json={})
+    await answer(http, "POST", "/v1/webhooks/nothing/discard", 404, json={})
+    assert await answer(http, "DELETE", "/v1/webhooks/nothing") == {"deleted": False}
+    await answer(http, "GET", "/v1/leases/a/b", 404)
 
 
 async def test_a_tenant_sees_its_own_tasks_only(http: httpx2.AsyncClient) -> None:

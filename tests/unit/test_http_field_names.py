@@ -14,9 +14,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 from google.protobuf.message import Message
 
+from services.gateway.http.api_route import ApiRoute
+from services.gateway.http.operator_requests import QuotaBody, SeenToolBody
 from services.gateway.http.requests import CallDecisionBody, SubmitBody, TaskFilterQuery
-from services.gateway.http.routes import ROUTES, ApiRoute
+from services.gateway.http.routes import ROUTES
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.quotas import QuotaKind
 from tenure.domain.task import InputFile, Source, SourceKind
 from tenure.sdk.errors import named_arguments
 
@@ -77,7 +80,7 @@ def value_for(hint: Any) -> Any:
         return {"k": value_for(arguments[1])}
     if isinstance(hint, type) and issubclass(hint, Enum):
         return list(hint)[-1]
-    if hint in {SubmitBody, TaskFilterQuery, CallDecisionBody, InputFile, Source}:
+    if hint in VALUES:
         return VALUES[hint]
     plain = {str: "x", int: 77, bool: True, float: 7.5, Decimal: Decimal("0.5"), Any: {"a": 1}}
     return datetime(2030, 1, 1, tzinfo=UTC) if hint is datetime else plain[hint]
@@ -89,6 +92,8 @@ VALUES: dict[Any, Any] = {
     CallDecisionBody: CallDecisionBody(call_id="1.0", decision="allow"),
     InputFile: InputFile("x.txt", b"x"),
     Source: Source(SourceKind.MANUAL, "x"),
+    SeenToolBody: SeenToolBody(name="x", sha256="0" * 64),
+    QuotaBody: QuotaBody(kind=QuotaKind.RUNNING_TASKS, limit=7),
 }
 
 
@@ -129,11 +134,11 @@ def parts(route: ApiRoute) -> Iterator[tuple[str, str, Any]]:
                 yield place, one.name, value_for(hints[one.name])
 
 
-def required(route: ApiRoute) -> dict[str, Any]:
-    if route.body is None:
+def required(kind: type[Any] | None) -> dict[str, Any]:
+    if kind is None:
         return {}
-    hints = get_type_hints(route.body)
-    return {one.name: value_for(hints[one.name]) for one in fields(route.body) if is_required(one)}
+    hints = get_type_hints(kind)
+    return {one.name: value_for(hints[one.name]) for one in fields(kind) if is_required(one)}
 
 
 CASES = [pytest.param(route, id=route.name) for route in ROUTES if route.name not in {"task_events", "task_changes"}]
@@ -141,11 +146,12 @@ CASES = [pytest.param(route, id=route.name) for route in ROUTES if route.name no
 
 @pytest.mark.parametrize("route", CASES)
 def test_a_refusal_names_what_the_client_sent(route: ApiRoute) -> None:
-    base_body = required(route) | ({"goal": "go"} if route.body is SubmitBody else {})
-    base = dict(leaves(request_of(route, {}, base_body)))
+    base_body = required(route.body) | ({"goal": "go"} if route.body is SubmitBody else {})
+    base_query = required(route.query)
+    base = dict(leaves(request_of(route, base_query, base_body)))
     for place, name, value in parts(route):
         body = base_body | ({name: value} if place == "body" else {})
-        query = {name: value} if place == "query" else {}
+        query = base_query | ({name: value} if place == "query" else {})
         try:
             request = request_of(route, query, body)
         except InvalidRequest:  # of the handler itself, which knows the names: a field is needed beside this one

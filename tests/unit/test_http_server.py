@@ -129,6 +129,7 @@ def test_the_document_declares_request_ids_and_problem_fields() -> None:
     }
     assert declared == {
         *("submit", "send_message", "fork_task", "answer_wait", "resolve_call", "send_signal", "trigger_schedule"),
+        *("requeue_task", "grant_budget", "close_out_task", "begin_wait"),
     }
     problem = problem_of(LimitReached("too many", retry_after_seconds=2))
     assert set(problem) == set(document["components"]["schemas"]["Problem"]["required"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tenure.sdk import operations_info as info
+from tenure.sdk.agent_info import AgentInfo
 from tenure.sdk.events import Event
 from tenure.sdk.json_shape import PublicValue, public_class
 from tenure.sdk.task_info import TaskFile, TaskInfo
@@ -70,6 +71,14 @@ InDoubtPage: Final[Any] = _page("InDoubtPage", "calls in doubt, the longest wait
 TenantPage: Final[Any] = _page("TenantPage", "tenants", "tenants", info.TenantInfo)
 UsagePage: Final[Any] = _page("UsagePage", "sums of bills", "sums", info.UsageInfo)
 AuditPage: Final[Any] = _page("AuditPage", "audit records", "records", info.AuditRecordInfo)
+AgentPage: Final[Any] = _page("AgentPage", "agents", "agents", AgentInfo)
+ApiKeyPage: Final[Any] = _page("ApiKeyPage", "API keys, without their secrets", "api_keys", info.ApiKeyInfo)
+AgingPage: Final[Any] = _page(
+    "AgingPage",
+    "tasks that have not ended. `leases_unknown`: no coordinator answered about their leases",
+    *("tasks", info.AgingTaskInfo),
+    leases_unknown=bool,
+)
 Workers: Final[Any] = public_class("Workers", "Workers with a session.", workers=tuple[info.WorkerInfo, ...])
 ClaimList: Final[Any] = public_class("ClaimList", "Live claims.", claims=tuple[info.ClaimInfo, ...])
 Queues: Final[Any] = public_class("Queues", "Queued tasks by queue and priority.", queues=tuple[info.QueueInfo, ...])
@@ -90,6 +99,24 @@ ActPage: Final[Any] = public_class(
     next_page_token=str,
     groups=tuple[info.TaskGroupInfo, ...],
     more=bool,
+)
+ApproverGroups: Final[Any] = public_class(
+    "ApproverGroups", "Groups of approvers.", groups=tuple[info.ApproverGroupInfo, ...]
+)
+AcceptedTools: Final[Any] = public_class(
+    "AcceptedTools", "The tools of the source that are offered now.", source=str, accepted=tuple[str, ...]
+)
+Transferred: Final[Any] = public_class(
+    "Transferred", "The task. `taken`: a claim was taken from its worker.", task=TaskInfo, taken=bool
+)
+Pruned: Final[Any] = public_class(
+    "Pruned", "The deleted tasks. `more`: repeat the request.", task_ids=tuple[str, ...], more=bool
+)
+Discarded: Final[Any] = public_class(
+    "Discarded",
+    "The numbers of discarded deliveries and of dead ones that remain: repeat the request for these.",
+    discarded=int,
+    remaining=int,
 )
 Deleted: Final[Any] = public_class("Deleted", "The answer to a deletion.", deleted=bool)
 Replayed: Final[Any] = public_class(

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.answers import HealthStatus
+from services.gateway.http.api_route import ApiRoute
 from services.gateway.http.body import DropsUnreadBody, json_body
 from services.gateway.http.call import REQUEST_ID_HEADER, TENANT_HEADER, TENANT_PARAMETER, HttpCall, Stubs
 from services.gateway.http.forwarded import Forwarded
@@ -29,7 +30,7 @@ from services.gateway.http.operations import caller
 from services.gateway.http.origins import Origins, is_local_name
 from services.gateway.http.problems import HttpRefusal, problem_response
 from services.gateway.http.requests import NoQuery
-from services.gateway.http.routes import ROUTES, ApiRoute
+from services.gateway.http.routes import ROUTES
 from services.gateway.http.sessions import (
     SESSION_PATH,
     SessionBody,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
+from services.gateway.http.api_route import ApiRoute
 from services.gateway.http.call import Stubs
-from services.gateway.http.routes import ApiRoute
 from services.gateway.http.settings import HttpSettings
 from services.gateway.peers import Peers
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any, Final
 
 from services.gateway.http.answers import Problem
-from services.gateway.http.routes import ApiRoute, Bytes, EventsOf
+from services.gateway.http.api_route import ApiRoute, Bytes, EventsOf
 from services.gateway.http.shapes import Schemas
 
 REQUEST_ID: Final = "request_id"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Handler = Callable[..., Awaitable[Any]]
 """Gets the call, the query and the body (None without one). Returns a public value, or a whole response."""
 _PACKAGE: Final = "tenure.v1"
-_IN_PATH: Final = re.compile(r"{(\w+)}")
+_IN_PATH: Final = re.compile(r"{(\w+)(?::path)?}")
 
 
 def translating(
