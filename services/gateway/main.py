@@ -15,6 +15,7 @@ from services.gateway.admin import AdminServicer
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
 from services.gateway.audit import AuditLog
 from services.gateway.client_authentication import ClientAuthentication
+from services.gateway.connection_limits import ConnectionLimits
 from services.gateway.forwarder import Forwarder
 from services.gateway.forwarding import (
     AgentForwarder,
@@ -23,6 +24,7 @@ from services.gateway.forwarding import (
     TenantForwarder,
     WebhookForwarder,
 )
+from services.gateway.grpc_connections import limited_connections
 from services.gateway.http.settings import HttpSettings
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.live_text import LiveTextRelay
@@ -108,6 +110,9 @@ class GatewaySettings:
     )
     tools_address: tuple[Address, ...] = setting("the tool services' addresses", default=(Address("127.0.0.1:8473"),))
     operator_tenants: tuple[str, ...] = setting("tenants whose callers may act on all others", default=("default",))
+    address_connections: int = setting(
+        "open gRPC connections of one address; a trusted proxy has no limit of its own", default=1000, minimum=1
+    )
     heartbeat_seconds: float = setting("the silence of a stream before a heartbeat", default=15.0, minimum=0.1)
     authentication: str = setting(
         "of clients; certificates: of operators, without TLS none; api-keys: ApiKeyService; jwt: an identity provider",
@@ -160,8 +165,9 @@ async def compose(process: Process, settings: GatewaySettings, http_edges: LoadE
     ).items():
         name = f"tenure.v1.{service}"
         server.add(name, _REGISTER[service], SealedPages(servicer, name))
+    limits = ConnectionLimits("gRPC", server.max_connections, settings.address_connections, settings.http.proxies)
     doors = [_http_door(settings, security, server, process, peers, http_edges())] if settings.http.listen else []
-    await serve(process, server, *doors)
+    await serve(process, server, limited_connections(server, limits), *doors)
 
 
 def servicers(
