@@ -1,6 +1,6 @@
 """Ends connections of an address beyond its limit at the gRPC port: the library limits only all connections.
 
-The library accepts them itself and tells nobody. So this looks once a second which of the process's open files are
+The library accepts them itself and does not name them. So this looks once a second which open files of the process are
 connections of the port, and shuts those down that are too many. The library then sees that the client has gone.
 """
 

@@ -77,7 +77,7 @@ async def test_an_address_has_a_limit_of_grpc_connections() -> None:
         close([first, third, fourth])
 
 
-async def test_grpc_connections_of_a_trusted_proxy_have_no_limit_of_their_own() -> None:
+async def test_a_trusted_proxy_has_no_limit_of_its_own() -> None:
     async with server_with_limit(1, "127.0.0.0/8") as (port, connections):
         held = [await connect(port) for _ in range(3)]
         await connections.look()
