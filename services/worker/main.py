@@ -87,7 +87,7 @@ class WorkerSettings:
     listen: Address = setting("the address to serve live text on", default=Address("127.0.0.1:0"))
     metrics_listen: Address | None = metrics_setting()
     advertise: str = setting("host:port for gateways (default: the bound address)", default="")
-    coordinator_addresses: tuple[Address, ...] = setting(
+    coordinator_address: tuple[Address, ...] = setting(
         "the coordinators' addresses", default=(Address("127.0.0.1:8471"),)
     )
     checkpoint_address: tuple[Address, ...] = setting(
@@ -167,7 +167,7 @@ class WorkerSettings:
         yield from peer_problems(
             self.common,
             {
-                "TENURE_WORKER_COORDINATOR_ADDRESSES": self.coordinator_addresses,
+                "TENURE_WORKER_COORDINATOR_ADDRESS": self.coordinator_address,
                 "TENURE_WORKER_CHECKPOINT_ADDRESS": self.checkpoint_address,
                 "TENURE_WORKER_TOOLS_ADDRESS": self.tools_address,
                 **({"TENURE_WORKER_MODELS_ADDRESS": self.models_address} if self.models_address else {}),
@@ -257,7 +257,7 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
         for state, number in slots.items():
             metrics.gauge("tenure_worker_slots", number, state=state)
 
-    addresses = settings.coordinator_addresses
+    addresses = settings.coordinator_address
     identity = settings.identity(server.port, dependencies.digests, session_secret, security.name)
     session = WorkerSession(addresses, identity, held_tasks, trust, free_slots, security)
     supervisor = await process.open(

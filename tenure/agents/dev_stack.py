@@ -9,7 +9,7 @@ from typing import Final
 from tenure.runtime.running_stack import SIMULATOR, read_addresses
 
 _SERVICES: Final = {
-    "coordinator": "TENURE_WORKER_COORDINATOR_ADDRESSES",
+    "coordinator": "TENURE_WORKER_COORDINATOR_ADDRESS",
     "checkpoint": "TENURE_WORKER_CHECKPOINT_ADDRESS",
     "tools": "TENURE_WORKER_TOOLS_ADDRESS",
 }

@@ -21,7 +21,7 @@ class Worker:
         Worker([agent, month_end]).run()
 
     An omitted argument has the value of its environment variable, which `tenure serve worker --help` lists: addresses
-    (`TENURE_WORKER_COORDINATOR_ADDRESSES`, …), TLS (`TENURE_TLS_…`), logs (`TENURE_LOG_FORMAT`). If no address is given
+    (`TENURE_WORKER_COORDINATOR_ADDRESS`, …), TLS (`TENURE_TLS_…`), logs (`TENURE_LOG_FORMAT`). If no address is given
     and a `tenure dev` runs on the data directory here (`TENURE_DATA`, else `.tenure`), the worker joins it, and without
     a key of a model its agents talk to the simulator.
 
@@ -48,7 +48,7 @@ class Worker:
         if not self.functions:
             raise ValueError("a worker needs agents or functions to run: Worker([agent])")
         given = {
-            "COORDINATOR_ADDRESSES": ",".join(coordinators),
+            "COORDINATOR_ADDRESS": ",".join(coordinators),
             "CHECKPOINT_ADDRESS": ",".join(checkpoints),
             "TOOLS_ADDRESS": ",".join(tools),
             "QUEUES": ",".join(queues),

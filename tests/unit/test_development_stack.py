@@ -234,7 +234,7 @@ def test_a_setting_is_typed_with_or_without_its_prefix() -> None:
     for text in ("SLOTS=4", "nobody.SLOTS=4", "worker.SLOTS", "worker.=4", ""):
         with pytest.raises(click.BadParameter, match=r"worker\.SLOTS=4"):
             SETTING.convert(text, None, None)
-    for setting in ("gateway.LISTEN", "worker.COORDINATOR_ADDRESSES", "gateway.TOOLS_ADDRESS"):
+    for setting in ("gateway.LISTEN", "worker.COORDINATOR_ADDRESS", "gateway.TOOLS_ADDRESS"):
         with pytest.raises(click.BadParameter, match=r"TENURE_[A-Z_]+"):
             SETTING.convert(f"{setting}=0.0.0.0:1", None, None)
     sender = SETTING.convert("checkpoint.SMTP_FROM_ADDRESS=a@b.example", None, None)
