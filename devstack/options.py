@@ -51,6 +51,9 @@ class StackOptions:
 
     `model_runner`: the workers call models through the model runner, which gets the keys of the providers.
 
+    `usual_ports`: the services get the ports that this folder had before, else the usual ones, as far as they are free.
+    `port`: the gateway gets this port, and the other services those after it; with `usual_ports`.
+
     `movable_clock`: the clock of the ledger can be moved while the stack runs (clock.py), for tests of waiting.
     """
 
@@ -59,6 +62,7 @@ class StackOptions:
     replicas: Mapping[str, int] = field(default_factory=dict)
     slots: int = 16
     usual_ports: bool = False
+    port: int = 0
     postgres_dsn: str = ""
     postgres_binaries: Path | None = None
     etcd_endpoints: str = ""
@@ -229,9 +233,12 @@ class HeldAddresses:
     def __init__(self) -> None:
         self._held: dict[str, socket.socket] = {}
 
-    def choose(self, name: str, *, usual: bool) -> str:
-        """Returns an address as `choose_address`, and never the same one twice. Raises OSError."""
-        for port in _candidates(name, usual=usual):
+    def choose(self, name: str, *, usual: bool, before: Sequence[int] = ()) -> str:
+        """Returns an address as `choose_address`, and never the same one twice. Raises OSError.
+
+        `before`: ports to try before these.
+        """
+        for port in (*before, *_candidates(name, usual=usual)):
             if (holder := _hold(port)) is not None:
                 address = f"{HOST}:{port}"
                 self._held[address] = holder
