@@ -405,8 +405,8 @@ def _coordinator(_name: str, _options: StackOptions, layout: Layout, addresses: 
     }
 
 
-def _gateway(_name: str, _options: StackOptions, _layout: Layout, _addresses: StackAddresses) -> dict[str, str]:
-    return {}
+def _gateway(_name: str, _options: StackOptions, layout: Layout, _addresses: StackAddresses) -> dict[str, str]:
+    return {"TENURE_GATEWAY_STACK_FOLDER": str(layout.data_dir)}
 
 
 def _worker(name: str, options: StackOptions, _layout: Layout, addresses: StackAddresses) -> dict[str, str]:

@@ -116,6 +116,7 @@ class Stack:
             await asyncio.to_thread(check_programs, self.options, self.layout)
             self._check_scenarios()
             self._take_folder()
+            self._check_port()
             await self._check_tools_file()
             await self._start_stores()
             await self._start_model()
@@ -190,6 +191,10 @@ class Stack:
                 load_scenario(file)
             except ScenarioError as error:
                 raise StackError(f"nothing is started: {error}") from error
+
+    def _check_port(self) -> None:
+        for name in sorted(_CALLED_BY_PEOPLE) if self.options.port else ():
+            self.held_addresses.release(self.choose_address_of(name))
 
     async def _check_tools_file(self) -> None:
         if self.options.tools_config is not None:

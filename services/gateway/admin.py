@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.gateway.client_fields import caller
 from services.gateway.external_entries import append_act, append_external
@@ -28,11 +28,19 @@ from tenure.wire.access import PERMISSIONS
 from tenure.wire.common import seconds, state_name
 
 
+class Identity(NamedTuple):
+    """What a gateway is a part of: its installation, and the data folder of a development stack."""
+
+    installation: str = ""
+    stack_folder: str = ""
+
+
 class AdminServicer(Forwarder):
     """All writes go through the same fences as those of every other writer."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, identity: Identity) -> None:
         super().__init__("AdminService", peers)
+        self._identity = identity
 
     async def GetCaller(self, _request: api.GetCallerRequest, _context: Any) -> api.GetCallerResponse:
         principal = current_principal()
@@ -42,6 +50,8 @@ class AdminServicer(Forwarder):
             permissions=[PERMISSIONS.to_wire(one) for one in Permission if one in principal.permissions],
             authenticated=principal is not ANYONE,
             any_tenant=principal.tenant is None,
+            installation=self._identity.installation,
+            stack_folder=self._identity.stack_folder,
         )
 
     async def ListInDoubtCalls(

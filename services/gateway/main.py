@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from services.gateway.admin import AdminServicer
+from services.gateway.admin import AdminServicer, Identity
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
 from services.gateway.audit import AuditLog
 from services.gateway.client_authentication import ClientAuthentication
@@ -119,6 +119,7 @@ class GatewaySettings:
         default=CERTIFICATES,
         choices=(CERTIFICATES, API_KEYS, JWT, f"{API_KEYS},{JWT}"),
     )
+    stack_folder: str = setting("the data folder of the development stack that it is a part of", default="")
     jwt: JwtSettings = group(JwtSettings, "TENURE_GATEWAY_JWT_")
     limit: LimitSettings = group(LimitSettings, "TENURE_GATEWAY_LIMIT_")
     http: HttpSettings = group(HttpSettings, "TENURE_GATEWAY_HTTP_")
@@ -161,7 +162,12 @@ async def compose(process: Process, settings: GatewaySettings, http_edges: LoadE
         limiter=settings.limit.limiter(),
     )
     for service, servicer in servicers(
-        peers, live, server.stopping, settings.heartbeat_seconds, settings.operator_tenants
+        peers,
+        live,
+        server.stopping,
+        settings.heartbeat_seconds,
+        settings.operator_tenants,
+        Identity(settings.common.tls.installation, settings.stack_folder),
     ).items():
         name = f"tenure.v1.{service}"
         server.add(name, _REGISTER[service], SealedPages(servicer, name))
@@ -171,12 +177,17 @@ async def compose(process: Process, settings: GatewaySettings, http_edges: LoadE
 
 
 def servicers(
-    peers: Peers, live: LiveTextRelay, stopping: asyncio.Event, heartbeat_seconds: float, operators: Collection[str]
+    peers: Peers,
+    live: LiveTextRelay,
+    stopping: asyncio.Event,
+    heartbeat_seconds: float,
+    operators: Collection[str],
+    identity: Identity,
 ) -> dict[str, Forwarder]:
     """Returns the servicers of the public services."""
     return {
         "TaskService": TaskServicer(peers, live, stopping, heartbeat_seconds),
-        "AdminService": AdminServicer(peers),
+        "AdminService": AdminServicer(peers, identity),
         "LeaseService": LeaseForwarder(peers, stopping),
         "ScheduleService": ScheduleForwarder(peers),
         "TenantService": TenantForwarder(peers, operators),
