@@ -8,6 +8,8 @@ certificate names one service, so the file has `{service}` in its path, which ea
 
 The gateway serves HTTP too, on 127.0.0.1:8480 unless TENURE_GATEWAY_HTTP_LISTEN is set; empty: no HTTP.
 
+Each service calls the others where their LISTEN says, unless its own settings name other addresses.
+
 The worker calls models through the model runner. If TENURE_WORKER_MODELS_ADDRESS is set and empty, there is no model
 runner, and the worker calls them itself. A stop waits for the model calls in flight, for 50 s unless
 TENURE_MODELS_DRAIN_SECONDS is set: nothing else runs meanwhile, and systemd kills after 90 s by default.
@@ -24,12 +26,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from devstack import watchdog
-from devstack.options import HOST, HTTP_LISTEN, USUAL_PORTS
+from devstack.options import CALLED_BY, HOST, HTTP_LISTEN, USUAL_PORTS, address_variable
+from tenure.runtime.settings import Address
 from tenure.serve import SERVICES, command_line
 
 DRAIN_SECONDS: Final = 60.0
-MODELS_ADDRESS: Final = "TENURE_WORKER_MODELS_ADDRESS"
-MODELS_LISTEN: Final = "TENURE_MODELS_LISTEN"
+MODELS_ADDRESS: Final = address_variable("worker", "models")
 MODELS_DRAIN: Final = "TENURE_MODELS_DRAIN_SECONDS"
 MODELS_DRAIN_SECONDS: Final = 50.0
 CLOSING_SECONDS: Final = 35.0
@@ -63,10 +65,19 @@ def completed(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of all processes: with what it does not state."""
     assumed = {
         HTTP_LISTEN: f"{HOST}:{USUAL_PORTS['gateway-http']}",
-        MODELS_ADDRESS: environment.get(MODELS_LISTEN) or f"{HOST}:{USUAL_PORTS['models']}",
+        **{
+            address_variable(service, called): _address_of(called, environment)
+            for service, calls in CALLED_BY.items()
+            for called in calls
+        },
         MODELS_DRAIN: f"{MODELS_DRAIN_SECONDS:g}",
     }
     return {**assumed, **environment}
+
+
+def _address_of(service: str, environment: Mapping[str, str]) -> str:
+    listen = environment.get(f"TENURE_{service.upper()}_LISTEN", "").strip()
+    return Address(listen).from_here if listen else f"{HOST}:{USUAL_PORTS[service]}"
 
 
 def services_of(environment: Mapping[str, str]) -> list[str]:

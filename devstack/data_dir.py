@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,25 @@ def write_addresses(data_dir: Path, addresses: dict[str, str]) -> None:
 def forget_addresses(data_dir: Path) -> None:
     """Removes `dev.json`."""
     (data_dir / FILE_NAME).unlink(missing_ok=True)
+
+
+# The ports of the stack, so that it has the same ones after a restart.
+
+PORTS_FILE_NAME: Final = "ports.json"
+
+
+def write_ports(data_dir: Path, ports: Mapping[str, int]) -> None:
+    """Writes the ports by the name of what listens there."""
+    (data_dir / PORTS_FILE_NAME).write_text(json.dumps(ports, indent=2) + "\n", encoding="utf-8")
+
+
+def read_ports(data_dir: Path) -> dict[str, int]:
+    """Returns the ports of the folder's last stack; none before the first one, and none of a file that was damaged."""
+    try:
+        stored = json.loads((data_dir / PORTS_FILE_NAME).read_text(encoding="utf-8"))
+        return {str(name): int(port) for name, port in stored.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
 
 
 # One stack per folder: two stacks would give the same tasks to two sets of services.

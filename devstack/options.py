@@ -8,7 +8,7 @@ import random
 import socket
 import uuid
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -51,6 +51,9 @@ class StackOptions:
 
     `model_runner`: the workers call models through the model runner, which gets the keys of the providers.
 
+    `usual_ports`: the services get the ports that this folder had before, else the usual ones, as far as they are free.
+    `port`: the gateway gets this port, and the other services those after it; with `usual_ports`.
+
     `movable_clock`: the clock of the ledger can be moved while the stack runs (clock.py), for tests of waiting.
     """
 
@@ -59,6 +62,7 @@ class StackOptions:
     replicas: Mapping[str, int] = field(default_factory=dict)
     slots: int = 16
     usual_ports: bool = False
+    port: int = 0
     postgres_dsn: str = ""
     postgres_binaries: Path | None = None
     etcd_endpoints: str = ""
@@ -229,9 +233,12 @@ class HeldAddresses:
     def __init__(self) -> None:
         self._held: dict[str, socket.socket] = {}
 
-    def choose(self, name: str, *, usual: bool) -> str:
-        """Returns an address as `choose_address`, and never the same one twice. Raises OSError."""
-        for port in _candidates(name, usual=usual):
+    def choose(self, name: str, *, usual: bool, before: Sequence[int] = ()) -> str:
+        """Returns an address as `choose_address`, and never the same one twice. Raises OSError.
+
+        `before`: ports to try before these.
+        """
+        for port in (*before, *_candidates(name, usual=usual)):
             if (holder := _hold(port)) is not None:
                 address = f"{HOST}:{port}"
                 self._held[address] = holder
@@ -290,6 +297,20 @@ def _is_free(port: int) -> bool:
 
 # The environment of each service.
 
+CALLED_BY: Final[Mapping[str, Sequence[str]]] = {
+    "gateway": ("checkpoint", "coordinator", "tools"),
+    "coordinator": ("checkpoint", "tools"),
+    "worker": ("coordinator", "checkpoint", "tools", "models"),
+    "models": ("checkpoint",),
+}
+"""The services that each service calls. It has the setting address_variable for each of them."""
+
+
+def address_variable(service: str, called: str) -> str:
+    """Returns the variable with the addresses of a service that another one calls."""
+    return f"TENURE_{service.upper()}_{called.upper()}_ADDRESS"
+
+
 FIRST_UID: Final = 61_000
 UIDS_APART: Final = 1024
 """Replicas on one host must not share the uids of their sandboxes. This is the largest number of slots of a replica."""
@@ -321,6 +342,11 @@ class StackAddresses:
     coordinator: str = ""
     models: str = ""
 
+    def called_by(self, service: str) -> dict[str, str]:
+        """Returns the variables with the addresses of the started services that a service calls."""
+        called = {name: str(getattr(self, name)) for name in CALLED_BY.get(service, ())}
+        return {address_variable(service, name): address for name, address in called.items() if address}
+
 
 def environment_of(
     kind: str, name: str, address: str, options: StackOptions, layout: Layout, addresses: StackAddresses
@@ -336,7 +362,7 @@ def environment_of(
             "TENURE_TLS_KEY_FILE": str(layout.certificates / f"{name}.key.pem"),
             "TENURE_TLS_CA_FILE": str(layout.certificates / "ca.pem"),
         }
-    plain = {**own, **_OF_KIND[kind](name, options, layout, addresses), **added}
+    plain = {**own, **addresses.called_by(kind), **_OF_KIND[kind](name, options, layout, addresses), **added}
     secrets = {variable: plain.pop(variable) for variable in SECRETS if plain.get(variable, NO_KEY) != NO_KEY}
     files = {
         f"{variable}{FILE_SUFFIX}": str(layout.secret_file(f"{name}.{variable}", secret))
@@ -374,33 +400,22 @@ def _tools(name: str, options: StackOptions, layout: Layout, addresses: StackAdd
 def _coordinator(_name: str, _options: StackOptions, layout: Layout, addresses: StackAddresses) -> dict[str, str]:
     return {
         "TENURE_COORDINATOR_ETCD_ENDPOINTS": addresses.etcd_endpoints,
-        "TENURE_COORDINATOR_CHECKPOINT_ADDRESS": addresses.checkpoint,
-        "TENURE_COORDINATOR_TOOLS_ADDRESS": addresses.tools,
         "TENURE_COORDINATOR_SIGNING_KEY_FILE": str(layout.signing_key),
         "TENURE_COORDINATOR_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
     }
 
 
-def _gateway(_name: str, _options: StackOptions, _layout: Layout, addresses: StackAddresses) -> dict[str, str]:
-    return {
-        "TENURE_GATEWAY_CHECKPOINT_ADDRESS": addresses.checkpoint,
-        "TENURE_GATEWAY_COORDINATOR_ADDRESS": addresses.coordinator,
-        "TENURE_GATEWAY_TOOLS_ADDRESS": addresses.tools,
-    }
+def _gateway(_name: str, _options: StackOptions, layout: Layout, _addresses: StackAddresses) -> dict[str, str]:
+    return {"TENURE_GATEWAY_STACK_FOLDER": str(layout.data_dir)}
 
 
 def _worker(name: str, options: StackOptions, _layout: Layout, addresses: StackAddresses) -> dict[str, str]:
     environment = {
         "TENURE_WORKER_ID": name,
-        "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses.coordinator,
-        "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses.checkpoint,
-        "TENURE_WORKER_TOOLS_ADDRESS": addresses.tools,
         "TENURE_WORKER_MODEL": options.default_model,
         "TENURE_WORKER_SLOTS": str(options.slots),
     }
-    if options.model_runner:
-        return {**environment, "TENURE_WORKER_MODELS_ADDRESS": addresses.models}
-    return {**environment, **_providers(options, addresses)}
+    return environment if options.model_runner else {**environment, **_providers(options, addresses)}
 
 
 def _models(_name: str, options: StackOptions, layout: Layout, addresses: StackAddresses) -> dict[str, str]:
@@ -408,7 +423,6 @@ def _models(_name: str, options: StackOptions, layout: Layout, addresses: StackA
         "TENURE_MODELS_POSTGRES_DSN": addresses.postgres_dsn,
         "TENURE_MODELS_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
         "TENURE_MODELS_MIGRATE": "auto",
-        "TENURE_MODELS_CHECKPOINT_ADDRESS": addresses.checkpoint,
         "TENURE_MODELS_DRAIN_SECONDS": "5",  # a person who stops the stack does not want to wait for long answers
         **_providers(options, addresses),
     }

@@ -11,12 +11,13 @@ from typing import Final, Self
 
 from devstack.child_process import ChildProcess, RunningProgram, ServiceDied, StackError
 from devstack.clock import install_clock, shift_defaults
-from devstack.data_dir import forget_addresses, hold_folder, write_addresses
+from devstack.data_dir import forget_addresses, hold_folder, read_ports, write_addresses, write_ports
 from devstack.etcd import EtcdProcess
 from devstack.options import (
     HTTP_LISTEN,
     PUBLIC_URL,
     REPLICATED,
+    USUAL_PORTS,
     HeldAddresses,
     Layout,
     StackAddresses,
@@ -36,6 +37,8 @@ Tell = Callable[[str], None]
 
 PORT_TRIES: Final = 3
 PORT_TAKEN_SIGN: Final = "cannot listen on"
+_CALLED_BY_PEOPLE: Final = frozenset({"gateway", "gateway-http"})
+"""What people and programs call by its port."""
 
 
 def ignore_progress(_what: str) -> None:
@@ -61,6 +64,10 @@ class Stack:
         self._worker_numbers = itertools.count(options.workers + 1)
         self._opened = AsyncExitStack()
         self._http_addresses: dict[str, str] = {}
+        self._ports: dict[str, int] = {}
+        self._earlier_ports: dict[str, int] = {}
+        self.taken_port = 0
+        """The port that the gateway did not get, because another process has it."""
 
     @property
     def gateway_address(self) -> str:
@@ -109,6 +116,7 @@ class Stack:
             await asyncio.to_thread(check_programs, self.options, self.layout)
             self._check_scenarios()
             self._take_folder()
+            self._check_port()
             await self._check_tools_file()
             await self._start_stores()
             await self._start_model()
@@ -118,6 +126,7 @@ class Stack:
                 {SIMULATOR: self.simulator.model_url} if self.options.model_is_simulated and self.simulator else {}
             )
             self._write_targets()
+            self.remember_ports()
             write_addresses(self.layout.data_dir, {**self.addresses(), **certificates, **simulator})
             self._opened.callback(forget_addresses, self.layout.data_dir)
         except BaseException:
@@ -182,6 +191,10 @@ class Stack:
                 load_scenario(file)
             except ScenarioError as error:
                 raise StackError(f"nothing is started: {error}") from error
+
+    def _check_port(self) -> None:
+        for name in sorted(_CALLED_BY_PEOPLE) if self.options.port else ():
+            self.held_addresses.release(self.choose_address_of(name))
 
     async def _check_tools_file(self) -> None:
         if self.options.tools_config is not None:
@@ -284,7 +297,31 @@ class Stack:
             write_targets(self.layout.metrics_targets, self.services.values())
 
     def choose_address_of(self, name: str) -> str:
-        return self.held_addresses.choose(name, usual=self.options.usual_ports)
+        """Returns a free address for a part. Raises StackError if `options.port` is taken."""
+        wanted = self._wanted_ports(name)
+        address = self.held_addresses.choose(name, usual=False, before=wanted)
+        self._ports[name] = port = int(address.rpartition(":")[2])
+        if name in _CALLED_BY_PEOPLE and wanted and port != wanted[0]:
+            if self.options.port:
+                raise StackError(f"port {wanted[0]} is taken by another process: choose another --port")
+            if name == "gateway":
+                self.taken_port = wanted[0]
+        return address
+
+    def _wanted_ports(self, name: str) -> list[int]:
+        """Returns the ports that a part gets if they are free, the best one first."""
+        if not self.options.usual_ports:
+            return []
+        usual = [USUAL_PORTS[name]] if name in USUAL_PORTS else []
+        if self.options.port:
+            return [port - USUAL_PORTS["gateway"] + self.options.port for port in usual]
+        self._earlier_ports = self._earlier_ports or read_ports(self.layout.data_dir)
+        return [*([self._earlier_ports[name]] if name in self._earlier_ports else []), *usual]
+
+    def remember_ports(self) -> None:
+        """Writes down the ports, which the folder's next stack has again."""
+        if self.options.usual_ports:
+            write_ports(self.layout.data_dir, {**read_ports(self.layout.data_dir), **self._ports})
 
     def children(self) -> list[ChildProcess]:
         """Returns all processes of the stack except the stores."""

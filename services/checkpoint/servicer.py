@@ -181,7 +181,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def AppendForeign(self, request: pb.AppendForeignRequest, context: Context) -> pb.AppendForeignResponse:
         appended = await external_entries.append_external_entry(self._ledger.pool, current_tenant(), request)
         self._ledger.announce(appended.announcement)
-        return pb.AppendForeignResponse(task=appended.task)
+        return pb.AppendForeignResponse(task=appended.task, wait_has_begun=appended.wait_has_begun)
 
     async def SendSignal(self, request: pb.SendSignalRequest, context: Context) -> pb.SendSignalResponse:
         sent = await signals.send_signal(self._ledger.pool, current_tenant(), request)

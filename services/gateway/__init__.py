@@ -22,6 +22,8 @@ http/             the HTTP server: JSON, server-sent events, and what edges add 
 audit.py          the audit log: records acts before they happen, and refusals
 api_keys.py       the keys of clients: made here, and verified with the ledger
 client_authentication.py  the client of each call: an API key (api_keys.py) or a token (json_web_tokens.py)
+connection_limits.py  the rule of a port: how many connections, of one address and of all
+grpc_connections.py  ends connections of an address beyond its limit at the gRPC port
 client_addresses.py  the address of a client behind proxies (no I/O)
 identity_claims.py  the identity that a token states (no I/O)
 page_tokens.py    the seal of page tokens: a token of another list is refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.gateway.client_fields import caller
 from services.gateway.external_entries import append_act, append_external
@@ -28,11 +28,19 @@ from tenure.wire.access import PERMISSIONS
 from tenure.wire.common import seconds, state_name
 
 
+class Identity(NamedTuple):
+    """What a gateway is a part of: its installation, and the data folder of a development stack."""
+
+    installation: str = ""
+    stack_folder: str = ""
+
+
 class AdminServicer(Forwarder):
     """All writes go through the same fences as those of every other writer."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, identity: Identity) -> None:
         super().__init__("AdminService", peers)
+        self._identity = identity
 
     async def GetCaller(self, _request: api.GetCallerRequest, _context: Any) -> api.GetCallerResponse:
         principal = current_principal()
@@ -42,6 +50,8 @@ class AdminServicer(Forwarder):
             permissions=[PERMISSIONS.to_wire(one) for one in Permission if one in principal.permissions],
             authenticated=principal is not ANYONE,
             any_tenant=principal.tenant is None,
+            installation=self._identity.installation,
+            stack_folder=self._identity.stack_folder,
         )
 
     async def ListInDoubtCalls(
@@ -53,7 +63,7 @@ class AdminServicer(Forwarder):
         self, request: api.ResolveInDoubtCallRequest, _context: Any
     ) -> api.ResolveInDoubtCallResponse:
         await prove(self._peers, request)
-        return api.ResolveInDoubtCallResponse(task=await append_act(self._peers, request, "resolve_call"))
+        return api.ResolveInDoubtCallResponse(task=(await append_act(self._peers, request, "resolve_call")).task)
 
     async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
         listed = await with_retries(lambda: self._peers.coordinator.ListClaims(request))
@@ -75,26 +85,27 @@ class AdminServicer(Forwarder):
         return await with_retries(lambda: self._peers.tools.ListCalls(request))
 
     async def RequeueTask(self, request: api.RequeueTaskRequest, _context: Any) -> api.RequeueTaskResponse:
-        return api.RequeueTaskResponse(task=await append_act(self._peers, request, "requeue"))
+        return api.RequeueTaskResponse(task=(await append_act(self._peers, request, "requeue")).task)
 
     async def GrantBudget(self, request: api.GrantBudgetRequest, _context: Any) -> api.GrantBudgetResponse:
-        return api.GrantBudgetResponse(task=await append_act(self._peers, request, "grant_budget"))
+        return api.GrantBudgetResponse(task=(await append_act(self._peers, request, "grant_budget")).task)
 
     async def CloseOutTask(self, request: api.CloseOutTaskRequest, _context: Any) -> api.CloseOutTaskResponse:
         """Requests an end. The result of a success must fit the task's result schema, as an agent's answer must."""
         if request.to_state == task_pb2.TASK_STATE_SUCCEEDED:
             task = await read_task(self._peers, request.task_id)
             request.result = await _fitting_result(task.spec.result_schema_json, request.result)
-        return api.CloseOutTaskResponse(task=await append_act(self._peers, request, "close_out"))
+        return api.CloseOutTaskResponse(task=(await append_act(self._peers, request, "close_out")).task)
 
     async def BeginWait(self, request: api.BeginWaitRequest, _context: Any) -> api.BeginWaitResponse:
         """Records the wait, and ends the claim that the task has: the wait begins when the claim is released."""
-        task = await append_act(self._peers, request, "begin_wait")
-        return api.BeginWaitResponse(task=await self._without_claim(task, request.reason))
+        appended = await append_act(self._peers, request, "begin_wait")
+        return api.BeginWaitResponse(task=await self._without_claim(appended, request.reason))
 
-    async def _without_claim(self, task: task_pb2.Task, reason: str) -> task_pb2.Task:
-        """Ends the claim of a running task, which an operator lets wait."""
-        if task.state == task_pb2.TASK_STATE_RUNNING:
+    async def _without_claim(self, appended: ledger.AppendForeignResponse, reason: str) -> task_pb2.Task:
+        """Ends the claim for whose end a wait waits. A repeat after the wait leaves the task to its present worker."""
+        task = appended.task
+        if task.state == task_pb2.TASK_STATE_RUNNING and not appended.wait_has_begun:
             task = await self._end_claim(task, task.epoch, reason)
         return task
 
@@ -108,18 +119,16 @@ class AdminServicer(Forwarder):
         append = partial(append_external, self._peers, task.task_id, request.operation_id)
         match request.WhichOneof("act"):
             case "cancel":
-                return await append(cancel_request=ledger_pb2.CancelRequest(reason=request.reason))
+                return (await append(cancel_request=ledger_pb2.CancelRequest(reason=request.reason))).task
             case "requeue":
                 requeue = ledger_pb2.OperatorRequest(reason=request.reason, requeue=request.requeue)
-                return await append(operator_request=requeue)
+                return (await append(operator_request=requeue)).task
             case "begin_wait":
                 wait = ledger_pb2.OperatorRequest(reason=request.reason, begin_wait=request.begin_wait)
                 return await self._without_claim(await append(operator_request=wait), request.reason)
             case _:
-                if task.wait.kind != task_pb2.WAIT_KIND_OPERATOR:
-                    raise not_in_operator_wait(task)
-                answer = ledger.WaitAnswer(wait_id=task.wait.wait_id, decision=CONTINUE, comment=request.reason)
-                return await append(wait_answer=answer)
+                # Without the id of the wait: a repeat, while the task waits again, is the same request.
+                return (await append(wait_answer=ledger.WaitAnswer(decision=CONTINUE, comment=request.reason))).task
 
     async def TransferTask(self, request: api.TransferTaskRequest, _context: Any) -> api.TransferTaskResponse:
         """Transfers a task. The ledger names the epoch and later shows the result: only that claim is ended."""
@@ -213,12 +222,6 @@ def still_held(task: task_pb2.Task) -> Unavailable:
         reason=STILL_HELD,
         retry_after_seconds=1.0,
     )
-
-
-def not_in_operator_wait(task: task_pb2.Task) -> WrongState:
-    """Returns the error for a task that waits for something else, or not at all."""
-    state = state_name(task.state)
-    return WrongState(f"the task is {state}, and in no wait that an operator began", metadata={"state": state})
 
 
 def task_not_running(task: task_pb2.Task) -> WrongState:

@@ -12,19 +12,17 @@ from tenure.v1 import ledger_pb2
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from tenure.v1 import task_pb2
 
-
-async def append_external(peers: Peers, task_id: str, request_id: str, **fact: Any) -> task_pb2.Task:
-    """Appends an entry of the caller, once for each request id, and returns the task. `fact`: a field of the request.
+async def append_external(peers: Peers, task_id: str, request_id: str, **fact: Any) -> ledger.AppendForeignResponse:
+    """Appends an entry of the caller, once for each request id. `fact`: a field of the request.
 
     It is acknowledged when it is recorded. Raises the errors of AppendForeign.
     """
     entry = ledger.AppendForeignRequest(task_id=task_id, request_id=request_id, actor=caller(), **fact)
-    return (await with_retries(lambda: peers.checkpoint.AppendForeign(entry))).task
+    return await with_retries(lambda: peers.checkpoint.AppendForeign(entry))
 
 
-async def append_act(peers: Peers, request: Any, act: str) -> task_pb2.Task:
+async def append_act(peers: Peers, request: Any, act: str) -> ledger.AppendForeignResponse:
     """Appends the request of an operator. `act`: the field of OperatorRequest that has the fields of the request."""
     operator_request = ledger_pb2.OperatorRequest(reason=request.reason)
     copy_shared(request, getattr(operator_request, act))

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from services.gateway.admin import AdminServicer
+from services.gateway.admin import AdminServicer, Identity
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
 from services.gateway.audit import AuditLog
 from services.gateway.client_authentication import ClientAuthentication
+from services.gateway.connection_limits import ConnectionLimits
 from services.gateway.forwarder import Forwarder
 from services.gateway.forwarding import (
     AgentForwarder,
@@ -23,6 +24,7 @@ from services.gateway.forwarding import (
     TenantForwarder,
     WebhookForwarder,
 )
+from services.gateway.grpc_connections import limited_connections
 from services.gateway.http.settings import HttpSettings
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.live_text import LiveTextRelay
@@ -108,12 +110,16 @@ class GatewaySettings:
     )
     tools_address: tuple[Address, ...] = setting("the tool services' addresses", default=(Address("127.0.0.1:8473"),))
     operator_tenants: tuple[str, ...] = setting("tenants whose callers may act on all others", default=("default",))
+    address_connections: int = setting(
+        "open gRPC connections of one address; a trusted proxy has no limit of its own", default=1000, minimum=1
+    )
     heartbeat_seconds: float = setting("the silence of a stream before a heartbeat", default=15.0, minimum=0.1)
     authentication: str = setting(
         "of clients; certificates: of operators, without TLS none; api-keys: ApiKeyService; jwt: an identity provider",
         default=CERTIFICATES,
         choices=(CERTIFICATES, API_KEYS, JWT, f"{API_KEYS},{JWT}"),
     )
+    stack_folder: str = setting("the data folder of the development stack that it is a part of", default="")
     jwt: JwtSettings = group(JwtSettings, "TENURE_GATEWAY_JWT_")
     limit: LimitSettings = group(LimitSettings, "TENURE_GATEWAY_LIMIT_")
     http: HttpSettings = group(HttpSettings, "TENURE_GATEWAY_HTTP_")
@@ -156,21 +162,32 @@ async def compose(process: Process, settings: GatewaySettings, http_edges: LoadE
         limiter=settings.limit.limiter(),
     )
     for service, servicer in servicers(
-        peers, live, server.stopping, settings.heartbeat_seconds, settings.operator_tenants
+        peers,
+        live,
+        server.stopping,
+        settings.heartbeat_seconds,
+        settings.operator_tenants,
+        Identity(settings.common.tls.installation, settings.stack_folder),
     ).items():
         name = f"tenure.v1.{service}"
         server.add(name, _REGISTER[service], SealedPages(servicer, name))
+    limits = ConnectionLimits("gRPC", server.max_connections, settings.address_connections, settings.http.proxies)
     doors = [_http_door(settings, security, server, process, peers, http_edges())] if settings.http.listen else []
-    await serve(process, server, *doors)
+    await serve(process, server, limited_connections(server, limits), *doors)
 
 
 def servicers(
-    peers: Peers, live: LiveTextRelay, stopping: asyncio.Event, heartbeat_seconds: float, operators: Collection[str]
+    peers: Peers,
+    live: LiveTextRelay,
+    stopping: asyncio.Event,
+    heartbeat_seconds: float,
+    operators: Collection[str],
+    identity: Identity,
 ) -> dict[str, Forwarder]:
     """Returns the servicers of the public services."""
     return {
         "TaskService": TaskServicer(peers, live, stopping, heartbeat_seconds),
-        "AdminService": AdminServicer(peers),
+        "AdminService": AdminServicer(peers, identity),
         "LeaseService": LeaseForwarder(peers, stopping),
         "ScheduleService": ScheduleForwarder(peers),
         "TenantService": TenantForwarder(peers, operators),

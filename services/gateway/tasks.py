@@ -82,7 +82,7 @@ async def send_message(peers: Peers, request: api.SendMessageRequest) -> task_pb
     if files:
         await append(only_check=True)
         await _put(peers, tools.PutFilesRequest(task_id=request.task_id, files=request.files, message=name))
-    return await append()
+    return (await append()).task
 
 
 async def _put(peers: Peers, request: tools.PutFilesRequest) -> None:
@@ -203,8 +203,8 @@ class TaskServicer(Forwarder):
     async def CancelTask(self, request: api.CancelTaskRequest, _context: Any) -> api.CancelTaskResponse:
         """Records a cancel request in the ledger. Coordinators find it there, whatever happens to this gateway."""
         cancel = ledger_pb2.CancelRequest(reason=request.reason)
-        task = await append_external(self._peers, request.task_id, new_id(), cancel_request=cancel)
-        return api.CancelTaskResponse(task=task)
+        appended = await append_external(self._peers, request.task_id, new_id(), cancel_request=cancel)
+        return api.CancelTaskResponse(task=appended.task)
 
     async def ResumeTask(self, request: api.ResumeTaskRequest, _context: Any) -> api.ResumeTaskResponse:
         """Answers a wait.
@@ -218,8 +218,8 @@ class TaskServicer(Forwarder):
             return api.ResumeTaskResponse(task=sent.task if sent.HasField("task") else None)
         answer = ledger.WaitAnswer()
         copy_shared(request, answer)
-        task = await append_external(self._peers, request.task_id, request.request_id, wait_answer=answer)
-        return api.ResumeTaskResponse(task=task)
+        appended = await append_external(self._peers, request.task_id, request.request_id, wait_answer=answer)
+        return api.ResumeTaskResponse(task=appended.task)
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
         return api.SendMessageResponse(task=await send_message(self._peers, request))

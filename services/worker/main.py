@@ -59,7 +59,7 @@ from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.audit import RefusalLog, log_refusals
 from tenure.runtime.security.process_security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting, run_service
-from tenure.runtime.settings import Address, group, setting
+from tenure.runtime.settings import Address, ConfigurationError, group, setting
 from tenure.runtime.usage_reports import UsageReports
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
 from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, longest_request, validate
@@ -87,7 +87,7 @@ class WorkerSettings:
     listen: Address = setting("the address to serve live text on", default=Address("127.0.0.1:0"))
     metrics_listen: Address | None = metrics_setting()
     advertise: str = setting("host:port for gateways (default: the bound address)", default="")
-    coordinator_addresses: tuple[Address, ...] = setting(
+    coordinator_address: tuple[Address, ...] = setting(
         "the coordinators' addresses", default=(Address("127.0.0.1:8471"),)
     )
     checkpoint_address: tuple[Address, ...] = setting(
@@ -164,14 +164,24 @@ class WorkerSettings:
         yield from self._identity_problems()
         if DEFAULT_LOOP in self.loops or REPLAY_LOOP in self.loops:
             yield from self._provider_problems()
-        yield from peer_problems(
-            self.common,
-            {
-                "TENURE_WORKER_COORDINATOR_ADDRESSES": self.coordinator_addresses,
-                "TENURE_WORKER_CHECKPOINT_ADDRESS": self.checkpoint_address,
-                "TENURE_WORKER_TOOLS_ADDRESS": self.tools_address,
-                **({"TENURE_WORKER_MODELS_ADDRESS": self.models_address} if self.models_address else {}),
-            },
+        yield from peer_problems(self.common, self.services)
+
+    @property
+    def services(self) -> dict[str, tuple[Address, ...]]:
+        """The addresses of the services that it calls, by their variables."""
+        return {
+            "TENURE_WORKER_COORDINATOR_ADDRESS": self.coordinator_address,
+            "TENURE_WORKER_CHECKPOINT_ADDRESS": self.checkpoint_address,
+            "TENURE_WORKER_TOOLS_ADDRESS": self.tools_address,
+            **({"TENURE_WORKER_MODELS_ADDRESS": self.models_address} if self.models_address else {}),
+        }
+
+    def foreign_key_problem(self, key_id: str) -> str:
+        """Returns why the worker stopped when a service did not have the coordinator's signing key."""
+        listed = ", ".join(f"{variable}={','.join(addresses)}" for variable, addresses in self.services.items())
+        return (
+            f"the coordinator signs with the key {key_id!r}, and another service does not have it: these are services "
+            f"of different installations, or the key is missing in VERIFYING_KEYS_FILE of that service; see {listed}"
         )
 
     def _provider_problems(self) -> Iterator[str]:
@@ -257,11 +267,17 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
         for state, number in slots.items():
             metrics.gauge("tenure_worker_slots", number, state=state)
 
-    addresses = settings.coordinator_addresses
+    foreign_keys = list[str]()
+
+    def stop(key_id: str) -> None:
+        foreign_keys.append(key_id)
+        process.stopping.set()
+
+    addresses = settings.coordinator_address
     identity = settings.identity(server.port, dependencies.digests, session_secret, security.name)
     session = WorkerSession(addresses, identity, held_tasks, trust, free_slots, security)
     supervisor = await process.open(
-        Supervisor(dependencies, held_tasks, crash_backoff, session.release, settings.slots)
+        Supervisor(dependencies, held_tasks, crash_backoff, session.release, settings.slots, stop)
     )
     duties.start("session", lambda: session.run(supervisor.take), may_end=True, silence_seconds=SILENCE_SECONDS)
     duties.start(
@@ -276,6 +292,8 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
         duties.start("agents", registration.run, may_end=True, silence_seconds=REGISTRATION_SILENCE_SECONDS)
     await process.run_until_stopped()
     await drain(session, held_tasks, settings.drain_seconds)
+    if foreign_keys:
+        raise ConfigurationError([settings.foreign_key_problem(foreign_keys[0])])
 
 
 async def _open_dependencies(

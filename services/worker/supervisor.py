@@ -27,6 +27,7 @@ from tenure.runtime.observability import metrics
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.request_context import set_tenant
 from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.signing import UNKNOWN_KEY
 
 _log: Final = logging.getLogger(__name__)
 
@@ -95,8 +96,16 @@ def loop_of(dependencies: Dependencies, held_task: HeldTask) -> Loop:
     return (ReplayLoop if held_task.loop == REPLAY_LOOP else TaskLoop)(dependencies, held_task)
 
 
+def _ignore(_key_id: str) -> None:
+    """The default of `on_foreign_key`."""
+
+
 class Supervisor:
-    """Runs held tasks. Closing it cancels the running work and releases its claims."""
+    """Runs held tasks. Closing it cancels the running work and releases its claims.
+
+    `on_foreign_key` is called with a signing key that a service does not have, unless the ledger has opened a task for
+    this worker before: then the services are of one installation, and the key is only too new.
+    """
 
     def __init__(
         self,
@@ -105,11 +114,14 @@ class Supervisor:
         crash_backoff: CrashBackoff,
         release: Release,
         slots: int,
+        on_foreign_key: Callable[[str], None] = _ignore,
     ) -> None:
         self._dependencies = dependencies
         self._held_tasks = held_tasks
         self._crash_backoff = crash_backoff
         self._release = release
+        self._on_foreign_key = on_foreign_key
+        self._has_worked = False
         self._most = 2 * slots  # a grant may cross a report of free slots; far beyond that a coordinator miscounts
         self._working: set[asyncio.Task[None]] = set()
         self._start_gate = StartGate()
@@ -145,12 +157,17 @@ class Supervisor:
             finally:
                 held_task.live.close()
                 self._held_tasks.remove(held_task)
+                self._has_worked |= held_task.progress.sequence > 0
                 if not held_task.lost:
                     self._note_end(reason)
                     self._release(held_task, reason, why)
                 ending = "LOST" if held_task.lost else reason
                 metrics.count("tenure_worker_releases_total", reason=ending)
                 _log.info("task left", extra={"reason": ending, "sequence": held_task.progress.sequence})
+
+    def _has_opened(self) -> bool:
+        """Whether the ledger has ever given this worker a task of the coordinator."""
+        return self._has_worked or any(task.progress.sequence for task in self._held_tasks)
 
     def _note_end(self, reason: ReleaseReason) -> None:
         if reason is ReleaseReason.WORKER_CRASHED:
@@ -172,6 +189,8 @@ class Supervisor:
             # A service is away or fails, the ledger refuses even the end, or a signing key is too new for a service:
             # none of these says that the task kills workers.
             _log.warning("the claim is released", extra={"why": str(error)})
+            if isinstance(error, Unauthenticated) and UNKNOWN_KEY in error.metadata and not self._has_opened():
+                self._on_foreign_key(error.metadata[UNKNOWN_KEY])
             return ReleaseReason.WORKER_HALTED, str(error)
         except Exception as error:  # noqa: BLE001  a bug in one task's work: logged with its stack, the others go on
             _log.exception("unexpected error: the claim is released")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tenure.client import Client
+from tenure.domain.errors import TenureError
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.running_stack import SIMULATOR, read_addresses
+from tenure.v1.admin_service_pb2 import GetCallerRequest
 
 _SERVICES: Final = {
-    "coordinator": "TENURE_WORKER_COORDINATOR_ADDRESSES",
+    "coordinator": "TENURE_WORKER_COORDINATOR_ADDRESS",
     "checkpoint": "TENURE_WORKER_CHECKPOINT_ADDRESS",
     "tools": "TENURE_WORKER_TOOLS_ADDRESS",
 }
+USUAL_GATEWAY: Final = "127.0.0.1:8470"
+_PROBE_SECONDS: Final = 2.0
 _MODEL_RUNNER: Final = "TENURE_WORKER_MODELS_ADDRESS"
 _MODELS: Final = ("ANTHROPIC_", "OPENAI_")
 
@@ -44,6 +51,23 @@ def _simulated(url: str) -> dict[str, str]:
         "OPENAI_API_KEY": "simulated",
         "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would send traces to OpenAI
     }
+
+
+def somebody_elses_stack(address: str = USUAL_GATEWAY) -> str:
+    """Returns the data folder of the development stack at the usual ports; "" for other services, and for none.
+
+    For a worker without addresses and without a stack in its folder: it would take the tasks of another project.
+    """
+    return asyncio.run(_stack_at(address))
+
+
+async def _stack_at(address: str) -> str:
+    async with Client(address) as client:
+        try:
+            caller = await client.admin.GetCaller(GetCallerRequest(), timeout=_PROBE_SECONDS)
+        except (TenureError, PeerFailed):
+            return ""
+        return str(caller.stack_folder)
 
 
 def advice_without_stack(environment: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from tenure.agents.dev_stack import advice_without_stack, dev_settings
+from tenure.agents.dev_stack import advice_without_stack, dev_settings, somebody_elses_stack
 from tenure.agents.functions import function_table
 from tenure.server_packages import server_packages
 
@@ -21,7 +21,7 @@ class Worker:
         Worker([agent, month_end]).run()
 
     An omitted argument has the value of its environment variable, which `tenure serve worker --help` lists: addresses
-    (`TENURE_WORKER_COORDINATOR_ADDRESSES`, …), TLS (`TENURE_TLS_…`), logs (`TENURE_LOG_FORMAT`). If no address is given
+    (`TENURE_WORKER_COORDINATOR_ADDRESS`, …), TLS (`TENURE_TLS_…`), logs (`TENURE_LOG_FORMAT`). If no address is given
     and a `tenure dev` runs on the data directory here (`TENURE_DATA`, else `.tenure`), the worker joins it, and without
     a key of a model its agents talk to the simulator.
 
@@ -48,7 +48,7 @@ class Worker:
         if not self.functions:
             raise ValueError("a worker needs agents or functions to run: Worker([agent])")
         given = {
-            "COORDINATOR_ADDRESSES": ",".join(coordinators),
+            "COORDINATOR_ADDRESS": ",".join(coordinators),
             "CHECKPOINT_ADDRESS": ",".join(checkpoints),
             "TOOLS_ADDRESS": ",".join(tools),
             "QUEUES": ",".join(queues),
@@ -67,6 +67,8 @@ class Worker:
             program = import_module("services.worker.main")
         environment = {**os.environ, **self._settings}
         if advice := advice_without_stack(environment):
+            if folder := somebody_elses_stack():
+                sys.exit(f"tenure: {advice}. The stack at these ports is that of {folder}")
             print(f"tenure: {advice}", file=sys.stderr)  # noqa: T201  for a person at a terminal; logs are not set up yet
         os.environ.update(dev_settings(environment))  # the agents' own model clients read it
         code = program.run_with(self.functions, self._settings)

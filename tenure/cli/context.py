@@ -35,7 +35,8 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
 class Context:
     """The context that main.py passes to every command. `console` prints for people, `emit` prints JSON.
 
-    `environment` is the environment of the process; only main.py reads it.
+    `environment` is the environment of the process; only main.py reads it. `is_guessed`: nobody named the gateway, and
+    no stack runs here, so it is the one at the usual port.
     """
 
     address: str
@@ -47,15 +48,24 @@ class Context:
     is_verbose: bool = False
     tls: ClientTls | None = None
     api_key: Callable[[], str] | str = ""
+    is_guessed: bool = False
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Runs `work` with a connected client."""
 
         async def connected() -> T:
             async with Client(self.address, tenant=self.tenant, tls=self.tls, api_key=self.api_key) as client:
+                await self.check(client)
                 return await work(client)
 
         return asyncio.run(connected())
+
+    async def check(self, client: Client) -> None:
+        """Raises SomebodyElses for the stack of another folder, unless a person wants it."""
+        if self.is_guessed:
+            from tenure.cli.found_gateway import check_found
+
+            await check_found(self, client)
 
     def path_of(self, path: Path) -> Path:
         """Returns the path relative to the working directory if it is below it, else as it is."""
@@ -124,22 +134,30 @@ def context_of(
     if (tls_certificate_file is None) != (tls_key_file is None):
         raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
     tls = find_tls(ClientTls(tls_ca_file, tls_certificate_file, tls_key_file), address, data)
-    gateway = find_gateway(address, data)
+    gateway = address or find_gateway(data)
     api_key = environment.get("TENURE_API_KEY", "") if api_key_file is None else partial(read_key, api_key_file)
     if api_key and tls is None:
         try:
-            check_stays_here(gateway)
+            check_stays_here(gateway or DEFAULT_ADDRESS)
         except ValueError as error:
             raise click.UsageError(f"{error} with --tls-ca-file") from None
-    return Context(gateway, tenant, as_json, data, make_console(), environment, is_verbose, tls, api_key)
+    return Context(
+        gateway or DEFAULT_ADDRESS,
+        tenant,
+        as_json,
+        data,
+        make_console(),
+        environment,
+        is_verbose,
+        tls,
+        api_key,
+        is_guessed=not gateway,
+    )
 
 
-def find_gateway(address: str | None, data_dir: Path) -> str:
-    """Returns the given address, else the gateway of the stack that runs on `data_dir`, else the default."""
-    if address:
-        return address
-    running = read_addresses(data_dir)
-    return running["gateway"] if running and "gateway" in running else DEFAULT_ADDRESS
+def find_gateway(data_dir: Path) -> str:
+    """Returns the gateway of the stack that runs on `data_dir`; "" if none runs."""
+    return (read_addresses(data_dir) or {}).get("gateway", "")
 
 
 def read_key(path: Path) -> str:

@@ -134,6 +134,11 @@ def _warnings(stack: Stack) -> list[RenderableType]:
     release = stack.stores["etcd"].version
     if UNSAFE_ETCD.match(release):
         warnings.insert(0, f"etcd {release} is for development only: a crash can corrupt its data (docs/etcd.md)")
+    if stack.taken_port:
+        port = stack.gateway_address.rpartition(":")[2]
+        warnings.insert(
+            0, f"another process has port {stack.taken_port}: this stack has {port}, also when it starts again"
+        )
     table = _grid()
     for one in warnings:
         table.add_row("warning", Text(one, "yellow"))
@@ -208,6 +213,12 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     metavar="SERVICE.NAME=VALUE",
     help="A setting of a service or of one replica, for example worker.PROMPT_CACHING=false. `tenure serve worker"
     " --help` lists the settings. May be repeated.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1024, 64_000),
+    help="The port of the gateway; HTTP gets the port 10 above it, and the other services those around it. Default: the"
+    " ports of the last start in this data directory, else 8470 and 8480, if they are free.",
 )
 @click.option("--data", type=click.Path(path_type=Path), help="The data directory. Default: that of `tenure --data`.")
 @click.option("--etcd", "etcd_endpoints", default="", metavar="HOST:PORT,…", help="Use this etcd, which runs already.")
@@ -294,6 +305,7 @@ def stack_options(
         data_dir=data or context.data_dir,
         model_runner=not fields.pop("direct_models"),
         usual_ports=True,
+        port=fields.pop("port") or 0,
         metrics=True,
         http=True,
         anthropic_api_key=context.environment.get("ANTHROPIC_API_KEY", ""),

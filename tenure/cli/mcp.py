@@ -67,6 +67,7 @@ def mcp(
     async def serve() -> None:
         api_key = context.api_key or None
         async with Client(context.address, api_key=api_key, tenant=context.tenant, tls=context.tls) as client:
+            await context.check(client.raw)
             await serve_stdio(client, settings)
 
     asyncio.run(serve())

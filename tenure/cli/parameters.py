@@ -35,7 +35,7 @@ _SETTING: Final = re.compile(
     re.DOTALL,
 )
 _OF_THE_STACK: Final = re.compile(
-    r"_(LISTEN|(CHECKPOINT|COORDINATOR|TOOLS|MODELS)_ADDRESS(ES)?|POSTGRES_DSN(_FILE)?|ETCD_ENDPOINTS|SIGNING_KEY_FILE|"
+    r"_(LISTEN|(CHECKPOINT|COORDINATOR|TOOLS|MODELS)_ADDRESS|POSTGRES_DSN(_FILE)?|ETCD_ENDPOINTS|SIGNING_KEY_FILE|"
     r"VERIFYING_KEYS_FILE)\Z"
 )
 
@@ -215,7 +215,7 @@ class SettingType(click.ParamType[tuple[str, str, str]]):
         service, kind, setting = match["service"], match["kind"], match["name"].upper()
         variable = setting if setting.startswith("TENURE_") else f"TENURE_{kind.upper()}_{setting}"
         if _OF_THE_STACK.search(variable):
-            self.fail(f"the stack sets {variable} itself; see --etcd, --postgres and --replicas", param, ctx)
+            self.fail(f"the stack sets {variable} itself; see --port, --etcd, --postgres and --replicas", param, ctx)
         return service, variable, match["value"]
 
 

@@ -390,8 +390,13 @@ def ends_at_cap(wait: Wait, answer: WaitAnswer) -> bool:
 def refuse_other_wait(wait: Wait | None, wait_id: str, answer: WaitAnswer, state: str) -> WrongState | None:
     """Returns the error if the answer names another wait (WAIT_OVER) or another call (OTHER_CALL).
 
-    The error has the present wait, so that the caller can read it and decide again.
+    The error has the present wait, so that the caller can read it and decide again. `wait_id`: "" for the present wait,
+    which must be an operator's (else WRONG_STATE).
     """
+    if not wait_id:
+        is_meant = wait is not None and wait.kind is WaitKind.OPERATOR
+        message = f"the task is {state}, and in no wait that an operator began"
+        return None if is_meant else WrongState(message, metadata={"state": state})
     if wait is None or wait.wait_id != wait_id:
         now = f"it waits for {wait.wait_id} now" if wait is not None else f"it is {state}"
         message = f"the task does not wait for {wait_id}: {now}"

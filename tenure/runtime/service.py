@@ -220,7 +220,6 @@ async def _sample(interval_seconds: float) -> None:
 # Asks a service of this machine for its health, for probes that run a command: `tenure serve gateway health`.
 
 ANSWER_SECONDS: Final = 5.0
-_EVERY_INTERFACE: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104  compared, never bound to
 
 
 async def health_problem(listen: Address, role: Role, tls: MutualTlsSettings) -> str:
@@ -228,8 +227,7 @@ async def health_problem(listen: Address, role: Role, tls: MutualTlsSettings) ->
 
     Raises ConfigurationError for certificate files that cannot be used.
     """
-    host = _EVERY_INTERFACE.get(listen.host)
-    address = str(listen) if host is None else f"{host}:{listen.port}"
+    address = listen.from_here
     async with _channel(address, role, tls) as channel:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(

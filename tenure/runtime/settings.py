@@ -62,6 +62,9 @@ class Secret:
         return "***"
 
 
+_EVERY_INTERFACE: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104  compared, never bound to
+
+
 class Address(str):
     """A validated `host:port`. An IPv6 host is in brackets."""
 
@@ -76,6 +79,12 @@ class Address(str):
     def port(self) -> int:
         """The port. 0 lets the operating system choose a free one."""
         return int(self.rpartition(":")[2])
+
+    @property
+    def from_here(self) -> Address:
+        """Where this machine reaches what listens at this address."""
+        host = _EVERY_INTERFACE.get(self.host)
+        return self if host is None else Address(f"{host}:{self.rpartition(':')[2]}")
 
 
 def _int(text: str) -> int:

@@ -79,6 +79,8 @@ class GetCallerResponse(message.Message):
     PERMISSIONS_FIELD_NUMBER: builtins.int
     AUTHENTICATED_FIELD_NUMBER: builtins.int
     ANY_TENANT_FIELD_NUMBER: builtins.int
+    INSTALLATION_FIELD_NUMBER: builtins.int
+    STACK_FOLDER_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """The tenant of this call."""
     subject: builtins.str
@@ -87,6 +89,10 @@ class GetCallerResponse(message.Message):
     """The gateway authenticates its callers."""
     any_tenant: builtins.bool
     """The caller may name any tenant."""
+    installation: builtins.str
+    """The installation of the gateway."""
+    stack_folder: builtins.str
+    """The data folder of the development stack that the gateway is a part of; empty for any other gateway."""
     @builtins.property
     def permissions(self) -> containers.RepeatedScalarFieldContainer[access_pb2.Permission.ValueType]:
         """With the included ones."""
@@ -99,10 +105,12 @@ class GetCallerResponse(message.Message):
         permissions: abc.Iterable[access_pb2.Permission.ValueType] | None = ...,
         authenticated: builtins.bool = ...,
         any_tenant: builtins.bool = ...,
+        installation: builtins.str = ...,
+        stack_folder: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["any_tenant", b"any_tenant", "authenticated", b"authenticated", "permissions", b"permissions", "subject", b"subject", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["any_tenant", b"any_tenant", "authenticated", b"authenticated", "installation", b"installation", "permissions", b"permissions", "stack_folder", b"stack_folder", "subject", b"subject", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,7 +90,8 @@ class AdminServiceStub:
     """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
     as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
     the task waits already, has ended or has a pending ending. UNAVAILABLE / STILL_HELD: the wait is recorded, and its
-    worker still has the task; repeat the request with the same request_id.
+    worker still has the task; repeat the request with the same request_id. A repeat after the wait has begun
+    changes nothing.
     """
     TransferTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]
     """Transfers a running task from its worker: the task is queued, which does not count as a crash, and continues on

@@ -1916,7 +1916,7 @@ class WaitAnswer(message.Message):
     SHOWN_DIGEST_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
-    """The wait."""
+    """The wait; empty: the present wait, which an operator began. FAILED_PRECONDITION / WRONG_STATE: there is none."""
     decision: builtins.str
     """One of the wait's options."""
     reply: builtins.str
@@ -2030,6 +2030,9 @@ class AppendForeignResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     TASK_FIELD_NUMBER: builtins.int
+    WAIT_HAS_BEGUN_FIELD_NUMBER: builtins.int
+    wait_has_begun: builtins.bool
+    """For a BeginWait: the wait does not wait for the end of a claim any more. It has begun, or is over."""
     @builtins.property
     def task(self) -> task_pb2.Task:
         """The task after the entry."""
@@ -2038,10 +2041,11 @@ class AppendForeignResponse(message.Message):
         self,
         *,
         task: task_pb2.Task | None = ...,
+        wait_has_begun: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task", "wait_has_begun", b"wait_has_begun"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

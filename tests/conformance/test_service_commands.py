@@ -211,7 +211,7 @@ async def test_no_service_serves_other_machines_in_clear_text(name: str) -> None
             ("tools", "POSTGRES_DSN", f"postgresql://u:secret@{ELSEWHERE}/t?sslmode=prefer"),
             ("models", "POSTGRES_DSN", f"postgresql://u:secret@{ELSEWHERE}/t"),
             ("models", "CHECKPOINT_ADDRESS", ELSEWHERE),
-            ("worker", "COORDINATOR_ADDRESSES", ELSEWHERE),
+            ("worker", "COORDINATOR_ADDRESS", ELSEWHERE),
             ("worker", "CHECKPOINT_ADDRESS", ELSEWHERE),
             ("worker", "TOOLS_ADDRESS", ELSEWHERE),
         ],

@@ -129,7 +129,7 @@ async def test_a_worker_moves_with_its_claims_from_a_frozen_replica(bench: Worke
     first = bench.stack.services["coordinator"]
     second = await another_coordinator(first)
     try:
-        worker = await bench.start_worker(coordinator_addresses=f"{first.address},{second.address}")
+        worker = await bench.start_worker(coordinator_address=f"{first.address},{second.address}")
         task_id = await bench.submit("sim-worker-paced")
         await bench.reached(task_id, facts.AssistantMessage, 1)
         (live,) = [one for one in await bench.live_workers() if one.worker_id == worker.name]

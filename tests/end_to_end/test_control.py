@@ -51,7 +51,7 @@ class Workers:
             "TENURE_WORKER_CONTROL_MODULES": "month_end,tests.support.control_functions,tests.support.model_functions",
             "TENURE_WORKER_QUEUES": self.queue,
             "MODEL_URL": self.stack.model_url,
-            "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses["coordinator"],
+            "TENURE_WORKER_COORDINATOR_ADDRESS": addresses["coordinator"],
             "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses["checkpoint"],
             "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
         }

@@ -18,6 +18,7 @@ from devstack.options import Layout
 from tenure.cli.exit_codes import Exit
 from tenure.client import Client
 from tenure.runtime.running_stack import read_addresses
+from tenure.v1.admin_service_pb2 import GetCallerRequest
 from tests.end_to_end.command import next_value, start, started, tenure
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -69,6 +70,8 @@ async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path: Path) -
     assert (read_addresses(data) or {})["gateway"] == address
     task_id = (await tenure("submit", "keep me", "--model", "sim-hello", address=address)).out.strip()
     assert (await tenure("tasks", "wait", task_id, address=address)).code == Exit.OK
+    async with Client(address) as client:
+        assert (await client.admin.GetCaller(GetCallerRequest())).stack_folder == str(data)
     assert await asyncio.to_thread(calls_of_the_runner, data) == 1
     said = await interrupted(dev)
     assert said.index("stopping the workers") < said.index("stopping the services") < said.index("stopping etcd")

@@ -35,7 +35,7 @@ async def function_worker(installation: Installation) -> AsyncIterator[FunctionW
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'examples'}",
         "TENURE_WORKER_LOOPS": "control",
         "TENURE_WORKER_CONTROL_MODULES": "research_tree",
-        "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses["coordinator"],
+        "TENURE_WORKER_COORDINATOR_ADDRESS": addresses["coordinator"],
         "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses["checkpoint"],
         "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
     }

@@ -49,7 +49,7 @@ async def queue(installation: Installation, tmp_path: Path) -> Any:
     addresses = stack.addresses()
     environment = {
         "TENURE_WORKER_QUEUES": queue,
-        "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses["coordinator"],
+        "TENURE_WORKER_COORDINATOR_ADDRESS": addresses["coordinator"],
         "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses["checkpoint"],
         "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
         "ANTHROPIC_API_KEY": "sk-test",

@@ -195,7 +195,7 @@ async def test_a_worker_without_a_stack_uses_defaults(tmp_path: Path) -> None:
     (tmp_path / "dev.json").write_text(json.dumps({"pid": os.getpid(), **addresses}))
     found = dev_settings({"TENURE_DATA": str(tmp_path)})
     assert not advice_without_stack({"TENURE_DATA": str(tmp_path)})
-    assert found["TENURE_WORKER_COORDINATOR_ADDRESSES"] == "a:1"
+    assert found["TENURE_WORKER_COORDINATOR_ADDRESS"] == "a:1"
     assert "TENURE_WORKER_MODELS_ADDRESS" not in found
     assert dev_settings({"TENURE_DATA": str(tmp_path), "TENURE_WORKER_TOOLS_ADDRESS": "b:1"}) == {}
     (tmp_path / "dev.json").write_text(json.dumps({"pid": os.getpid(), **addresses, "models": "a:4"}))

@@ -65,7 +65,7 @@ class Builds:
         addresses = self.stack.addresses()
         environment = {
             "TENURE_WORKER_QUEUES": self.name,
-            "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses["coordinator"],
+            "TENURE_WORKER_COORDINATOR_ADDRESS": addresses["coordinator"],
             "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses["checkpoint"],
             "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
             "TENURE_WORKER_SLOTS": "64",

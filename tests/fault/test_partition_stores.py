@@ -35,7 +35,7 @@ async def serves(placed: Any, wanted: bool) -> None:
 
 async def test_a_worker_leaves_a_coordinator_without_etcd(bench: WorkerBench, network: Network) -> None:
     both = [await placed_service(bench, network, "coordinator") for _ in range(2)]
-    worker = await bench.start_worker(coordinator_addresses=",".join(one.address for one in both))
+    worker = await bench.start_worker(coordinator_address=",".join(one.address for one in both))
     task_id = await bench.submit("sim-worker-steady")
     await bench.reached(task_id, facts.AssistantMessage, 2)
     (live,) = [one for one in await bench.live_workers() if one.worker_id == worker.name]
@@ -51,7 +51,7 @@ async def test_a_worker_leaves_a_coordinator_without_etcd(bench: WorkerBench, ne
 
 async def test_a_coordinator_without_ledger_keeps_its_workers(bench: WorkerBench, network: Network) -> None:
     cut = await placed_service(bench, network, "coordinator")
-    await bench.start_worker(coordinator_addresses=cut.address)
+    await bench.start_worker(coordinator_address=cut.address)
     running = await bench.submit("sim-worker-paced")
     await bench.reached(running, facts.AssistantMessage, 1)
     cut.host.cut("checkpoint")

@@ -140,10 +140,10 @@ async def test_a_stuck_worker_loses_its_task_and_its_late_call_fails(bench: Work
 async def test_a_claim_made_before_a_sleep_is_not_a_grant(bench: WorkerBench) -> None:
     sleeper, other = bench.stack.replicas("coordinator")
     await bench.restart("coordinator", failpoints="coordinator.after_claim=1#freeze")
-    faithful = await bench.start_worker(coordinator_addresses=sleeper.address)
+    faithful = await bench.start_worker(coordinator_address=sleeper.address)
     task_id = await bench.submit("sim-worker-effects")
     await stands_still(sleeper)
-    await bench.start_worker(coordinator_addresses=other.address)
+    await bench.start_worker(coordinator_address=other.address)
     await check_done(bench, task_id, effects=EFFECTS, claims=1)
     sleeper.wake()
     await logged(sleeper, "claims were not registered by the ledger and are deleted")
@@ -153,7 +153,7 @@ async def test_a_claim_made_before_a_sleep_is_not_a_grant(bench: WorkerBench) ->
 
 
 async def test_a_rolling_restart_of_coordinators_evicts_no_worker(bench: WorkerBench) -> None:
-    await bench.start_worker(coordinator_addresses=",".join(one.address for one in bench.stack.replicas("coordinator")))
+    await bench.start_worker(coordinator_address=",".join(one.address for one in bench.stack.replicas("coordinator")))
     long = await bench.submit("sim-worker-long-answer")
     await bench.reached(long, facts.ModelAttempt)
     for replica in bench.stack.replicas("coordinator"):

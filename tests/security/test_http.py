@@ -81,6 +81,7 @@ async def test_a_key_may_do_what_it_may(guarded: Guarded, reader: httpx2.AsyncCl
     assert await code(reader, "GET", "/v1/tasks", headers={"Tenure-Tenant": "other"}) == (403, "OTHER_TENANT")
     me = (await reader.get("/v1/me")).json()
     assert (me["tenant"], me["permissions"], me["authenticated"], me["any_tenant"]) == ("acme", ["READ"], True, False)
+    assert (me["installation"], me["stack_folder"]) == ("tenure", "")
     async with http(guarded, guarded.operator_key) as operator:
         me = (await operator.get("/v1/me", params={"tenant": "other"})).json()
         assert (me["tenant"], me["any_tenant"]) == ("other", True)

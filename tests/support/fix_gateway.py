@@ -110,5 +110,5 @@ async def stub_of(stack: AsyncExitStack, process: ServiceProcess, tenant: str) -
     channel = open_channel(process.address, default_timeout_seconds=TIMEOUT_SECONDS, tenant=tenant)
     await stack.enter_async_context(channel)
     stub: Any = TaskServiceStub(channel)
-    stub.admin, stub.process = AdminServiceStub(channel), process
+    stub.admin, stub.process, stub.channel = AdminServiceStub(channel), process, channel
     return stub

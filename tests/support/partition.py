@@ -30,7 +30,6 @@ LINES = {
     "POSTGRES_DSN": "postgres",
     "CHECKPOINT_ADDRESS": "checkpoint",
     "TOOLS_ADDRESS": "tools",
-    "COORDINATOR_ADDRESSES": "coordinator",
     "COORDINATOR_ADDRESS": "coordinator",
     "ANTHROPIC_BASE_URL": "anthropic",
     "OPENAI_BASE_URL": "openai",
@@ -71,7 +70,7 @@ async def placed_worker(
     services = bench.stack.services
     environment = {
         "TENURE_WORKER_QUEUES": bench.queue,
-        "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses.get("coordinator", services["coordinator"].address),
+        "TENURE_WORKER_COORDINATOR_ADDRESS": addresses.get("coordinator", services["coordinator"].address),
         "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses.get("checkpoint", services["checkpoint"].address),
         "TENURE_WORKER_TOOLS_ADDRESS": addresses.get("tools", services["tools"].address),
         "TENURE_FAILPOINTS": failpoints,

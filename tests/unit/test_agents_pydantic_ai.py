@@ -191,6 +191,8 @@ async def test_a_tool_may_ask_the_model_to_try_again() -> None:
     assert await agent.durable_function.run(work.begin(), None) == "Done."
     assert await agent.durable_function.run(work.begin(), None) == "Done."
     assert len(work.tools) == 2
+    recorded = [json.loads(content) for name, content in work.journal if name == "tool refund"]
+    assert recorded == [["FAILED", "must be positive", "MODEL_RETRY"], ["SUCCEEDED", "ok", ""]]  # without its frame
 
 
 async def test_a_tool_waits_for_its_approval() -> None:

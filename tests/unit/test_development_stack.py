@@ -131,6 +131,35 @@ def test_stacks_that_start_at_once_choose_different_addresses(tmp_path: Path, mo
     assert choose_address("gateway", usual=True) == first
 
 
+def test_a_folder_keeps_its_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = int(choose_address("gateway", usual=False).rpartition(":")[2])
+    monkeypatch.setitem(USUAL_PORTS, "gateway", port)
+    stacks = [Stack(StackOptions(data_dir=tmp_path, usual_ports=True)) for _ in range(3)]
+    with socket.socket() as another:
+        another.bind(("127.0.0.1", port))
+        another.listen()
+        first = stacks[0].choose_address_of("gateway")
+        stacks[0].remember_ports()
+        stacks[0].held_addresses.close()
+    assert (stacks[0].taken_port, first == f"127.0.0.1:{port}") == (port, False)
+    assert (stacks[1].choose_address_of("gateway"), stacks[1].taken_port) == (first, 0)
+    assert stacks[2].choose_address_of("gateway") == f"127.0.0.1:{port}", "another stack holds the folder's port"
+    assert stacks[2].taken_port == int(first.rpartition(":")[2])
+    for stack in stacks:
+        stack.held_addresses.close()
+
+
+def test_a_port_that_is_named_is_the_gateways(tmp_path: Path) -> None:
+    free = int(choose_address("gateway", usual=False).rpartition(":")[2])
+    first, second = (Stack(StackOptions(data_dir=tmp_path, usual_ports=True, port=free)) for _ in range(2))
+    assert first.choose_address_of("gateway") == f"127.0.0.1:{free}"
+    with pytest.raises(StackError, match=f"port {free} is taken by another process: choose another --port"):
+        second.choose_address_of("gateway")
+    assert second.choose_address_of("worker-7")
+    for stack in (first, second):
+        stack.held_addresses.close()
+
+
 def test_last_warning_and_error_are_reported() -> None:
     lines = [
         json.dumps({"level": "INFO", "message": "listening"}),
@@ -234,7 +263,7 @@ def test_a_setting_is_typed_with_or_without_its_prefix() -> None:
     for text in ("SLOTS=4", "nobody.SLOTS=4", "worker.SLOTS", "worker.=4", ""):
         with pytest.raises(click.BadParameter, match=r"worker\.SLOTS=4"):
             SETTING.convert(text, None, None)
-    for setting in ("gateway.LISTEN", "worker.COORDINATOR_ADDRESSES", "gateway.TOOLS_ADDRESS"):
+    for setting in ("gateway.LISTEN", "worker.COORDINATOR_ADDRESS", "gateway.TOOLS_ADDRESS"):
         with pytest.raises(click.BadParameter, match=r"TENURE_[A-Z_]+"):
             SETTING.convert(f"{setting}=0.0.0.0:1", None, None)
     sender = SETTING.convert("checkpoint.SMTP_FROM_ADDRESS=a@b.example", None, None)

@@ -16,6 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from services.gateway.admin import Identity
 from services.gateway.client_fields import caller, set_own_fields
 from services.gateway.forwarder import methods_behind
 from services.gateway.main import servicers
@@ -144,7 +145,7 @@ UNARY = [method for method in PUBLIC if not method.server_streaming]
 def recording() -> tuple[RecordingPeers, dict[str, Any]]:
     peers, live, draining = cast("Any", RecordingPeers()), cast("Any", None), asyncio.Event()
     draining.set()  # WaitTask answers at once
-    return peers, servicers(peers, live, draining, heartbeat_seconds=1, operators=["default"])
+    return peers, servicers(peers, live, draining, 1, ["default"], Identity())
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from tenure.sdk import errors
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.generate_sync import TARGET, generated
 from tenure.sdk.loop_thread import LoopCalls
+from tenure.sdk.task_info import TaskWait
 
 ROOT = Path(__file__).parents[2]
 
@@ -193,3 +195,12 @@ def test_a_stream_is_closed_after_its_cancelled_step_has_ended() -> None:
         next(calls.iterate(stream))
     ending.join()
     assert states == ["waits", "ended"]
+
+
+def test_hints_name_what_exists() -> None:
+    hints = " ".join([*errors._HINTS_BY_REASON.values(), *errors._HINTS.values(), *errors._ENDING_HINTS.values()])
+    owners = {"task": Task, "client": Client, "wait": TaskWait}
+    named = re.findall(r"\b(task|client|wait)\.(\w+)", hints)
+    assert ("task", "current_wait") in named
+    missing = [name for owner, name in named if name not in {*dir(owners[owner]), *owners[owner].__annotations__}]
+    assert missing == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
+import time
 import uuid
 from typing import Any
 
@@ -119,6 +121,18 @@ async def test_a_renewal_opens_the_gate_for_those_who_wait() -> None:
     gate.renew(trust_clock())
     async with asyncio.timeout(PATIENCE_SECONDS):
         await waiting
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no clock of this system goes on during a suspend")
+async def test_the_gate_is_closed_after_a_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLOCK_MONOTONIC stands still meanwhile, and the lease ends."""
+    seconds = {time.CLOCK_BOOTTIME: 100.0}
+    monkeypatch.setattr(time, "clock_gettime", seconds.__getitem__)
+    gate = TrustGate()
+    gate.begin(trust_clock(), 60.0)
+    assert gate.is_open
+    seconds[time.CLOCK_BOOTTIME] += 3600
+    assert not gate.is_open
 
 
 async def test_the_switch_makes_a_zombie() -> None:

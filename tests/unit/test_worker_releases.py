@@ -25,6 +25,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import TaskPolicy
 from tenure.runtime.request_context import as_tenant
 from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.security.signing import UNKNOWN_KEY
 from tenure.v1 import token_pb2
 from tenure.v1 import worker_service_pb2 as worker_pb
 from tests.support.patience import PATIENCE_SECONDS
@@ -89,6 +90,23 @@ async def test_unknown_key_is_not_a_crash() -> None:
         assert held.work is not None
         await held.work
     assert released == ["WORKER_HALTED"]
+
+
+@pytest.mark.parametrize(("opened", "expected"), [(0, ["k2"]), (7, [])])
+async def test_a_foreign_key_stops_a_worker_without_a_task(opened: int, expected: list[str]) -> None:
+    """Not one whose tasks run: the services of its installation only do not have the newest key yet."""
+    foreign: list[str] = []
+    held_tasks, held = HeldTasks(), holding()
+    running = HeldTask(Claims("tasks/t2", "default", 7, "c2", "w1"), token_pb2.FencingToken(), "messages")
+    running.progress.sequence = opened
+    held_tasks.add(running)
+    error = Unauthenticated("an unknown key", reason="INVALID_TOKEN", metadata={UNKNOWN_KEY: "k2"})
+    parts = cast("Any", SimpleNamespace(own_runs=OwnRuns(TrustGate()), ledger=opening_raises(error)))
+    async with Supervisor(parts, held_tasks, CrashBackoff(), lambda *_: None, 1, foreign.append) as supervisor:
+        supervisor.take(held)
+        assert held.work is not None
+        await held.work
+    assert foreign == expected
 
 
 ENDINGS = [

@@ -95,10 +95,11 @@ async def read_external_entries(connection: Connection, ranges: Sequence[Externa
 
 
 class AppendResult(NamedTuple):
-    """The task after the append and the announcement for watchers."""
+    """The task after the append and the announcement for watchers. `wait_has_begun`: of an operator's wait."""
 
     task: task_pb2.Task
     announcement: Announcement
+    wait_has_begun: bool = False
 
 
 async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeignRequest) -> AppendResult:
@@ -125,7 +126,8 @@ async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeig
                 await write(connection, [draft])
             await keep_starts(connection, [draft])
             await _remember(connection, draft, request, digest)
-        return AppendResult(await read_task(connection, tenant, row.task_id), announcement_of([draft]))
+        has_begun = request.operator_request.HasField("begin_wait") and not row.operator_wait
+        return AppendResult(await read_task(connection, tenant, row.task_id), announcement_of([draft]), has_begun)
 
     await failpoint("checkpoint.before_foreign")
     appended = await in_ledger_transaction(pool, work)

@@ -129,13 +129,18 @@ Replayed: Final[Any] = public_class(
 
 @dataclass(frozen=True, slots=True)
 class KnownCaller(PublicValue):
-    """The caller. `authenticated` false: this gateway knows no callers. `any_tenant`: it may name every tenant."""
+    """The caller. `authenticated` false: this gateway knows no callers. `any_tenant`: it may name every tenant.
+
+    `stack_folder`: of the development stack that the gateway is a part of, else "".
+    """
 
     tenant: str
     subject: str
     permissions: tuple[str, ...]
     authenticated: bool
     any_tenant: bool
+    installation: str
+    stack_folder: str
 
 
 @dataclass(frozen=True, slots=True)

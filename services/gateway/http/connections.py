@@ -4,66 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 import ssl
-from collections import Counter
-from collections.abc import Callable, Sequence
-from time import monotonic
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from services.gateway.client_addresses import Network, is_trusted, limited_place
+from services.gateway.connection_limits import ConnectionLimits
 
 _log: Final = logging.getLogger(__name__)
 HANDSHAKE_SECONDS: Final = 20.0
 BACKLOG: Final = 2048
 _PAUSE_SECONDS: Final = 1.0
 """After a failure to accept, for which mostly the process has too many open files."""
-_SILENT_SECONDS: Final = 60.0
-"""Between two log lines about refused connections."""
-
-
-class ConnectionLimits:
-    """The open connections, of all and of each address. Those of trusted proxies, which many share, only count as all.
-
-    Half of the open files that the process may have is the most.
-    """
-
-    def __init__(self, most: int, most_of_address: int, trusted: Sequence[Network]) -> None:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = most if soft == resource.RLIM_INFINITY else min(most, max(1, soft // 2))
-        self._most_of_address, self._trusted = most_of_address, trusted
-        self._all, self._places = 0, Counter[str]()
-        self._refused, self._logged_at_seconds = 0, float("-inf")
-
-    def begin(self, address: str) -> Callable[[], None] | None:
-        """Counts a connection. Returns what ends it, once, or None for one that is refused."""
-        place = "" if is_trusted(address, self._trusted) else limited_place(address)
-        if self._all >= self._most or (place and self._places[place] >= self._most_of_address):
-            self._refuse(address)
-            return None
-        self._all += 1
-        self._places[place] += 1
-        is_open = True
-
-        def end() -> None:
-            nonlocal is_open
-            if is_open:
-                is_open = False
-                self._all -= 1
-                self._places[place] -= 1
-                if not self._places[place]:
-                    del self._places[place]
-
-        return end
-
-    def _refuse(self, address: str) -> None:
-        self._refused += 1
-        now_seconds = monotonic()
-        if now_seconds - self._logged_at_seconds >= _SILENT_SECONDS:
-            self._logged_at_seconds = now_seconds
-            fields = {"address": address, "refused": self._refused, "open": self._all}
-            _log.warning("connections beyond the limits of the HTTP port are refused", extra=fields)
 
 
 class CountedProtocol(Protocol):

@@ -30,7 +30,15 @@ ACT_SECONDS = 60.0
 async def caller(call: HttpCall, _query: req.NoQuery, _body: None) -> answers.KnownCaller:
     known = await call.one(call.stubs.admin.GetCaller, admin.GetCallerRequest())
     permissions = tuple(PERMISSIONS.to_domain(one).value for one in known.permissions)
-    return answers.KnownCaller(known.tenant, known.subject, permissions, known.authenticated, known.any_tenant)
+    return answers.KnownCaller(
+        known.tenant,
+        known.subject,
+        permissions,
+        known.authenticated,
+        known.any_tenant,
+        known.installation,
+        known.stack_folder,
+    )
 
 
 # Schedules.

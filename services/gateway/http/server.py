@@ -15,9 +15,10 @@ import uvicorn
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from services.gateway.connection_limits import ConnectionLimits
 from services.gateway.http.app import MAX_HEAD_BYTES, HttpApp
 from services.gateway.http.call import Stubs
-from services.gateway.http.connections import Acceptor, ConnectionLimits
+from services.gateway.http.connections import Acceptor
 from services.gateway.http.edge import Door, HttpEdge
 from services.gateway.http.settings import HttpSettings
 from services.gateway.peers import Peers
@@ -101,7 +102,7 @@ async def http_door(
         config.ssl = None if files is None else _tls_context(files, tls)
         logging.getLogger("uvicorn.error").addFilter(_BUGS)
         bound = f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
-        limits = ConnectionLimits(settings.connections, settings.address_connections, settings.proxies)
+        limits = ConnectionLimits("HTTP", settings.connections, settings.address_connections, settings.proxies)
         server = _Server(config, listener, limits)
         serving = asyncio.create_task(server.serve())
         try:

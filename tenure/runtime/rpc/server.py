@@ -185,6 +185,10 @@ class RpcServer:
     def port(self) -> int:
         return self._port
 
+    @property
+    def max_connections(self) -> int:
+        return self._limits.max_connections
+
     async def start(self) -> str:
         """Binds, serves and sets health. Returns the bound address. Raises CannotListen."""
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)

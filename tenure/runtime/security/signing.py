@@ -58,6 +58,10 @@ class KeyFileError(ConfigurationError, ValueError):
     """A key file is missing or invalid. A process does not start with it."""
 
 
+UNKNOWN_KEY: Final = "unknown_key"
+"""The metadata of INVALID_TOKEN with the key that the service does not have."""
+
+
 class SignedBytes(NamedTuple):
     """A token on the wire: `signature` covers exactly the bytes `claims`."""
 
@@ -151,7 +155,8 @@ class Verifier:
             except KeyFileError as error:  # known keys stay valid, tokens of an unknown key must wait
                 raise Unavailable("the file of verifying keys cannot be read now", retry_after_seconds=1.0) from error
         if key_id not in self._keys:
-            raise Unauthenticated(f"the fencing token is signed with an unknown key {key_id!r}", reason="INVALID_TOKEN")
+            message = f"the fencing token is signed with an unknown key {key_id!r}"
+            raise Unauthenticated(message, reason="INVALID_TOKEN", metadata={UNKNOWN_KEY: key_id})
         return self._keys[key_id]
 
     def _reload(self) -> None:

@@ -48,6 +48,25 @@ async def test_refused_guess_is_recorded_without_a_name(desk: Desk, webhook_rece
     assert token.split("_", 2)[2] not in target
 
 
+async def test_an_answer_after_the_end_of_its_wait_is_recorded(desk: Desk, webhook_receiver: MakeReceiver) -> None:
+    task, token = await sent_to(desk, await webhook_receiver())
+    assert (await desk.answer(token, decision="allow")).status == 200
+    assert (await desk.answer(token, decision="deny")).code == "WAIT_OVER"
+    tenant, subject, peer, reason, target = await refused(desk)
+    assert (tenant, subject, peer, reason) == ("default", "link/webhook/hook", HOME, "WAIT_OVER")
+    assert task.task_id in target
+
+
+async def test_an_answer_by_an_expired_link_is_recorded(desk: Desk, webhook_receiver: MakeReceiver) -> None:
+    """With its addressee, because the token is right."""
+    task, token = await sent_to(desk, await webhook_receiver())
+    await desk.replica.query("update ledger.answer_links set expires_at = now() returning link_id")
+    assert (await desk.answer(token, decision="allow")).code == "ANSWER_LINK_EXPIRED"
+    tenant, subject, peer, reason, target = await refused(desk)
+    assert (tenant, subject, peer, reason) == ("default", "link/webhook/hook", HOME, "ANSWER_LINK_EXPIRED")
+    assert task.task_id in target
+
+
 @pytest.mark.nightly
 async def test_the_records_name_the_process_that_answered(
     checkpoint: MakeCheckpoint,

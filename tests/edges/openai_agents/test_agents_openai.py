@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -52,6 +53,7 @@ async def test_a_later_execution_calls_no_model_and_no_tool() -> None:
     assert work.kinds == ["model", "tool refund", "tool look_up", "model"]
     assert [tool.effect for tool in work.tools] == [Effect.KEYED, Effect.PURE]
     assert sent_to_the_model(script, "refund") == ["7: 5"]
+    assert json.loads(dict(work.journal)["tool refund"]) == ["SUCCEEDED", "7: 5", ""]  # a text without JSON's quotes
     assert "Ada" in str(sent_to_the_model(script, "look_up"))
 
 

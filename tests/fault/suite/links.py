@@ -99,7 +99,7 @@ async def lay(
         }
     for name in names("worker"):
         environment[name] = {
-            "TENURE_WORKER_COORDINATOR_ADDRESSES": await links.open(name, names("coordinator")),
+            "TENURE_WORKER_COORDINATOR_ADDRESS": await links.open(name, names("coordinator")),
             "TENURE_WORKER_CHECKPOINT_ADDRESS": await links.open(name, names("checkpoint")),
             "TENURE_WORKER_TOOLS_ADDRESS": await links.open(name, names("tools")),
         }

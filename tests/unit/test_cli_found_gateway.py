@@ -1,0 +1,96 @@
+"""A command without an address: the stack of its own folder, or a question about the stack of another one."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import click
+import pytest
+
+from devstack.data_dir import write_addresses
+from tenure.cli.context import Context, context_of
+from tenure.cli.found_gateway import SomebodyElses
+from tenure.domain.errors import Unavailable
+from tenure.v1.admin_service_pb2 import GetCallerResponse
+
+FOLDER = "/home/ann/shop/.tenure"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def gateway(**caller: str) -> Any:
+    """A client of a gateway that answers so."""
+    return Mock(admin=Mock(GetCaller=AsyncMock(return_value=GetCallerResponse(**caller))))
+
+
+def guessed(*, as_json: bool = False) -> Context:
+    return Context("127.0.0.1:8470", None, as_json, Path(), Mock(), {}, is_guessed=True)
+
+
+def person_answers(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
+    """The questions to a person at a terminal, who gives this answer."""
+    asked = list[str]()
+
+    def confirm(question: str, **_: Any) -> bool:
+        asked.append(question)
+        return answer
+
+    for stream in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, stream, Terminal())
+    monkeypatch.setattr(click, "confirm", confirm)
+    return asked
+
+
+def test_a_gateway_that_nobody_named_is_guessed(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "tenant": None,
+        "as_json": False,
+        "is_verbose": False,
+        "api_key_file": None,
+        "tls_ca_file": None,
+        "tls_certificate_file": None,
+        "tls_key_file": None,
+    }
+    assert context_of({}, address=None, data=tmp_path, **options).is_guessed
+    assert not context_of({}, address="127.0.0.1:8470", data=tmp_path, **options).is_guessed
+    write_addresses(tmp_path, {"gateway": "127.0.0.1:1"})
+    own = context_of({}, address=None, data=tmp_path, **options)
+    assert (own.is_guessed, own.address) == (False, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+async def test_a_person_decides_about_the_stack_of_another_folder(
+    monkeypatch: pytest.MonkeyPatch, is_wanted: bool
+) -> None:
+    asked = person_answers(monkeypatch, is_wanted)
+    if is_wanted:
+        await guessed().check(gateway(stack_folder=FOLDER))
+    else:
+        with pytest.raises(SomebodyElses):
+            await guessed().check(gateway(stack_folder=FOLDER))
+    (question,) = asked
+    assert question.startswith(f"the gateway at 127.0.0.1:8470 is that of the stack in {FOLDER}, which this folder")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+async def test_a_program_is_refused_at_the_stack_of_another_folder(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    asked = person_answers(monkeypatch, answer=True) if as_json else []
+    with pytest.raises(SomebodyElses, match=f"--data {FOLDER}, --address 127.0.0.1:8470 or TENURE_ADDRESS"):
+        await guessed(as_json=as_json).check(gateway(stack_folder=FOLDER))
+    assert asked == []
+
+
+async def test_no_other_gateway_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = person_answers(monkeypatch, answer=False)
+    await guessed().check(gateway(installation="tenure"))
+    await guessed().check(Mock(admin=Mock(GetCaller=AsyncMock(side_effect=Unavailable("no gateway")))))
+    assert asked == []
