@@ -16,7 +16,7 @@ from typing import Final
 from edges.web_search.formats import SearchRequest, SearchResult
 from edges.web_search.settings import WebSearchSettings
 from services.tools.sending import failure_answer
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
+from services.tools.tool import GENERAL_LANE, Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
 from tenure.domain.outbound import EVERYWHERE, Networks
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass
@@ -163,4 +163,5 @@ def search_tools(searcher: Searcher | None) -> list[Tool]:
         count = int(arguments.get("num_results", usual_results))
         return ToolAnswer(format_results(await searcher.search(arguments["query"], count, context.provider_headers)))
 
-    return [Tool(definition, run, lane=SEARCH_LANE, guard_seconds=_TELLING_SECONDS)]
+    lane = SEARCH_LANE if searcher else GENERAL_LANE  # a call that fails at once needs no place of the search service
+    return [Tool(definition, run, lane=lane, guard_seconds=_TELLING_SECONDS)]

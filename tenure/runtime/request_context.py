@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +13,7 @@ from tenure.domain.spans import parse_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
 TENANT_KEY: Final = "x-tenure-tenant"
 DEFAULT_TENANT: Final = "default"
@@ -95,13 +96,17 @@ def continue_trace(metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
             _TRACEPARENT.set(value)
 
 
-@contextmanager
-def within_trace(header: str) -> Iterator[None]:
+_NO_TRACE: Final = nullcontext()
+
+
+def within_trace(header: str) -> AbstractContextManager[None]:
     """Makes a span the parent of what happens in the block, also for libraries with spans of their own. "": none."""
     ids = parse_traceparent(header)
-    if ids is None:
-        yield
-        return
+    return _NO_TRACE if ids is None else _within(header, ids)
+
+
+@contextmanager
+def _within(header: str, ids: tuple[str, str]) -> Iterator[None]:
     token, detach = _TRACEPARENT.set(header), _attach(*ids)
     try:
         yield

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from services.tools.calls import effects
 from services.tools.calls.effects import NeverBegan, ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import Output, RunningCalls, Started, StopReason, Superseded
 from services.tools.sending import AnswerLostError, CallDelivery, SendAttempt
 from services.tools.tool import (
-    CallContext,
     RunnerStopped,
     Tool,
     ToolAnswer,
     ToolFailure,
     ToolInDoubt,
+    ToolWork,
     define,
     past_return,
 )
@@ -27,6 +29,7 @@ from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, cut
 from tests.support.call_events import events_of
 from tests.support.fake_may_begin import Begins
+from tests.support.fix_time import PassSeconds
 from tests.support.patience import CALL_SECONDS
 
 
@@ -49,8 +52,7 @@ async def outcome_of(run_tool: Any, *, may_begin: Any = None, run: Any = None, *
 
 async def carried_out(tool: Tool, *, may_begin: Any = None, run: Any = None) -> Outcome:
     run = run or RunningCalls().add(call_request(), 1)
-    context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
-    return await ToolEffect(run, tool, {}, context, may_begin or Begins()).carry_out(lambda _effect: None)
+    return await ToolEffect(run, ToolWork(tool, {}), may_begin or Begins()).carry_out(lambda _effect: None)
 
 
 async def never_end(_context: Any, _arguments: Any) -> ToolAnswer:
@@ -76,12 +78,48 @@ async def test_an_effect_that_may_not_begin_never_does() -> None:
 
 @pytest.mark.parametrize("acts_elsewhere", [False, True])
 @pytest.mark.parametrize("reason", list(StopReason))
-async def test_an_effect_stopped_before_its_first_step_never_began(reason: Any, acts_elsewhere: bool) -> None:
+async def test_an_effect_stopped_before_its_first_step_never_began(
+    reason: Any, acts_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Python 3.11, where no task begins at once."""
+    monkeypatch.setattr(effects, "begin_now", asyncio.create_task)
     run, tool = RunningCalls().add(call_request(), 1), replace(a_tool(never_end), acts_elsewhere=acts_elsewhere)
-    context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
     with pytest.raises(NeverBegan):  # `hold` is called before the event loop runs the effect
-        await ToolEffect(run, tool, {}, context, Begins()).carry_out(lambda _effect: run.request_stop(reason))
+        await ToolEffect(run, ToolWork(tool, {}), Begins()).carry_out(lambda _effect: run.request_stop(reason))
     assert not run.started
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no task begins at once")
+async def test_a_tool_that_answers_at_once_takes_no_turn_of_the_event_loop() -> None:
+    run, turns, held = RunningCalls().add(call_request(), 1), list[str](), list[Any]()
+    asyncio.get_running_loop().call_soon(turns.append, "a turn")
+
+    async def done(_context: Any, _arguments: Any) -> ToolAnswer:
+        return ToolAnswer("done")
+
+    outcome = await ToolEffect(run, ToolWork(a_tool(done), {}), Begins()).carry_out(held.append)
+    assert (outcome.content, turns, held) == ("done", [], [])
+
+
+@pytest.mark.parametrize("reason", [StopReason.CLOSED, StopReason.FENCED])
+async def test_a_stop_in_the_first_step_of_an_effect_cancels_it(reason: StopReason) -> None:
+    run = RunningCalls().add(call_request(), 1)
+
+    async def stop_and_wait(_context: Any, _arguments: Any) -> ToolAnswer:
+        run.request_stop(reason)
+        return await never_end(None, None)
+
+    outcome = await carried_out(a_tool(stop_and_wait), run=run)
+    assert (outcome.status, run.ending) == (OutcomeStatus.CANCELLED, None)
+
+
+async def test_the_time_of_an_effect_counts_from_before_its_first_step(pass_seconds: PassSeconds) -> None:
+    async def take_long_and_wait(_context: Any, _arguments: Any) -> ToolAnswer:
+        pass_seconds(100)
+        return await never_end(None, None)
+
+    outcome = await outcome_of(take_long_and_wait, timeout_seconds=60.0)
+    assert outcome.status is OutcomeStatus.TIMED_OUT
 
 
 async def test_a_tool_that_takes_too_long_is_stopped() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, Protocol
 
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, StopReason, Superseded
-from services.tools.tool import Arguments, CallContext, RunnerStopped, Tool, ToolAnswer, ToolFailure, ToolInDoubt
+from services.tools.tool import CallContext, RunnerStopped, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork
 from tenure.domain.errors import TryLater
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.runtime.eager import begin_now
 
 _log: Final = logging.getLogger(__name__)
 BEGINS_WITHIN_SECONDS: Final = 1.0
@@ -56,16 +56,14 @@ class MayBegin(Protocol):
 class ToolEffect:
     """One execution of a tool for one call attempt."""
 
-    def __init__(
-        self, run: RunningCall, tool: Tool, arguments: Arguments, context: CallContext, may_begin: MayBegin
-    ) -> None:
-        self._run, self._tool, self._arguments = run, tool, arguments
-        self._context = replace(context, mark_not_sent=self._mark_not_sent, check_may_begin=self._check_may_begin)
-        self._may_begin = may_begin
+    def __init__(self, run: RunningCall, work: ToolWork, may_begin: MayBegin) -> None:
+        self._run, self._work, self._may_begin = run, work, may_begin
+        self._tool = tool = work.tool
         self._began_at = 0.0
         self._has_run = self._timed_out = self._is_unsent = False
-        self._limit_seconds = min(context.timeout_seconds, tool.definition.timeout_seconds)
-        keeps_time = tool.keeps_any_timeout or self._limit_seconds >= tool.definition.timeout_seconds
+        most_seconds = tool.definition.timeout_seconds
+        self._limit_seconds = min(most_seconds, run.request.timeout_seconds or most_seconds)
+        keeps_time = tool.keeps_any_timeout or self._limit_seconds >= most_seconds
         # A tool that enforces its own timeout does so at its own limit, and gets extra time to report how it ended.
         self._guard_seconds = tool.guard_seconds if keeps_time else 0.0
 
@@ -73,28 +71,56 @@ class ToolEffect:
         """Runs the tool and returns the outcome.
 
         Raises NeverBegan, PutOff, ToolInDoubt for an UNSAFE tool, and RunnerStopped when the life of this runner is
-        over. `hold` gets the asyncio task of the effect, because an effect that does not stop outlives this call.
+        over. `hold` gets the asyncio task of an effect that waits, because one that does not stop outlives this call.
         """
-        effect = self._run.effect = asyncio.create_task(self._guarded(), name=f"effect {self._run.key.idempotency_key}")
-        hold(effect)
-        done, _ = await asyncio.wait({effect}, timeout=self._limit_seconds + self._guard_seconds)
+        ends_at = _now() + self._limit_seconds + self._guard_seconds
+        effect = self._run.effect = begin_now(self._guarded(), name=f"effect {self._run.name}")
+        if not effect.done():
+            hold(effect)
+            await self._end(effect, ends_at)
+        if not effect.done():
+            return self._stopped(gone=False)
+        if not effect.cancelled():
+            return effect.result()
+        if not self._has_run:  # cancelled before its first step
+            raise NeverBegan
+        return self._stopped(gone=True)
+
+    async def _end(self, effect: asyncio.Task[Outcome], ends_at: float) -> None:
+        """Waits for the end of the effect. One that takes too long is cancelled, and may go on nevertheless."""
+        done, _ = await asyncio.wait({effect}, timeout=ends_at - _now())
         if not done:
             self._timed_out = True
             effect.cancel()
-            done, _ = await asyncio.wait({effect}, timeout=STOPPING_SECONDS)
-        if done and not effect.cancelled():
-            return effect.result()
-        if done and not self._has_run:  # cancelled before its first step
-            raise NeverBegan
-        return self._stopped(gone=bool(done))
+            await asyncio.wait({effect}, timeout=STOPPING_SECONDS)
+
+    def _context(self) -> CallContext:
+        """Returns the context for the tool. Not kept: it refers to this object, which only a collector would free."""
+        run = self._run
+        return CallContext(
+            tenant=run.request.claims.tenant,
+            task_id=run.request.claims.task_id,
+            call_id=run.key.call_id,
+            idempotency_key=run.key.idempotency_key,
+            epoch=run.request.fence.epoch,
+            emit=run.emit,
+            token=self._work.token,
+            output_limit_bytes=run.output_limit_bytes(self._tool),
+            report_usage=run.note_usage,
+            timeout_seconds=self._limit_seconds,
+            check_may_begin=self._check_may_begin,
+            mark_not_sent=self._mark_not_sent,
+            caller=run,
+        )
 
     async def _guarded(self) -> Outcome:
         self._has_run, self._began_at = True, _now()
+        self._run.effect = asyncio.current_task()  # a stop may come in the first step
         if self._run.stop is not None or not self._may_begin.in_time():
             raise NeverBegan
         self._run.mark_started()
         try:
-            return self._outcome(await self._tool.run(self._context, self._arguments))
+            return self._outcome(await self._tool.run(self._context(), self._work.arguments))
         except ToolFailure as failure:
             return self._outcome(ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail))
         except ToolInDoubt as in_doubt:

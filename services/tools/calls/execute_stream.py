@@ -85,9 +85,9 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
                     yield pb.ExecuteStreamResponse(events=events)
         finally:
             for call in list(self._calls.values()):
-                self._finish(call)
                 if call.follower is not None:
                     call.follower.leave()
+                self._finish(call)
 
     def start(self, frame: pb.ExecuteStreamRequest) -> None:
         for call in frame.calls:
@@ -170,5 +170,6 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
 
     def _finish(self, call: _Call) -> None:
         del self._calls[call.tag]
+        call.follower = None  # it refers to the call: the two would be left to the garbage collector
         self.rules.in_flight.end(call.size_bytes)
         self.wake()

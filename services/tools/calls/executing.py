@@ -170,7 +170,7 @@ class Executor:
         """
         runner_id = self._liveness.runner_id
         await failpoint("tools.before_accept")
-        ready = [await self._ready_start(job, runner_id) for job in batch]
+        ready = [self._ready_start(job, runner_id) for job in batch]
         try:
             verdicts = await self._write(batch, [start is not None for start in ready], runner_id)
         except BaseException:
@@ -187,14 +187,14 @@ class Executor:
         )
         return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
 
-    async def _ready_start(self, job: ExecuteJob, runner_id: UUID) -> ReadyStart | None:
+    def _ready_start(self, job: ExecuteJob, runner_id: UUID) -> ReadyStart | None:
         """Returns the place of a call that its first write may start; None: it is ACCEPTED first.
 
         An UNSAFE call is: after a lost answer its start would be in doubt, and a call that is only ACCEPTED never is.
         """
         if job.work is None or not job.request.effect_class.may_run_again or job.request.key in self._perhaps_started:
             return None
-        return await self._runner.ready_start(job.work, job.request.claims.tenant, runner_id)
+        return self._runner.ready_start(job.work, job.request.claims.tenant, runner_id)
 
     async def _write(self, batch: Sequence[ExecuteJob], starts: Sequence[bool], runner_id: UUID) -> list[_Decided]:
         """Returns each verdict, and whether the call is STARTED."""

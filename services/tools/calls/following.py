@@ -79,6 +79,8 @@ class CallFollower:
             if self._sent_started:
                 return
             self._sent_started = True
+        elif isinstance(event, Outcome):
+            self._listener = None  # it refers to this follower: the two would be left to the garbage collector
         self._reader.put(event)
 
     def fail(self, error: Exception) -> None:

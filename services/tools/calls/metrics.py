@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 from services.tools.calls.records import CallRequest
 from services.tools.registry import BUILT_IN, SEPARATOR
-from tenure.domain.tools import Outcome
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.observability import metrics
-from tenure.runtime.observability.metrics import OTHERS, BoundedNames
+from tenure.runtime.observability.metrics import OTHERS, BoundedNames, Cell, Histogram
 
 OWN: Final = "own"
 """The source of tools that come with their call, because the caller runs them itself."""
@@ -30,9 +31,9 @@ def count_outcome(request: CallRequest, outcome: Outcome) -> None:
     """Counts a call that ended; for a program also its result class and its usage."""
     tool = _tool_label(request.tool)
     source = OTHERS if tool == OTHERS else source_of(request.tool, is_own=request.runs_at_caller)
-    labels = {"tool": tool, "source": source, "effect": request.effect_class.value}
-    metrics.count("tenure_tool_calls_total", status=outcome.status.value, **labels)
-    metrics.observe("tenure_tool_call_seconds", outcome.duration_seconds, tool=tool)
+    calls, seconds = _cells(tool, source, request.effect_class, outcome.status)
+    calls.value += 1
+    seconds.observe(outcome.duration_seconds)
     if (usage := outcome.usage) is None:
         return
     metrics.count("tenure_sandbox_results_total", result=outcome.detail or "OK")
@@ -42,6 +43,13 @@ def count_outcome(request: CallRequest, outcome: Outcome) -> None:
     if usage.peak_memory_bytes is not None:
         highest = metrics.cell(_PEAK_MEMORY)  # the peak of all programs since the start, to compare with the limit
         highest.value = max(highest.value, usage.peak_memory_bytes)
+
+
+@cache  # tools with labels of their own are at most MAX_TOOLS
+def _cells(tool: str, source: str, effect: EffectClass, status: OutcomeStatus) -> tuple[Cell, Histogram]:
+    """Returns where a call is counted."""
+    labels = {"tool": tool, "source": source, "effect": effect.value, "status": status.value}
+    return metrics.cell("tenure_tool_calls_total", **labels), metrics.histogram("tenure_tool_call_seconds", tool=tool)
 
 
 def count_calls_in_doubt(number: int) -> None:

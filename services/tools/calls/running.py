@@ -16,18 +16,19 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Self, TypeVar
 from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
-from services.tools.calls.lanes import Lane
+from services.tools.calls.lanes import Lane, subtract_one
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
-from services.tools.output import OutputStore
+from services.tools.output import BoundedOutput, OutputStore
 from services.tools.runners.liveness import Liveness
-from services.tools.tool import CallContext, RunnerStopped, Tool, ToolInDoubt, ToolWork
+from services.tools.tool import RunnerStopped, Tool, ToolInDoubt, ToolWork
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.fairness import has_share
 from tenure.domain.fencing import describe_epoch
@@ -146,16 +147,15 @@ class Runner:
         self._lanes[lane].shrink()
         _log.error("a lane has lost a place", extra={"lane": lane, "places": self._lanes[lane].places})
 
-    async def ready_start(self, work: ToolWork, tenant: str, runner_id: UUID) -> ReadyStart | None:
-        """Takes a free place in the lane of a call, so that its first write may mark it STARTED. Does not wait.
+    def ready_start(self, work: ToolWork, tenant: str, runner_id: UUID) -> ReadyStart | None:
+        """Takes a free place in the lane of a call, so that its first write may mark it STARTED.
 
         None: the lane is full, or this runner ends. Pass the place to `begin` or `give_back`. The time in which the
         effect may begin counts from now.
         """
         lane = self._lanes[work.tool.lane]
-        if lane.is_full or self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start"):
+        if self._is_closing or failpoint_armed("tools.after_accept", "tools.before_start") or not lane.take(tenant):
             return None
-        await lane.acquire(tenant)
         ready = ReadyStart(lane, tenant, _MayBegin(self._liveness, runner_id))
         self._ready.add(ready)
         return ready
@@ -176,22 +176,23 @@ class Runner:
         """Begins to run a call whose record names this runner. `ready`: the record says STARTED."""
         run = self.runs.add(request, call_attempt)
         run.marked = ready is not None
-        task = asyncio.create_task(self._carry_out(run, work, ready), name=f"run {run.key.idempotency_key}")
+        task = asyncio.create_task(self._carry_out(run, work, ready), name=f"run {run.name}")
         if ready is not None:
             self._settle_ready(ready)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        self._count(task, self._of_tenant, request.claims.tenant)
-        if request.runs_at_caller:
-            self._count(task, self._own_of_tenant, request.claims.tenant)
-        self.runs.hold(task)
+        for calls in self._counts_of(request):
+            calls[request.claims.tenant] += 1
+        self.runs.hold(task, partial(self._forget, request))
         return run
 
-    @staticmethod
-    def _count(task: asyncio.Task[None], calls: Counter[str], tenant: str) -> None:
-        """Counts the call of a tenant until its task ends. A tenant without calls has no entry."""
-        calls[tenant] += 1
-        task.add_done_callback(lambda _: calls.subtract((tenant,)) if calls[tenant] > 1 else calls.pop(tenant))
+    def _counts_of(self, request: CallRequest) -> tuple[Counter[str], ...]:
+        """Returns where a call of a tenant counts until its asyncio task ends."""
+        return (self._of_tenant, self._own_of_tenant) if request.runs_at_caller else (self._of_tenant,)
+
+    def _forget(self, request: CallRequest, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        for calls in self._counts_of(request):
+            subtract_one(calls, request.claims.tenant)
 
     async def _carry_out(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> None:
         """Runs one attempt to its end, and sends the result to all listeners."""
@@ -282,7 +283,7 @@ class Runner:
 
     async def _bounded(self, run: RunningCall, tool: Tool, outcome: Outcome) -> Outcome:
         """Truncates output that is too long for the model, and first stores all of it in the workspace."""
-        limit_bytes, attempt = _limit_bytes(run, tool), run.call_attempt
+        limit_bytes, attempt = run.output_limit_bytes(tool), run.call_attempt
         name = run.key.call_id if attempt == 1 else f"{run.key.call_id}-{attempt}"
         arguments = outcome.content, limit_bytes, run.request.claims.tenant, run.request.claims.task_id, name
         is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
@@ -291,6 +292,8 @@ class Runner:
             if is_short
             else await asyncio.to_thread(self._output_store.show, *arguments)
         )
+        if shown == BoundedOutput(outcome.content):
+            return outcome
         return replace(
             outcome,
             content=shown.content,
@@ -303,19 +306,6 @@ class Runner:
 
         Withdraws the start of an effect that did not begin in time, and starts again, at most _MAX_STARTS times.
         """
-        context = CallContext(
-            tenant=run.request.claims.tenant,
-            task_id=run.request.claims.task_id,
-            call_id=run.key.call_id,
-            idempotency_key=run.key.idempotency_key,
-            epoch=run.request.fence.epoch,
-            emit=run.emit,
-            token=work.token,
-            output_limit_bytes=_limit_bytes(run, work.tool),
-            report_usage=run.note_usage,
-            timeout_seconds=_timeout_seconds(run, work.tool),
-            caller=run,
-        )
         for _ in range(_MAX_STARTS):
             if may_begin is None:
                 if run.stop is not None:
@@ -323,8 +313,7 @@ class Runner:
                 may_begin = await self._mark(run)
             await failpoint("tools.before_effect")
             try:
-                effect = ToolEffect(run, work.tool, work.arguments, context, may_begin)
-                return await effect.carry_out(self.runs.hold)
+                return await ToolEffect(run, work, may_begin).carry_out(self.runs.hold)
             except NeverBegan:
                 run.effect = may_begin = None
                 await self._withdraw(run)
@@ -399,16 +388,6 @@ def _runner_stopped() -> Unavailable:
         reason="RUNNER_STOPPED",
         retry_after_seconds=0.5,
     )
-
-
-def _limit_bytes(run: RunningCall, tool: Tool) -> int:
-    """Returns how many bytes of the call's output the model can read."""
-    return min(tool.definition.output_limit_bytes, run.request.output_limit_bytes or tool.definition.output_limit_bytes)
-
-
-def _timeout_seconds(run: RunningCall, tool: Tool) -> float:
-    """Returns how long the call may take."""
-    return min(tool.definition.timeout_seconds, run.request.timeout_seconds or tool.definition.timeout_seconds)
 
 
 class _MayBegin:

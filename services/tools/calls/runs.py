@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,6 +12,7 @@ from uuid import UUID
 
 from services.tools.calls.accept_rules import RunnerIdentity
 from services.tools.calls.records import CallKey, CallRequest
+from services.tools.tool import Tool
 from tenure.domain.tools import Outcome, ProgramUsage, encode
 
 _MAX_UNREAD_CHARACTERS: Final = 64 * 1024
@@ -148,6 +150,16 @@ class RunningCall:
     def key(self) -> CallKey:
         return self.request.key
 
+    @property
+    def name(self) -> str:
+        """The name of the call in the names of its asyncio tasks."""
+        return f"{self.request.claims.task_id}/{self.key.call_id}"
+
+    def output_limit_bytes(self, tool: Tool) -> int:
+        """Returns how many bytes of the output the model can read."""
+        most_bytes = tool.definition.output_limit_bytes
+        return min(most_bytes, self.request.output_limit_bytes or most_bytes)
+
     def emit(self, text: str) -> None:
         """Sends output to all listeners."""
         for listener in self.listeners:
@@ -233,10 +245,16 @@ class RunningCalls:
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._companions: list[Companion] = []
 
-    def hold(self, task: asyncio.Task[Any]) -> None:
+    def hold(self, task: asyncio.Task[Any], at_end: Callable[[asyncio.Task[Any]], None] | None = None) -> None:
         """Keeps an asyncio task in `unfinished` until it ends: an effect that does not stop outlives its run."""
+
+        def end(task: asyncio.Task[Any]) -> None:
+            self._unfinished.discard(task)
+            if at_end is not None:
+                at_end(task)
+
         self._unfinished.add(task)
-        task.add_done_callback(self._unfinished.discard)
+        task.add_done_callback(end)
 
     def unfinished(self) -> AbstractSet[asyncio.Task[Any]]:
         """Returns the asyncio tasks of runs and effects that have not ended."""

@@ -22,7 +22,7 @@ from services.tools.calls.effects import NeverBegan, ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.sending import TELLING_SECONDS
-from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt
+from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus
 from tests.support.answer_parts import NO_PARTS
@@ -76,7 +76,7 @@ async def test_a_process_paused_at_a_calls_end_leaves_it_in_doubt(effect_class: 
         key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", effect_class, b"{}"
     )
     async with scripted_http(hangs=True) as http, http_tool(http.url, effect_class) as tool:
-        effect = ToolEffect(RunningCalls().add(request, 1), tool, {}, context(), Begins())
+        effect = ToolEffect(RunningCalls().add(request, 1), ToolWork(tool, {}), Begins())
         carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
         await heard(http)
         pass_seconds(CALL_SECONDS + 2 * TELLING_SECONDS)

@@ -36,7 +36,7 @@ from services.tools.calls.runs import RunningCalls
 from services.tools.output import OutputStore
 from services.tools.registry import ToolRegistry
 from services.tools.source_facts import SourceStatuses
-from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
+from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.fencing import Claims
@@ -253,8 +253,7 @@ async def test_a_servers_start_is_not_part_of_its_calls_time(tmp_path: Path) -> 
     (tool,) = tools_of(Mock(link=start), "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
     claims = Claims(f"tasks/{TASK}", "acme", 1, "c", "w")
     run = RunningCalls().add(CallRequest(CallKey(UUID(TASK), "1.0"), claims, tool.name, EffectClass.UNSAFE, b"{}"), 1)
-    wanted = replace(context(), timeout_seconds=timeout_seconds)
-    outcome = await ToolEffect(run, tool, {}, wanted, Begins()).carry_out(lambda _effect: None)
+    outcome = await ToolEffect(run, ToolWork(tool, {}), Begins()).carry_out(lambda _effect: None)
     assert outcome.content == "done"
 
 
