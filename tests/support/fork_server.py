@@ -41,6 +41,7 @@ PRELOADED: Final = (
     "edges.console.door",
     "edges.mcp_server.door",
     "genai_prices.data",
+    "tenure.model_providers.anthropic_models",
     "tenure.model_providers.chat_stream",
     "tenure.model_providers.openai_models",
     "anyio.streams.memory",
