@@ -44,6 +44,8 @@ PRELOADED: Final = (
     "tenure.model_providers.anthropic_models",
     "tenure.model_providers.chat_stream",
     "tenure.model_providers.openai_models",
+    "openai.resources.chat",
+    "anyio._backends._asyncio",
     "anyio.streams.memory",
     "anyio.streams.stapled",
 )

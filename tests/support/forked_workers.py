@@ -28,13 +28,14 @@ _OPENED: Final = pytest.StashKey[ExitStack]()
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     if not CAN_FORK:
         return
+    arguments = map(str, config.invocation_params.args)
     opened = config.stash[_OPENED] = ExitStack()
     address = str(opened.enter_context(store_folder()) / "workers")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen()
         importer = watchdog.launch(
-            [sys.executable, "-P", HERE / "import_tests.py", str(listener.fileno()), *config.invocation_params.args],
+            [sys.executable, "-P", str(HERE / "import_tests.py"), str(listener.fileno()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],

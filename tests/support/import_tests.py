@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ def main(listener: socket.socket, arguments: list[str]) -> None:
     from tenure.testing.fork_server import forked
     from tests.support.fork_server import accepted
 
+    threads = list(Path("/proc/self/task").iterdir())
+    assert len(threads) == 1, "the import of a test module started a thread, which no fork has"
     request = forked(accepted(listener))
     os.environ.clear()
     os.environ.update(request["environment"])
