@@ -16,6 +16,7 @@ pytest_plugins = [
     "tests.support.watched_processes",
     "tests.support.shared_stores",  # before those that import it
     "tests.support.forked",
+    "tests.support.forked_workers",
     "tests.support.fix_etcd",  # before those that import it
     "tests.support.fix_postgres",  # before the fixtures that use it
     "tests.support.fix_checkpoint",

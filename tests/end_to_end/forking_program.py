@@ -17,7 +17,7 @@ from typing import Final
 from tenure import Client, Event, SyncClient, UsedBeforeFork
 from tenure.v1.task_service_pb2 import ListTasksRequest
 
-FORKS: Final = 20
+FORKS: Final = 4 * int(os.environ.get("TENURE_EXAMPLES", "1"))
 CLIENT: Final = SyncClient()
 
 

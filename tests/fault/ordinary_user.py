@@ -24,8 +24,6 @@ from tests.support.patience import PATIENCE_SECONDS
 
 PACKAGE = Path(services.tools.sandbox.__file__).parent
 TESTS = Path(__file__).parents[1]
-# Of this session alone, so that suites running at the same time do not see each other's processes.
-UID = 200_000 + os.getpid()
 
 _DELEGATED = ("cgroup.procs", "tasks", "cgroup.subtree_control", "cgroup.threads")
 _BECOME = """
@@ -54,6 +52,11 @@ os.execve(command[0], command, dict(os.environ))
 """
 
 
+def user_id() -> int:
+    """Of this process alone, so that suites that run at the same time do not see each other's processes."""
+    return 200_000 + os.getpid()
+
+
 @contextmanager
 def folder_of_an_ordinary_user() -> Iterator[Path]:
     """A directory of the user's with copies of what the sandbox and its abuses are made of, and room for files."""
@@ -64,7 +67,7 @@ def folder_of_an_ordinary_user() -> Iterator[Path]:
         (directory / "tmp").mkdir()
         for path in (directory, *directory.rglob("*")):
             path.chmod(0o755)
-        os.chown(directory / "tmp", UID, UID)
+        os.chown(directory / "tmp", user_id(), user_id())
         yield directory
     finally:
         shutil.rmtree(directory)
@@ -99,12 +102,12 @@ def _copy_packages(directory: Path) -> None:
 @contextmanager
 def delegated_cgroups(cgroups: Cgroups) -> Iterator[list[str]]:
     """Groups in which the user may make its own, as systemd's Delegate=yes gives them; the files to join them by."""
-    groups = [hierarchy.directory / f"tenure-user-{UID}" for hierarchy in cgroups.hierarchies]
+    groups = [hierarchy.directory / f"tenure-user-{user_id()}" for hierarchy in cgroups.hierarchies]
     try:
         for group in groups:
             group.mkdir()
             for path in (group, *(group / name for name in _DELEGATED if (group / name).exists())):
-                os.chown(path, UID, UID)
+                os.chown(path, user_id(), user_id())
         yield [str(group / "cgroup.procs") for group in groups]
     finally:
         for group in groups:
@@ -121,7 +124,8 @@ def python_of_an_ordinary_user(place: Path, joins: Sequence[str] = (), *, confin
     prefix = python.parents[1]
     closed = next((one for one in reversed(python.parents) if not one.stat().st_mode & stat.S_IXOTH), None)
     source = "" if closed is None else str(prefix)
-    become = [sys.executable, "-c", _BECOME, source, str(place / "prefix"), str(closed), str(UID), ":".join(joins)]
+    uid = str(user_id())
+    become = [sys.executable, "-c", _BECOME, source, str(place / "prefix"), str(closed), uid, ":".join(joins)]
     return [*become, "confined" if confined else "", str(python)]
 
 

@@ -18,7 +18,7 @@ from services.tools.sandbox.launcher import LANDLOCK_FOR_SIGNALS, landlock_versi
 from services.tools.sandbox.supervision import SandboxedProgram
 from tests.fault.abuse_runner import contain
 from tests.fault.abuses import FAMILIES, Abuse
-from tests.fault.ordinary_user import UID, delegated_cgroups, folder_of_an_ordinary_user, run_as_an_ordinary_user
+from tests.fault.ordinary_user import delegated_cgroups, folder_of_an_ordinary_user, run_as_an_ordinary_user, user_id
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -50,14 +50,14 @@ def test_abuses_are_contained_for_an_ordinary_user(
         pytest.skip("root itself can make no cgroups here: " + sandbox_detection.cgroups.describe())
     directory = users_folder / "tmp" / f"{groups} {warm} {family}".replace(" ", "-")
     directory.mkdir()
-    os.chown(directory, UID, UID)
+    os.chown(directory, user_id(), user_id())
     given = sandbox_detection.cgroups if groups == "delegated cgroups" else Cgroups(())
     with delegated_cgroups(given) as joins:
         run = ("-m", "tests.fault.abuse_runner", family, str(directory), str(warm))
         done = run_as_an_ordinary_user(users_folder, *run, joins=joins)
     assert done.returncode == 0, done.stderr
     decoded = json.loads(done.stdout)
-    assert (decoded["uid"], decoded["complaints"]) == (UID, [])
+    assert (decoded["uid"], decoded["complaints"]) == (user_id(), [])
     of_root = sandbox_detection.cgroups.describe()
     assert decoded["limits"] == (of_root if groups == "delegated cgroups" else "no cgroup can be made")
 

@@ -20,11 +20,11 @@ from services.tools.sandbox import Detection, SandboxSettings
 from services.tools.sandbox.placement import Stage, sweep
 from services.tools.sandbox.procfs import children_of, instance_name, start_ticks
 from tests.fault.ordinary_user import (
-    UID,
     environment_of,
     folder_of_an_ordinary_user,
     python_of_an_ordinary_user,
     run_as_an_ordinary_user,
+    user_id,
 )
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -214,7 +214,7 @@ def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(
         done = run_as_an_ordinary_user(place, "-c", ORDINARY_SERVICE, str(warm), confined=confined)
     assert done.returncode == 0, done.stderr
     decoded = json.loads(done.stdout)
-    assert decoded["uid"] == UID
+    assert decoded["uid"] == user_id()
     assert decoded["privileges"] == (["1", False] if confined else ["0", True])
     assert decoded["results"] == {
         "fine": ["OK", "65534\n"],
@@ -230,7 +230,7 @@ def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(
         assert decoded["strict"] == "opened"
     else:
         assert "cgroups are required by the settings" in decoded["strict"]
-    assert not processes_of(UID)
+    assert not processes_of(user_id())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
@@ -238,8 +238,8 @@ def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(
 async def test_a_killed_service_of_an_ordinary_user_takes_all_along(sandbox_detection: Detection, code: str) -> None:
     with folder_of_an_ordinary_user() as place:
         options: dict[str, Any] = {"python": python_of_an_ordinary_user(place), "cwd": place}
-        async with service_with_a_run(UID, 2, code, env=environment_of(place), **options) as service:
+        async with service_with_a_run(user_id(), 2, code, env=environment_of(place), **options) as service:
             # The service, its mount helper and reaper, the run's nine, two of each sandbox that waits.
-            await until(lambda: len(processes_of(UID)) == 3 + 9 + 2 * 2)
+            await until(lambda: len(processes_of(user_id())) == 3 + 9 + 2 * 2)
             service.send_signal(signal.SIGKILL)
-            await until(lambda: not processes_of(UID))
+            await until(lambda: not processes_of(user_id()))

@@ -41,8 +41,11 @@ PRELOADED: Final = (
     "edges.console.door",
     "edges.mcp_server.door",
     "genai_prices.data",
+    "tenure.model_providers.anthropic_models",
     "tenure.model_providers.chat_stream",
     "tenure.model_providers.openai_models",
+    "openai.resources.chat",
+    "anyio._backends._asyncio",
     "anyio.streams.memory",
     "anyio.streams.stapled",
 )

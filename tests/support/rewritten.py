@@ -1,7 +1,7 @@
-"""Rewrites the asserts of all test modules before the processes of a run import them.
+"""Rewrites the asserts of all test modules before a process of the run imports them (see import_tests.py).
 
-Each of them imports all modules in the same order. In a new checkout each would rewrite them all: 15 s of processor
-time. pytest has no call for that, so this uses its own functions.
+In a new checkout that takes 15 s of processor time, and all cores share it here. pytest has no call for that, so this
+uses its own functions.
 """
 
 from __future__ import annotations

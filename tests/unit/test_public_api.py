@@ -125,6 +125,7 @@ def test_a_script_ends_though_a_stream_is_still_open() -> None:
     assert (run.stdout, run.stderr) == ("0 1\n", "")
 
 
+IGNORES_THREADS = "ignore:This process:DeprecationWarning"  # of a fork, since Python 3.12: it is what the test does
 FORKS_BEFORE_AND_AFTER_A_CHANNEL = """
 import os
 import sys
@@ -160,7 +161,11 @@ print("parent:", calls.run(one))
 
 def test_a_child_of_a_process_with_a_channel_is_refused() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", FORKS_BEFORE_AND_AFTER_A_CHANNEL], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-W", IGNORES_THREADS, "-c", FORKS_BEFORE_AND_AFTER_A_CHANNEL],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     before, *refusals, parent = run.stdout.splitlines()
     assert (before, parent, run.stderr) == ("before: 1", "parent: 1", "")
