@@ -18,7 +18,7 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tenure.runtime.store.sql_arrays import Byteas, Column, Numbers, OptionalTexts, Texts
+from tenure.runtime.store.sql_arrays import Byteas, Column, Numbers, OptionalTexts, Texts, UuidTexts
 
 T = TypeVar("T")
 
@@ -40,7 +40,8 @@ Added = Annotated[T, ADDED]
 """Added to the column instead of replacing it."""
 Stepped = Annotated[T, STEP]
 Moved = Annotated[T, MOVE]
-Uuid = Annotated[str, SqlType("uuid")]
+_UUID: Final = SqlType("uuid")
+Uuid = Annotated[str, _UUID]
 Jsonb = Annotated[str, SqlType("jsonb")]
 Xid = Annotated[int, SqlType("xid8", "::text::bigint")]
 
@@ -140,12 +141,16 @@ class RowArrays:
 
 def _array_type(field: _Field) -> str:
     cast = "bytea[]" if field.plain is bytes else "text[]"
+    if field.sql_type == _UUID:
+        return "uuid[]"
     return f"{cast}::{field.sql_type.name}[]" if field.sql_type else cast
 
 
 def _packing(field: _Field) -> tuple[type[Column[Any]], Callable[[Any], Any], Callable[[Any], Any] | None]:
     """Returns the column of a field, how a row has its value, and how the value is a text; None: it is one."""
     value_of = attrgetter(field.path)
+    if field.sql_type == _UUID:
+        return UuidTexts, value_of, None
     if field.optional and field.plain is not datetime:
         return OptionalTexts, value_of, _optional_joined if field.plain is tuple else None
     texts: dict[type, Callable[[Any], str]] = {datetime: _moment_text, tuple: SEPARATOR.join}

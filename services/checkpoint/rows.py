@@ -149,14 +149,14 @@ class TaskRow(ReadColumns):
     @property
     def fence(self) -> FenceRow:
         """The fence and the last commit, as admission needs them."""
-        return FenceRow(
-            state=self.state,
-            opened=Fence(self.epoch, self.claim_id),
-            holds=self.holds,
-            granted=Fence(self.granted, self.granted_claim),
-            commit_number=self.commit_number,
-            last_commit_id=self.last_commit_id,
-            last_commit_hash=self.last_commit_hash,
+        return FenceRow(  # with positional arguments: each commit makes one
+            self.state,
+            Fence(self.epoch, self.claim_id),
+            self.holds,
+            Fence(self.granted, self.granted_claim),
+            self.commit_number,
+            self.last_commit_id,
+            self.last_commit_hash,
         )
 
     @property

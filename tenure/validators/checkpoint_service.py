@@ -65,12 +65,12 @@ def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
     check_token(request.token, v)
     v.require(v.size <= MAX_COMMIT_BYTES, "entries", _TOGETHER)
     reserves, moves = request.HasField("reserve"), request.HasField("transition")
-    has_content = reserves or moves or bool(request.entries)
-    v.require(has_content, "entries", "must not be empty without a transition or a reserve")
-    both = reserves and moves
-    v.require(not both, "reserve", "must not be set with a transition: a task that leaves RUNNING makes no model call")
     if reserves:
+        problem = "must not be set with a transition: a task that leaves RUNNING makes no model call"
+        v.require(not moves, "reserve", problem)
         _reserve(request.reserve, v)
+    elif not moves:
+        v.require(bool(request.entries), "entries", "must not be empty without a transition or a reserve")
     if moves:
         _transition(request.transition, v)
 

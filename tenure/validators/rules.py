@@ -91,7 +91,8 @@ class Violations:
                 raise TooManyProblems
 
     def between(self, field: str, value: float, least: float, most: float) -> None:
-        self.require(least <= value <= most, field, f"must be {least:g} to {most:g}")
+        if not least <= value <= most:
+            self.require(holds=False, field=field, description=f"must be {least:g} to {most:g}")
 
     def broken(self, path: _Path, name: str, description: str, place: object = None) -> None:
         """Adds a violation of the field `name`, or of its item `place`, of the message at `path`."""

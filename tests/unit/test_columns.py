@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
+from uuid import uuid4
 
 import pytest
 
@@ -18,6 +19,7 @@ from services.checkpoint.columns import (
     Uuid,
     select_list,
 )
+from tenure.runtime.store.sql_arrays import Uuids, UuidTexts
 
 
 @dataclass
@@ -84,7 +86,7 @@ def test_update_sets_each_column() -> None:
         "ends_at = nullif(c.ends_at, '')::timestamptz, extra = extra + n[i][3]"
     )
     assert arrays.parts["steps.names"] == "key, calls, ends_at"
-    assert arrays.parts["steps.arrays"] == "%(key)b::text[]::uuid[], %(calls)b::text[], %(ends_at)b::text[]"
+    assert arrays.parts["steps.arrays"] == "%(key)b::uuid[], %(calls)b::text[], %(ends_at)b::text[]"
     moment = datetime(2026, 1, 2, tzinfo=UTC)
     rows = [
         Row("a", None, "", 5, True, ("1.0", "1.1"), moment, "{}", 7),
@@ -105,3 +107,14 @@ def test_insert_reads_nested_values() -> None:
         "c.model, n[i][1] = 1, n[i][2]",
     )
     assert arrays.of([Bill("m", True, Usage(3))]) == {"bill_model": ["m"], "bill_numbers": [(True, 3)]}
+
+
+def test_ids_as_texts_are_packed_as_uuids() -> None:
+    """As the values themselves, with the absent ones as nulls: the database then parses no text."""
+    first, second = uuid4(), uuid4()
+    assert UuidTexts([str(first), str(second).upper()]).packed() == Uuids([first, second]).packed()
+    assert UuidTexts([]).packed() == Uuids([]).packed()
+    absent = UuidTexts([str(first), None]).packed()
+    assert absent[20:] == b"\x00\x00\x00\x10" + first.bytes + b"\xff\xff\xff\xff"
+    with pytest.raises(ValueError, match="non-hexadecimal"):
+        UuidTexts([str(first), "not an id"]).packed()

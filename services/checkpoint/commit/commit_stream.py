@@ -82,7 +82,7 @@ class CommitFrames(FrameServer[pb.CommitStreamRequest, pb.TaggedCommitResult]):
             self.rules.refused(tagged.commit, error)
             self._refuse(tag, error)
             return
-        self.wake()
+        self.note_room()
 
     def _begin(self, tagged: pb.TaggedCommit) -> int:
         """Submits a commit within the worker's limits and returns its size. Raises the refusal."""

@@ -253,15 +253,15 @@ def _answer(
     """Builds the response and stores it in the task row for a repeat."""
     row = draft.row
     draft.committed = True  # also without an entry: a repeat must get the same denied reservation again
-    entries_of_others = sorted([*draft.warnings, *added], key=attrgetter("sequence"))
     response = pb.CommitResponse(
         sequence=row.sequence,
         budget=draft.budget.shown,
         cancel_requested=bool(row.ending_state) and row.state not in TERMINAL,
         reserve=reserved,
         state=STATES.to_wire(row.state),
-        foreign_entries=entries_of(entries_of_others, row.locked_at),
     )
+    if entries_of_others := sorted([*draft.warnings, *added], key=attrgetter("sequence")):
+        response.foreign_entries.extend(entries_of(entries_of_others, row.locked_at))
     row.commit_number, row.last_commit_id = commit.commit_number, commit.commit_id
     row.last_commit_hash, row.last_base = commit.payload_hash, base
     row.last_reply = response.SerializeToString(deterministic=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from services.checkpoint.queries import QUERIES, fetch_all
 from services.checkpoint.rows import BudgetRow, TaskRow
 from tenure.domain.waits import Wait, next_step
+from tenure.runtime.store.sql_arrays import UuidTexts
 from tenure.v1 import task_pb2
 from tenure.wire.common import WAIT_KINDS, moment, timestamp
 from tenure.wire.task import escalation_step_to_wire, wait_to_domain, wait_to_wire
@@ -73,7 +74,7 @@ async def lock_tasks(
     """Locks the rows that exist until the transaction ends. Returns tasks by task_id and budgets by root_task_id."""
     tasks: dict[str, TaskRow] = {}
     budgets: dict[str, BudgetRow] = {}
-    rows: list[tuple[Any, ...]] = await fetch_all(connection, QUERIES.lock, {"task_ids": list(task_ids)})
+    rows: list[tuple[Any, ...]] = await fetch_all(connection, QUERIES.lock, {"task_ids": UuidTexts(task_ids)})
     for columns in rows:
         row = TaskRow(*columns[:_TASK_COLUMNS])
         tasks[row.task_id] = row

@@ -6,7 +6,7 @@
 -- `locked_at` under the locks, so that a task's times never go back.
 with held as materialized (
   select t.* from tasks t
-   where t.task_id = any(%(task_ids)b::text[]::uuid[])
+   where t.task_id = any(%(task_ids)b::uuid[])
    order by t.task_id
      for no key update of t
 ), money as materialized (

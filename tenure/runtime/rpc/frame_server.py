@@ -86,7 +86,7 @@ class FrameServer(ABC, Generic[FrameT, ResultT]):
         self._unsent.append(result)
         if self._wake_later is None:
             self._wake_later = asyncio.get_running_loop().call_later(UNHURRIED_SECONDS, self._wake_late)
-        self._note_room()
+        self.note_room()
 
     def _wake_late(self) -> None:
         self._wake_later = None
@@ -95,9 +95,10 @@ class FrameServer(ABC, Generic[FrameT, ResultT]):
     def wake(self, _: object = None) -> None:
         """Looks again whether the stream may be read, or has ended."""
         self._changed.set()
-        self._note_room()
+        self.note_room()
 
-    def _note_room(self) -> None:
+    def note_room(self) -> None:
+        """Looks again whether the stream may be read. Call it when a request was taken."""
         if self.held_back:
             self._has_room.clear()
         else:

@@ -74,6 +74,16 @@ class Uuids(Column[UUID]):
             parts += (b"\x00\x00\x00\x10", one.bytes)
 
 
+class UuidTexts(Column[str | None]):
+    """uuid[] of ids as texts, which may be null. Raises ValueError for a text that is not a UUID."""
+
+    element_oid, array_oid = 2950, 2951
+
+    def pack_into(self, parts: list[bytes]) -> None:
+        elements = ["ffffffff" if one is None else f"00000010{one}" for one in self]
+        parts.append(bytes.fromhex("".join(elements).replace("-", "")))
+
+
 class Numbers(Column[tuple[int, ...]]):
     """bigint[][]: rows of as many numbers each. A bool is 0 or 1."""
 
@@ -102,8 +112,7 @@ class Byteas(Column[bytes]):
     element_oid, array_oid = 17, 1001
 
     def pack_into(self, parts: list[bytes]) -> None:
-        for one in self:
-            parts += (_LENGTH.pack(len(one)), one)
+        parts += chain.from_iterable(zip(map(_LENGTH.pack, map(len, self)), self, strict=True))
 
 
 class Texts(Column[str]):
@@ -112,9 +121,8 @@ class Texts(Column[str]):
     element_oid, array_oid = 25, 1009
 
     def pack_into(self, parts: list[bytes]) -> None:
-        for one in self:
-            encoded = one.encode()
-            parts += (_LENGTH.pack(len(encoded)), encoded)
+        encoded = [one.encode() for one in self]
+        parts += chain.from_iterable(zip(map(_LENGTH.pack, map(len, encoded)), encoded, strict=True))
 
 
 class OptionalTexts(Column[str | None]):
@@ -143,7 +151,7 @@ class _ColumnDumper(Dumper):
         return obj.packed()
 
 
-for _column in (Int4s, Int8s, Numbers, Bools, Byteas, Texts, OptionalTexts, Uuids):
+for _column in (Int4s, Int8s, Numbers, Bools, Byteas, Texts, OptionalTexts, Uuids, UuidTexts):
     psycopg.adapters.register_dumper(
         _column, type(f"{_column.__name__}Dumper", (_ColumnDumper,), {"oid": _column.array_oid})
     )
