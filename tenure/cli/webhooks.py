@@ -239,13 +239,8 @@ async def create(
 @with_client
 async def list_webhooks(context: Context, client: Client) -> None:
     """List all webhooks, by name."""
-    webhooks = [
-        webhook
-        async for webhook in client.items(
-            client.webhooks.ListWebhooks, pb.ListWebhooksRequest(), lambda page: page.webhooks
-        )
-    ]
-    context.show_all(webhooks, show_all, none="no webhooks; create one: tenure webhooks create NAME URL")
+    webhooks = client.items(client.webhooks.ListWebhooks, pb.ListWebhooksRequest(), lambda page: page.webhooks)
+    await context.show_each(webhooks, show_all, none="no webhooks; create one: tenure webhooks create NAME URL")
 
 
 @webhooks.command()
