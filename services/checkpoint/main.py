@@ -88,7 +88,8 @@ from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
-from tenure.validators import longest_request, schemas_in, validate
+from tenure.validators import longest_request, validate
+from tenure.validators.task import schemas_in
 from tenure.wire.access import access_rules
 from tenure.wire.token import TokenChecker
 

@@ -50,7 +50,8 @@ from tenure.v1 import (
     tenant_service_pb2_grpc,
     webhook_service_pb2_grpc,
 )
-from tenure.validators import longest_request, schemas_in
+from tenure.validators import longest_request
+from tenure.validators.task import schemas_in
 from tenure.wire.access import access_rules
 
 if TYPE_CHECKING:

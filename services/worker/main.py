@@ -62,7 +62,9 @@ from tenure.runtime.service import CommonSettings, metrics_setting, run_service
 from tenure.runtime.settings import Address, group, setting
 from tenure.runtime.usage_reports import UsageReports
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
-from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, longest_request, validate
+from tenure.validators import longest_request, validate
+from tenure.validators.common import MAX_CHOICES, MIN_WINDOW_TOKENS
+from tenure.validators.rules import NAME, WORKER_ID, WORKER_ID_RULE
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS
