@@ -6,8 +6,9 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import aiosmtplib
 
@@ -18,9 +19,6 @@ from services.checkpoint.webhooks.sending import printable
 from services.checkpoint.webhooks.smtp_settings import IMPLICIT, NO_TLS, PREFIX, QUIT_SECONDS, STARTTLS, SmtpSettings
 from tenure.domain.approvals import without_tokens
 from tenure.domain.webhooks import FailureKind, WebhookResponse, smtp_failure
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class OutgoingMail(NamedTuple):

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.audit import NO_HASH, AuditRecord, ChainedRecord, Decision, Head, chain_hash, check_recorder
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.security.access_control import current_principal
 from tenure.runtime.security.audit import RefusalLog
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import audit_service_pb2 as pb
 from tenure.v1.audit_service_pb2_grpc import AuditServiceServicer
 from tenure.wire.audit import DECISIONS, chained_to_wire, record_from_wire, target_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.runtime.store.postgres import Connection, Pool
 
 AUDIT: Final = Queries.load("services.checkpoint", "sql/audit.sql")
 DEFAULT_PAGE: Final = 100

@@ -6,21 +6,17 @@ There is no time window: a single item is never delayed, and batches grow with t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, Generic, Self, TypeVar
 
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
+from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.runtime.rpc.status import LOCK_TIMEOUT
+from tenure.runtime.settings import Secret
 from tenure.runtime.store.batching import Batcher, BatchLimits
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import PoolOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-    from services.checkpoint.watch.announcement import Announcement
-    from tenure.runtime.settings import Secret
-    from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, PoolOptions
 
 LOCK_TIMEOUT_SECONDS: Final = 0.25
 """Other transactions hold a lock for milliseconds; one that holds it longer must not delay the batches."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from services.tools.builtin.python import PYTHON_LANE
 from services.tools.calls.caller_runs import CallerRuns
@@ -27,6 +28,7 @@ from services.tools.calls.restoring import doubt_lost_calls, list_records
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
+from services.tools.edge import ReadEdges
 from services.tools.inspection import forbid_inspection
 from services.tools.output import OutputStore
 from services.tools.pins import ToolPins
@@ -44,7 +46,7 @@ from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
-from tenure.runtime.process import Duties
+from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.audit import RefusalLog, log_refusals
 from tenure.runtime.security.process_security import Security
@@ -60,13 +62,7 @@ from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 from tenure.wire.token import TokenChecker
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from services.tools.edge import ReadEdges
-    from tenure.runtime.process import Process
-
-    Command = Callable[[Process, ToolsSettings], Awaitable[None]]
+Command = Callable[[Process, ToolsSettings], Awaitable[None]]
 RENEWAL_SILENCE_SECONDS: Final = 60.0
 """The longest silence of the renewal duty. Its connection's deadline ends a renewal that Postgres does not answer."""
 

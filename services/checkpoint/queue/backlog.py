@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.checkpoint.queries import QUEUE, fetch_one, ledger_connection
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool
 
 INTERVAL_SECONDS: Final = 10.0
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from services.checkpoint.ledger_batches import LedgerBatches
 from services.checkpoint.queries import SESSION_SETTINGS
 from services.checkpoint.submit.create import CreateResult, Submit, create_batch, create_task, in_creation
+from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.watch.announcement import Announcement
+from tenure.domain.errors import TenureError
+from tenure.runtime.settings import Secret
 from tenure.runtime.store.batching import BatchLimits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.domain.errors import TenureError
-    from tenure.runtime.settings import Secret
-    from tenure.runtime.store.postgres import Pool
-    from tenure.v1 import checkpoint_service_pb2 as pb
-    from tenure.v1 import task_pb2
+from tenure.runtime.store.postgres import Pool
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
 
 LIMITS: Final = BatchLimits(max_items=64, full_reason="CREATE_QUEUE_FULL")
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 
 from services.checkpoint.queries import fetch_all, fetch_one
-from services.checkpoint.tenants.rows import TENANTS
+from services.checkpoint.rows import BillRow
+from services.checkpoint.tenants.rows import TENANTS, TenantRow
 from tenure.domain.quotas import SPANS, Amounts, QuotaKind, QuotaUse, bucket_of, use_of_running, window_use
+from tenure.runtime.store.postgres import Connection
 from tenure.runtime.store.sql_arrays import Int8s, Texts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
-
-    from services.checkpoint.rows import BillRow
-    from services.checkpoint.tenants.rows import TenantRow
-    from tenure.runtime.store.postgres import Connection
 
 SHARDS = 8
 """Rows per bucket: as many transactions can settle calls of one tenant without waiting for each other."""

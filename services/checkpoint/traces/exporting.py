@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.checkpoint.traces.export_lease import (
     LEASE_SECONDS,
@@ -23,15 +23,13 @@ from services.checkpoint.traces.export_lease import (
 )
 from services.checkpoint.traces.otlp import MAX_CONTENT_CHARACTERS, Collector, Sent, collector_at
 from services.checkpoint.traces.projecting import Projections
+from services.checkpoint.traces.settings import TraceSettings
 from tenure.domain import semconv
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.spans import TaskSpan
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
-
-if TYPE_CHECKING:
-    from services.checkpoint.traces.settings import TraceSettings
-    from tenure.domain.spans import TaskSpan
-    from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool
 
 _log: Final = logging.getLogger(__name__)
 INTERVAL_SECONDS: Final = 1.0

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncGenerator
+from typing import Final
 
 from services.checkpoint.entries import read_page
 from services.checkpoint.queries import ledger_connection
+from services.checkpoint.traces.export_lease import DueTask
 from tenure.domain.spans import TaskSpan
 from tenure.domain.traces import TracedTask, TraceProjection
+from tenure.runtime.store.postgres import Pool
 from tenure.wire.ledger import entry_for_trace, record_nanoseconds
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from services.checkpoint.traces.export_lease import DueTask
-    from tenure.runtime.store.postgres import Pool
 
 MAX_KEPT: Final = 2000
 """The most projections that are kept between two looks. A task without one is read from its first entry."""

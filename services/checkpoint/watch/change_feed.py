@@ -13,7 +13,7 @@ import logging
 import random
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.reads import filter_parameters
@@ -21,12 +21,9 @@ from tenure.domain.errors import InvalidRequest, OutOfRange
 from tenure.domain.webhooks import GapReason
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import task_pb2
 from tenure.wire.codec import writer
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection, Pool
-
 
 # A cursor is opaque to clients and valid at every replica.
 
@@ -200,11 +197,7 @@ async def adopt_feed(pool: Pool) -> None:
     """Begins a new feed if the ledger was copied from another cluster, so that old cursors are refused. Call it at
     start.
     """
-
-    async def work(connection: Connection) -> tuple[Any, ...] | None:
-        return await fetch_one(connection, QUERIES.adopt_feed, {})
-
-    if await in_ledger_transaction(pool, work) is not None:
+    if await in_ledger_transaction(pool, lambda ledger: fetch_one(ledger, QUERIES.adopt_feed, {})) is not None:
         _log.warning(
             "the ledger was copied from another cluster: the change feed begins anew and old cursors are refused"
         )

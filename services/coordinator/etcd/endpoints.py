@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -15,9 +16,6 @@ from services.coordinator.etcd.stubs import (
     MaintenanceStub,
     WatchStub,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # etcd answers pings that come more often than every 5 s (its --grpc-keepalive-min-time) with GOAWAY.
 _PING_INTERVAL_MS = 6_000
