@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -115,7 +116,7 @@ async def report_usage(connection: Connection, claims: Claims, request: pb.Repor
         "locked_at": row.locked_at,
         "provider_request_id": clean(request.provider_request_id),
         "nano_usd": nano_usd,
-        **_counts(usage),
+        **asdict(usage),
     }
     await connection.execute(USAGE_REPORTS.keep_report, {**place, **report})
     await connection.execute(USAGE_REPORTS.correct, place)
@@ -153,12 +154,3 @@ async def _find_call(connection: Connection, place: dict[str, Any], attempt: _At
         return attempt.call()
     is_lost, is_reported = bill[:2]
     return attempt.call(is_settled=True, is_lost=is_lost, is_reported=is_reported)
-
-
-def _counts(usage: TokenUsage) -> dict[str, int]:
-    return {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cache_creation_input_tokens": usage.cache_creation_input_tokens,
-        "cache_read_input_tokens": usage.cache_read_input_tokens,
-    }

@@ -71,6 +71,13 @@ def ledger_transaction(
     return whole
 
 
+async def fetch_row(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the row of a statement that always has one, such as a count."""
+    row = await fetch_one(connection, statement, parameters)
+    assert row is not None, "the statement has a row"
+    return row
+
+
 async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
     """Runs `work` in a transaction, again after a conflict. Raises domain errors."""
     return await in_transaction(pool, work, prepare=prepare_connection)

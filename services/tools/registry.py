@@ -15,7 +15,6 @@ from time import monotonic
 from typing import Final
 
 from services.tools.schemas import (
-    Arguments,
     Schema,
     built_in_schema,
     parse_arguments,
@@ -23,7 +22,7 @@ from services.tools.schemas import (
     untrusted_schema,
 )
 from services.tools.source_facts import SourceStatuses
-from services.tools.tool import Tool
+from services.tools.tool import Arguments, Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSourceKind, UnknownTool, unknown_tools

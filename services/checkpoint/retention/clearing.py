@@ -15,7 +15,7 @@ from services.checkpoint.queries import (
     RETENTION,
     fetch_all,
     fetch_in_transaction,
-    fetch_one,
+    fetch_row,
     in_ledger_transaction,
     ledger_connection,
     ledger_transaction,
@@ -62,8 +62,7 @@ class PrunedRowCleaner:
         """Reports how far behind retention is, in seconds, as a duty."""
         while True:
             async with ledger_connection(self._pool) as connection:
-                lags = await fetch_one(connection, RETENTION.lags, {"kept_seconds": self._kept_seconds})
-            assert lags is not None, "a statement of three values has a row"
+                lags = await fetch_row(connection, RETENTION.lags, {"kept_seconds": self._kept_seconds})
             due, entries, tools = lags
             lag_seconds = {"tasks": due if self._kept_seconds else None, "entries": entries, "tools": tools}
             for stage, lag in lag_seconds.items():

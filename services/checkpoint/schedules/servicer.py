@@ -12,6 +12,7 @@ import uuid_utils
 from services.checkpoint.queries import (
     fetch_all,
     fetch_one,
+    fetch_row,
     ledger_connection,
     ledger_transaction,
 )
@@ -56,7 +57,7 @@ async def update_schedule(
     updated_row = _changed(row, request)
     if _times_changed(row, updated_row):
         updated_row = updated_row._replace(next_due_at=await _next_due(connection, updated_row))
-    await connection.execute(SCHEDULES.update, _parameters(updated_row))
+    await connection.execute(SCHEDULES.update, updated_row._asdict())
     return ScheduleUpdate((await read_schedule(connection, tenant, row.schedule_id)).schedule(), announcement)
 
 
@@ -130,26 +131,11 @@ async def _next_due(connection: Connection, updated_row: ScheduleRow) -> datetim
     ):
         raise InvalidRequest(violations=[("end_time", "must not be before start_time")])
     times = updated_row.times
-    row = await fetch_one(connection, SCHEDULES.decided_until, {"schedule_id": updated_row.schedule_id})
-    assert row is not None, "an aggregate has a row"
+    row = await fetch_row(connection, SCHEDULES.decided_until, {"schedule_id": updated_row.schedule_id})
     next_due_at = next_due_after_change(times, updated_row.now, row[0])
     if next_due_at is None:
         raise InvalidRequest(violations=[("cron", "never comes due from now on, between start_time and end_time")])
     return next_due_at
-
-
-def _parameters(updated_row: ScheduleRow) -> dict[str, Any]:
-    return {
-        "schedule_id": updated_row.schedule_id,
-        "spec": updated_row.spec,
-        "cron": updated_row.cron,
-        "time_zone": updated_row.time_zone,
-        "overlap_policy": updated_row.overlap_policy,
-        "catch_up_seconds": updated_row.catch_up_seconds,
-        "starts_at": updated_row.starts_at,
-        "ends_at": updated_row.ends_at,
-        "next_due_at": updated_row.next_due_at,
-    }
 
 
 # The methods of ScheduleService on the rows.
@@ -195,9 +181,8 @@ async def list_schedules(pool: Pool, tenant: str, request: pb.ListSchedulesReque
         "page_bytes": PAGE_BYTES,
     }
     async with ledger_connection(pool) as connection:
-        counted = await fetch_one(connection, SCHEDULES.count_after, parameters)
+        counted = await fetch_row(connection, SCHEDULES.count_after, parameters)
         rows = [ScheduleRow(*columns) for columns in await fetch_all(connection, SCHEDULES.list, parameters)]
-    assert counted is not None, "a count has a row"
     more = bool(rows) and counted[0] > len(rows)
     return pb.ListSchedulesResponse(
         schedules=[row.schedule() for row in rows], next_page_token=rows[-1].name if more else ""
@@ -288,8 +273,7 @@ async def find_created(connection: Connection, tenant: str, request: pb.CreateSc
 
 
 async def _check_room(connection: Connection, tenant: str, most: int) -> None:
-    row = await fetch_one(connection, SCHEDULES.count, {"tenant": tenant})
-    assert row is not None, "a count has a row"
+    row = await fetch_row(connection, SCHEDULES.count, {"tenant": tenant})
     if row[0] >= most:
         message = f"the tenant has {most:,} schedules, the most that it may have: delete one first"
         raise LimitReached(message, reason="TOO_MANY_SCHEDULES")
@@ -298,8 +282,7 @@ async def _check_room(connection: Connection, tenant: str, most: int) -> None:
 async def _new_row(
     connection: Connection, tenant: str, request: pb.CreateScheduleRequest, times: Times
 ) -> dict[str, Any]:
-    row = await fetch_one(connection, SCHEDULES.now, {})
-    assert row is not None, "the clock has a row"
+    row = await fetch_row(connection, SCHEDULES.now, {})
     now: datetime = row[0]
     next_due_at = times.next_after(now)
     if next_due_at is None:

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import (
+    LISTS,
+    QUERIES,
+    fetch_all,
+    fetch_one,
+    fetch_row,
+    in_ledger_transaction,
+    ledger_connection,
+)
 from services.checkpoint.reads import filter_parameters
 from tenure.domain.errors import InvalidRequest, OutOfRange
 from tenure.domain.webhooks import GapReason
@@ -251,14 +259,12 @@ class ChangePruner:
             began = clock()
 
     async def _clear(self, connection: Connection) -> int:
-        row = await fetch_one(connection, QUERIES.clear_leftovers, {"limit": LEFTOVERS_A_BATCH})
-        assert row is not None, "a count has a row"
+        row = await fetch_row(connection, QUERIES.clear_leftovers, {"limit": LEFTOVERS_A_BATCH})
         walked: int = row[0]
         return walked
 
     async def _prune(self, connection: Connection) -> int:
         parameters = {"limit": CHANGES_A_BATCH, "kept_seconds": self._kept_seconds}
-        row = await fetch_one(connection, QUERIES.prune_changes, parameters)
-        assert row is not None, "a count has a row"
+        row = await fetch_row(connection, QUERIES.prune_changes, parameters)
         pruned: int = row[0]
         return pruned

@@ -12,6 +12,7 @@ from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
 from services.checkpoint.queries import (
     fetch_all,
     fetch_one,
+    fetch_row,
     in_ledger_transaction,
     ledger_connection,
     ledger_transaction,
@@ -206,8 +207,7 @@ async def _is_repeat(connection: Connection, tenant: str, name: str, digest: byt
 
 
 async def _check_room(connection: Connection, tenant: str, most: int) -> None:
-    row = await fetch_one(connection, WEBHOOKS.count, {"tenant": tenant})
-    assert row is not None, "a count has a row"
+    row = await fetch_row(connection, WEBHOOKS.count, {"tenant": tenant})
     if row[0] >= most:
         message = f"the tenant has {most:,} webhooks, the most that it may have: delete one first"
         raise LimitReached(message, reason="TOO_MANY_WEBHOOKS")
