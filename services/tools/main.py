@@ -56,7 +56,6 @@ from tenure.runtime.settings import ConfigurationError
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.store.sql import Rights, migrate
-from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
@@ -222,7 +221,6 @@ async def _service(
     )
     server.add(
         SERVICE,
-        add_ToolServiceServicer_to_server,
         ToolServicer(
             tokens,
             tools.registry,

@@ -19,7 +19,6 @@ from tenure.runtime.process import Process
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.process_security import Security
 from tenure.runtime.settings import ConfigurationError
-from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 
 _log: Final = logging.getLogger(__name__)
 LOCKS: Final = ".sandboxes"
@@ -72,8 +71,7 @@ def refusing_server(
     """Returns a server that refuses every request with the reason."""
     _log.error("NOT SERVING: %s; %s", escaped, _ADVICE, extra={"escapes": escaped.escapes})
     server = RpcServer(settings.listen, security=security, stopping=process.stopping, serving=False)
-    refusing: Any = _Refusing(f"{escaped}; {_ADVICE}")
-    server.add(SERVICE, add_ToolServiceServicer_to_server, refusing)
+    server.add(SERVICE, _Refusing(f"{escaped}; {_ADVICE}"))
     return server
 
 
