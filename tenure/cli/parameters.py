@@ -17,13 +17,12 @@ from tenure.client import Client
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.task import Source
+from tenure.domain.texts import span_seconds
 from tenure.sdk.task_filter import source_of
 from tenure.server_packages import server_packages
 
 T = TypeVar("T")
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 MAX_DURATION_SECONDS: Final = 36_500 * 86_400.0
 """100 years: more would leave the range of dates."""
 MAX_REPLICAS: Final = 9
@@ -59,11 +58,9 @@ class Typed(click.ParamType[T]):
 def read_duration(text: str) -> float:
     """Reads `90s`, `10m`, `1h30m`, `250ms`, `30d`; a number alone is seconds."""
     text = text.strip()
-    with_unit = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
-    parts = _PART.findall(with_unit)
-    if not parts or "".join(number + unit for number, unit in parts) != with_unit:
+    seconds = span_seconds(f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text)
+    if seconds is None:
         raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if seconds > MAX_DURATION_SECONDS:
         raise ValueError(f"{text!r} is longer than 100 years; give at most 36500d")
     return seconds
