@@ -9,27 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devstack.simulator.call_log import CallLog, SimulatedCall
-from devstack.simulator.delivery import (
-    MESSAGES,
-    Dialect,
-    RawAnswer,
-    ReplyDelivery,
-    compose,
-    deliver,
-    deliver_raw,
-)
+from devstack.simulator.delivery import MESSAGES, Dialect, RawAnswer, ReplyDelivery, compose, deliver, deliver_raw
 from devstack.simulator.http_server import ApiError, HttpRequest, Reply, request_ids
 from devstack.simulator.own_tools import OwnToolsScenario
 from devstack.simulator.rate_limits import RateLimiter
 from devstack.simulator.request_checks import check_count, check_create
 from devstack.simulator.scenario import PREFIX, Fault, FaultKind, Faults, Scenario, ScenarioLibrary, Turn
 from devstack.simulator.templates import is_summary_wanted, summary_text, text_of, turn_of
-from devstack.simulator.tokens import (
-    InputTokens,
-    PromptCache,
-    count_request,
-    prompt_hash,
-)
+from devstack.simulator.tokens import InputTokens, PromptCache, count_request, prompt_hash
 from devstack.simulator.tool_checks import ToolCheck, anthropic_refusal
 from tenure.domain.tool_arguments import strict_json
 

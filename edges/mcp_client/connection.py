@@ -24,13 +24,7 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from edges.mcp_client.delivery_errors import (
-    AnswerLost,
-    AnswerUnreadable,
-    CallNotSent,
-    marked_error,
-    message_of,
-)
+from edges.mcp_client.delivery_errors import AnswerLost, AnswerUnreadable, CallNotSent, marked_error, message_of
 from edges.mcp_client.http_transport import HttpTransport
 from edges.mcp_client.program import Pipes, program
 from edges.mcp_client.settings import McpServer

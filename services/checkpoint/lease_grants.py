@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.checkpoint.queries import (
-    QUERIES,
-    fetch_all,
-    fetch_one,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection, ledger_transaction
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
 

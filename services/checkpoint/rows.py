@@ -10,18 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from services.checkpoint.columns import (
-    MOVE,
-    STEP,
-    Added,
-    Jsonb,
-    Moved,
-    RowArrays,
-    Stepped,
-    Unlisted,
-    Uuid,
-    select_list,
-)
+from services.checkpoint.columns import MOVE, STEP, Added, Jsonb, Moved, RowArrays, Stepped, Unlisted, Uuid, select_list
 from tenure.domain.admission import FenceRow
 from tenure.domain.budget import Budget, Prices, TokenUsage, due_warnings
 from tenure.domain.close_out import OwnerDeaths, PendingEnding

@@ -35,12 +35,7 @@ from services.coordinator.lease_store import ETCD_OUT_OF_SPACE, ETCD_UNAVAILABLE
 from services.coordinator.lease_store.generation_key import EtcdGeneration
 from services.coordinator.ledger_client import LedgerClient
 from tenure.domain.errors import TenureError, Unavailable
-from tenure.domain.fencing import (
-    FIRST_GENERATION,
-    compose_epoch,
-    describe_epoch,
-    split_epoch,
-)
+from tenure.domain.fencing import FIRST_GENERATION, compose_epoch, describe_epoch, split_epoch
 from tenure.domain.states import Reason
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics

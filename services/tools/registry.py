@@ -14,13 +14,7 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from services.tools.schemas import (
-    Schema,
-    built_in_schema,
-    parse_arguments,
-    shortened,
-    untrusted_schema,
-)
+from services.tools.schemas import Schema, built_in_schema, parse_arguments, shortened, untrusted_schema
 from services.tools.source_facts import SourceStatuses
 from services.tools.tool import Arguments, Tool
 from tenure.domain.errors import Unavailable

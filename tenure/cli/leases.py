@@ -10,13 +10,7 @@ from contextlib import aclosing
 import click
 
 from tenure.cli.context import Context, with_client
-from tenure.cli.formatting import (
-    ago,
-    clock,
-    harmless,
-    make_table,
-    seconds_text,
-)
+from tenure.cli.formatting import ago, clock, harmless, make_table, seconds_text
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.client import Client

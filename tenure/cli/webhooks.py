@@ -13,14 +13,7 @@ from rich.text import Text
 
 from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit
-from tenure.cli.formatting import (
-    ago,
-    count_text,
-    make_grid,
-    make_table,
-    one_line,
-    seconds_text,
-)
+from tenure.cli.formatting import ago, count_text, make_grid, make_table, one_line, seconds_text
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, LABEL
 from tenure.client import Client

@@ -15,12 +15,7 @@ from services.checkpoint.agents.rows import (
     read_revisions,
     route,
 )
-from services.checkpoint.queries import (
-    fetch_all,
-    fetch_one,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
 from tenure.domain.agents import ALL_BASIS_POINTS, MAX_REVISION, Routing, becomes_current, reference
 from tenure.domain.errors import LimitReached, WrongState
 from tenure.runtime.request_context import current_tenant

@@ -14,14 +14,7 @@ from services.checkpoint.audit import append_records
 from services.checkpoint.commit.external_entries import AppendResult, append_external_entry
 from services.checkpoint.queries import QUERIES, fetch_one, ledger_connection
 from services.checkpoint.reads import read_task
-from tenure.domain.approvals import (
-    LinkToken,
-    StoredLink,
-    decisions_by_link,
-    refuse_answerer,
-    shown_digest,
-    verify_link,
-)
+from tenure.domain.approvals import LinkToken, StoredLink, decisions_by_link, refuse_answerer, shown_digest, verify_link
 from tenure.domain.audit import MAX_NAME, MAX_REASON, MAX_TARGET, AuditRecord, Decision
 from tenure.domain.errors import InvalidRequest, NotFound, TenureError, TryLater, WrongState
 from tenure.domain.waits import Wait

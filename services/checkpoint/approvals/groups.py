@@ -6,12 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from services.checkpoint.queries import (
-    fetch_all,
-    fetch_one,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
 from tenure.domain.approvals import MAX_GROUPS, groups_in
 from tenure.domain.errors import LimitReached
 from tenure.runtime.store.postgres import Connection, Pool

@@ -9,13 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import uuid_utils
 
-from services.checkpoint.queries import (
-    fetch_all,
-    fetch_one,
-    fetch_row,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import fetch_all, fetch_one, fetch_row, ledger_connection, ledger_transaction
 from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active, read_runs, read_schedule
 from services.checkpoint.schedules.runs import decide_locked, find_run, start_run
 from services.checkpoint.submit.create import CreateResult

@@ -7,12 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from services.checkpoint.columns import Unlisted, select_list
-from services.checkpoint.queries import (
-    fetch_all,
-    fetch_one,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
 from tenure.domain.access import Permission, is_key_id, make_api_key, read_api_key
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
 from tenure.runtime.request_context import current_tenant

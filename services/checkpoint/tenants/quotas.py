@@ -19,12 +19,7 @@ from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
 from services.checkpoint.tenants.rows import TENANTS, TenantRow, ensured, read_tenant
-from services.checkpoint.tenants.usage_windows import (
-    Uses,
-    count_use,
-    read_running,
-    read_uses,
-)
+from services.checkpoint.tenants.usage_windows import Uses, count_use, read_running, read_uses
 from tenure.domain.budget import Denied
 from tenure.domain.errors import TryLater
 from tenure.domain.quotas import (

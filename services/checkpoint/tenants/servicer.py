@@ -19,12 +19,7 @@ from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceServicer
 from tenure.wire.common import moment, timestamp
 from tenure.wire.task import usage_to_wire
-from tenure.wire.tenant_service import (
-    KINDS,
-    no_quota_to_wire,
-    quota_to_domain,
-    quota_use_to_wire,
-)
+from tenure.wire.tenant_service import KINDS, no_quota_to_wire, quota_to_domain, quota_use_to_wire
 
 # Sums of a tenant's bills, including those of pruned tasks; each grouping has its index.
 

@@ -13,12 +13,7 @@ from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.page_tokens import read_time
-from services.checkpoint.queries import (
-    DOUBTS,
-    fetch_all,
-    fetch_in_transaction,
-    ledger_connection,
-)
+from services.checkpoint.queries import DOUBTS, fetch_all, fetch_in_transaction, ledger_connection
 from services.checkpoint.rows import TaskRow
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import InvalidRequest

@@ -6,12 +6,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from services.checkpoint.queries import (
-    fetch_all,
-    fetch_one,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import secret_owner
 from tenure.domain.errors import Unavailable

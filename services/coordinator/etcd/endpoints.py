@@ -10,12 +10,7 @@ from typing import Self
 import grpc
 import grpc.aio
 
-from services.coordinator.etcd.stubs import (
-    KVStub,
-    LeaseStub,
-    MaintenanceStub,
-    WatchStub,
-)
+from services.coordinator.etcd.stubs import KVStub, LeaseStub, MaintenanceStub, WatchStub
 
 # etcd answers pings that come more often than every 5 s (its --grpc-keepalive-min-time) with GOAWAY.
 _PING_INTERVAL_MS = 6_000

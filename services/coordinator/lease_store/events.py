@@ -7,13 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from services.coordinator.etcd.client import EtcdClient
-from services.coordinator.etcd.watch import (
-    KeyChange,
-    KeyChanges,
-    Resync,
-    ResyncReason,
-    WatchReconnected,
-)
+from services.coordinator.etcd.watch import KeyChange, KeyChanges, Resync, ResyncReason, WatchReconnected
 from services.coordinator.lease_store.named_leases import NamedLease, read_lease, tenant_prefix
 from services.coordinator.lease_store.records import (
     CLAIMS,

@@ -8,11 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from services.coordinator.etcd.client import EtcdClient
-from services.coordinator.etcd.transactions import (
-    Compare,
-    absent,
-    value_is,
-)
+from services.coordinator.etcd.transactions import Compare, absent, value_is
 from services.coordinator.lease_store.records import GENERATION_KEY
 from services.coordinator.lease_store.refusals import ETCD_UNREADABLE, translated_errors
 from tenure.domain.errors import Unavailable
