@@ -144,7 +144,7 @@ def key_files(directory: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def key_errors() -> Iterator[None]:
-    """Shows the errors of key files as errors of the command."""
+    """Shows the errors of files of keys and certificates as errors of the command."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -191,10 +191,8 @@ def create_certificates(
         from tenure.runtime.security.certificates import make_certificates
 
     chosen = processes or tuple((role, role.lower()) for role in Role)
-    try:
+    with key_errors():
         make_certificates(directory, chosen, installation=installation, days=days, hosts=hosts or ["localhost"])
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
     _show_certificates(context, directory, (name for _role, name in chosen))
 
 
@@ -222,10 +220,8 @@ def create_store_certificates(
         from tenure.runtime.security.certificates import make_store_certificates, store_certificates
 
     stores = store_certificates(etcd_hosts or ["localhost"], postgres_hosts or ["localhost"])
-    try:
+    with key_errors():
         make_store_certificates(directory, stores, installation=installation, days=days)
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
     _show_certificates(context, directory, (store.name for store in stores))
 
 
