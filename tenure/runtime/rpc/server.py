@@ -159,10 +159,13 @@ class RpcServer:
         self.health = Health()
         self.stopping = stopping or asyncio.Event()
 
-    def add(self, service: str, servicer: object) -> None:
-        """Registers `servicer` for `service`, a full name. Raises ValueError for a method without an access rule."""
+    def add(self, service: str, servicer: object, register: Callable[[Any, Any], None] | None = None) -> None:
+        """Registers `servicer` for `service`, a full name. Raises ValueError for a method without an access rule.
+
+        `register`: instead of the function that is generated for a service of the contract.
+        """
         self._access.add(service)
-        _registering(service)(servicer, self._registered)
+        (register or _registering(service))(servicer, self._registered)
         self._services.append(service)
 
     def in_process(self, default_timeout_seconds: float) -> InProcessChannel:
