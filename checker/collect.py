@@ -44,15 +44,6 @@ from tenure.wire.ledger import body_to_domain
 from tenure.wire.task import budget_to_domain, usage_to_domain
 from tenure.wire.tool import outcome_to_domain, output_to_domain
 
-__all__ = [
-    "COLLECTED",
-    "body_hash",
-    "collect_each",
-    "collect_task",
-    "collect_tasks",
-]
-
-
 # Conversions from messages of the API to records of a history.
 
 HASH_BYTES: Final = 16

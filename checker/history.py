@@ -22,28 +22,6 @@ from tenure.domain.outputs import TaskOutput
 from tenure.domain.states import TaskState
 from tenure.domain.tools import CallState, EffectClass, Outcome
 
-__all__ = [
-    "Bill",
-    "BilledModelCall",
-    "BudgetSnapshot",
-    "CallRecord",
-    "Delivered",
-    "GenerationChange",
-    "Grant",
-    "Guard",
-    "History",
-    "LedgerEntry",
-    "Method",
-    "ObservedEffect",
-    "Operation",
-    "OperationResult",
-    "RefusalRecord",
-    "Subscription",
-    "TaskSnapshot",
-    "ToolFenceRecord",
-]
-
-
 # The logs of a run's clients: their requests, the answers, and the entries that watchers received.
 
 

@@ -16,13 +16,7 @@ from typing import Final
 
 from checker.check import Check, Sum, SumCheck, Violation
 from checker.checks import CHECKS
-from checker.history import (
-    FLAGS,
-    History,
-    TaskHistory,
-    collected_in,
-    split,
-)
+from checker.history import FLAGS, History, TaskHistory, collected_in, split
 
 __all__ = ["CheckRun", "Examination", "Report", "Violation", "examine", "verify"]
 

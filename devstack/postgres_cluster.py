@@ -11,13 +11,10 @@ import secrets
 import shutil
 import stat
 import subprocess
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
+from typing import Any
 
 # Errors of the embedded Postgres.
 

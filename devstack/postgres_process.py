@@ -16,8 +16,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from types import TracebackType
+from typing import BinaryIO, Self
 from urllib.parse import quote
 
 from devstack import watchdog
@@ -26,17 +28,11 @@ from devstack.postgres_cluster import (
     CHILD_ENVIRONMENT,
     SUPERUSER,
     EmbeddedPostgresError,
+    PostgresAccount,
     PostgresCluster,
     PostgresStartFailed,
     find_postgres_binaries,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-
-    from devstack.postgres_cluster import PostgresAccount
-
 
 # One run of the server program.
 

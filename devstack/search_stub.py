@@ -13,12 +13,9 @@ import hashlib
 import re
 import signal
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from devstack.simulator.http_server import HttpServer
-
-if TYPE_CHECKING:
-    from devstack.simulator.http_server import HttpRequest, Reply
+from devstack.simulator.http_server import HttpRequest, HttpServer, Reply
 
 MAX_RESULTS = 20
 DEFAULT_RESULTS = 5

@@ -12,80 +12,86 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tenure.domain.budget import TokenUsage
-    from tenure.domain.errors import (
-        AlreadyExists,
-        BudgetExhausted,
-        InvalidRequest,
-        LimitReached,
-        NotFound,
-        OutOfRange,
-        PermissionDenied,
-        Refused,
-        TenureError,
-        TryLater,
-        Unauthenticated,
-        Unavailable,
-        WrongState,
-    )
-    from tenure.domain.outputs import TaskOutput
-    from tenure.domain.retry import RetryPolicy
-    from tenure.domain.states import TaskState
-    from tenure.domain.task import (
-        BudgetPolicy,
-        InDoubtPolicy,
-        InputFile,
-        LeaseLostPolicy,
-        NoProgressPolicy,
-        Priority,
-        Source,
-        SourceKind,
-        SubAgentLimits,
-        TaskPolicy,
-    )
-    from tenure.domain.timeouts import PhaseTimeout, TimeoutAction, Timeouts
-    from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
-    from tenure.domain.waits import WaitKind
-    from tenure.runtime.rpc.channels import UsedBeforeFork
-    from tenure.runtime.security.tls import ClientTls
-    from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, AgentRevisionInfo
-    from tenure.sdk.client import Client
-    from tenure.sdk.errors import (
-        BudgetExceeded,
-        ResultMismatch,
-        ServerFailed,
-        TaskCancelled,
-        TaskEnded,
-        TaskFailed,
-        TaskTimedOut,
-    )
-    from tenure.sdk.events import (
-        AssistantMessageEvent,
-        AttemptLostEvent,
-        BudgetWarningEvent,
-        CancelRequestEvent,
-        ControlFailureEvent,
-        ControlStepEvent,
-        Event,
-        HeartbeatEvent,
-        LiveTextEvent,
-        ModelAttemptEvent,
-        ModelFailureEvent,
-        OtherEvent,
-        ResultRejectedEvent,
-        SubAgentsSpawnedEvent,
-        SubmittedEvent,
-        TaskChangeEvent,
-        ToolIntentEvent,
-        ToolOutcomeEvent,
-        ToolsDefinedEvent,
-        TransitionEvent,
-        UserMessageEvent,
-        WaitResolutionEvent,
-    )
-    from tenure.sdk.sync_client import SyncClient, SyncTask
-    from tenure.sdk.task import Task
-    from tenure.sdk.task_info import BudgetNeed, TaskBudget, TaskFile, TaskInfo, TaskLimits, TaskPage, TaskWait
+    from tenure.domain.budget import TokenUsage as TokenUsage
+    from tenure.domain.errors import AlreadyExists as AlreadyExists
+    from tenure.domain.errors import BudgetExhausted as BudgetExhausted
+    from tenure.domain.errors import InvalidRequest as InvalidRequest
+    from tenure.domain.errors import LimitReached as LimitReached
+    from tenure.domain.errors import NotFound as NotFound
+    from tenure.domain.errors import OutOfRange as OutOfRange
+    from tenure.domain.errors import PermissionDenied as PermissionDenied
+    from tenure.domain.errors import Refused as Refused
+    from tenure.domain.errors import TenureError as TenureError
+    from tenure.domain.errors import TryLater as TryLater
+    from tenure.domain.errors import Unauthenticated as Unauthenticated
+    from tenure.domain.errors import Unavailable as Unavailable
+    from tenure.domain.errors import WrongState as WrongState
+    from tenure.domain.outputs import TaskOutput as TaskOutput
+    from tenure.domain.retry import RetryPolicy as RetryPolicy
+    from tenure.domain.states import TaskState as TaskState
+    from tenure.domain.task import BudgetPolicy as BudgetPolicy
+    from tenure.domain.task import InDoubtPolicy as InDoubtPolicy
+    from tenure.domain.task import InputFile as InputFile
+    from tenure.domain.task import LeaseLostPolicy as LeaseLostPolicy
+    from tenure.domain.task import NoProgressPolicy as NoProgressPolicy
+    from tenure.domain.task import Priority as Priority
+    from tenure.domain.task import Source as Source
+    from tenure.domain.task import SourceKind as SourceKind
+    from tenure.domain.task import SubAgentLimits as SubAgentLimits
+    from tenure.domain.task import TaskPolicy as TaskPolicy
+    from tenure.domain.timeouts import PhaseTimeout as PhaseTimeout
+    from tenure.domain.timeouts import TimeoutAction as TimeoutAction
+    from tenure.domain.timeouts import Timeouts as Timeouts
+    from tenure.domain.tools import EffectClass as EffectClass
+    from tenure.domain.tools import OutcomeStatus as OutcomeStatus
+    from tenure.domain.tools import ToolDefinition as ToolDefinition
+    from tenure.domain.waits import WaitKind as WaitKind
+    from tenure.runtime.rpc.channels import UsedBeforeFork as UsedBeforeFork
+    from tenure.runtime.security.tls import ClientTls as ClientTls
+    from tenure.sdk.agent_info import AgentDetails as AgentDetails
+    from tenure.sdk.agent_info import AgentInfo as AgentInfo
+    from tenure.sdk.agent_info import AgentRegistration as AgentRegistration
+    from tenure.sdk.agent_info import AgentRevisionInfo as AgentRevisionInfo
+    from tenure.sdk.client import Client as Client
+    from tenure.sdk.errors import BudgetExceeded as BudgetExceeded
+    from tenure.sdk.errors import ResultMismatch as ResultMismatch
+    from tenure.sdk.errors import ServerFailed as ServerFailed
+    from tenure.sdk.errors import TaskCancelled as TaskCancelled
+    from tenure.sdk.errors import TaskEnded as TaskEnded
+    from tenure.sdk.errors import TaskFailed as TaskFailed
+    from tenure.sdk.errors import TaskTimedOut as TaskTimedOut
+    from tenure.sdk.events import AssistantMessageEvent as AssistantMessageEvent
+    from tenure.sdk.events import AttemptLostEvent as AttemptLostEvent
+    from tenure.sdk.events import BudgetWarningEvent as BudgetWarningEvent
+    from tenure.sdk.events import CancelRequestEvent as CancelRequestEvent
+    from tenure.sdk.events import ControlFailureEvent as ControlFailureEvent
+    from tenure.sdk.events import ControlStepEvent as ControlStepEvent
+    from tenure.sdk.events import Event as Event
+    from tenure.sdk.events import HeartbeatEvent as HeartbeatEvent
+    from tenure.sdk.events import LiveTextEvent as LiveTextEvent
+    from tenure.sdk.events import ModelAttemptEvent as ModelAttemptEvent
+    from tenure.sdk.events import ModelFailureEvent as ModelFailureEvent
+    from tenure.sdk.events import OtherEvent as OtherEvent
+    from tenure.sdk.events import ResultRejectedEvent as ResultRejectedEvent
+    from tenure.sdk.events import SubAgentsSpawnedEvent as SubAgentsSpawnedEvent
+    from tenure.sdk.events import SubmittedEvent as SubmittedEvent
+    from tenure.sdk.events import TaskChangeEvent as TaskChangeEvent
+    from tenure.sdk.events import ToolIntentEvent as ToolIntentEvent
+    from tenure.sdk.events import ToolOutcomeEvent as ToolOutcomeEvent
+    from tenure.sdk.events import ToolsDefinedEvent as ToolsDefinedEvent
+    from tenure.sdk.events import TransitionEvent as TransitionEvent
+    from tenure.sdk.events import UserMessageEvent as UserMessageEvent
+    from tenure.sdk.events import WaitResolutionEvent as WaitResolutionEvent
+    from tenure.sdk.sync_client import SyncClient as SyncClient
+    from tenure.sdk.sync_client import SyncTask as SyncTask
+    from tenure.sdk.task import Task as Task
+    from tenure.sdk.task_info import BudgetNeed as BudgetNeed
+    from tenure.sdk.task_info import TaskBudget as TaskBudget
+    from tenure.sdk.task_info import TaskFile as TaskFile
+    from tenure.sdk.task_info import TaskInfo as TaskInfo
+    from tenure.sdk.task_info import TaskLimits as TaskLimits
+    from tenure.sdk.task_info import TaskPage as TaskPage
+    from tenure.sdk.task_info import TaskWait as TaskWait
 
 # gRPC reads it when it is imported. Otherwise it starts its threads again in each child of a fork, also in one that
 # does not call it, and the child crashes when a call ran during the fork.
@@ -127,88 +133,8 @@ _MODULES: Final = {
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [
-    "AgentDetails",
-    "AgentInfo",
-    "AgentRegistration",
-    "AgentRevisionInfo",
-    "AlreadyExists",
-    "AssistantMessageEvent",
-    "AttemptLostEvent",
-    "BudgetExceeded",
-    "BudgetExhausted",
-    "BudgetNeed",
-    "BudgetPolicy",
-    "BudgetWarningEvent",
-    "CancelRequestEvent",
-    "Client",
-    "ClientTls",
-    "ControlFailureEvent",
-    "ControlStepEvent",
-    "EffectClass",
-    "Event",
-    "HeartbeatEvent",
-    "InDoubtPolicy",
-    "InputFile",
-    "InvalidRequest",
-    "LeaseLostPolicy",
-    "LimitReached",
-    "LiveTextEvent",
-    "ModelAttemptEvent",
-    "ModelFailureEvent",
-    "NoProgressPolicy",
-    "NotFound",
-    "OtherEvent",
-    "OutOfRange",
-    "OutcomeStatus",
-    "PermissionDenied",
-    "PhaseTimeout",
-    "Priority",
-    "Refused",
-    "ResultMismatch",
-    "ResultRejectedEvent",
-    "RetryPolicy",
-    "ServerFailed",
-    "Source",
-    "SourceKind",
-    "SubAgentLimits",
-    "SubAgentsSpawnedEvent",
-    "SubmittedEvent",
-    "SyncClient",
-    "SyncTask",
-    "Task",
-    "TaskBudget",
-    "TaskCancelled",
-    "TaskChangeEvent",
-    "TaskEnded",
-    "TaskFailed",
-    "TaskFile",
-    "TaskInfo",
-    "TaskLimits",
-    "TaskOutput",
-    "TaskPage",
-    "TaskPolicy",
-    "TaskState",
-    "TaskTimedOut",
-    "TaskWait",
-    "TenureError",
-    "TimeoutAction",
-    "Timeouts",
-    "TokenUsage",
-    "ToolDefinition",
-    "ToolIntentEvent",
-    "ToolOutcomeEvent",
-    "ToolsDefinedEvent",
-    "TransitionEvent",
-    "TryLater",
-    "Unauthenticated",
-    "Unavailable",
-    "UsedBeforeFork",
-    "UserMessageEvent",
-    "WaitKind",
-    "WaitResolutionEvent",
-    "WrongState",
-]
+if not TYPE_CHECKING:  # a type checker takes the names that are imported above under their own name
+    __all__ = sorted(_MODULE_OF)  # noqa: PLE0605  ruff wants a display of the list
 
 
 def __getattr__(name: str) -> Any:

@@ -12,15 +12,7 @@ from typing import Final, NamedTuple
 
 from checker.check import Check, SumCheck, Violation
 from checker.history import LedgerEntry, TaskHistory
-from checker.reading import (
-    NOTHING,
-    Amount,
-    charge,
-    drives_itself,
-    of_kind,
-    own,
-    place,
-)
+from checker.reading import NOTHING, Amount, charge, drives_itself, of_kind, own, place
 from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.entries import (
     AssistantMessage,

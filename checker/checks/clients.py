@@ -14,21 +14,8 @@ from typing import Final
 from checker.check import Check, SumCheck, Violation
 from checker.checks.fencing import OWNERS_ONLY
 from checker.checks.tool_calls import resolutions
-from checker.history import (
-    LedgerEntry,
-    Method,
-    Operation,
-    OperationResult,
-    Subscription,
-    TaskHistory,
-)
-from checker.reading import (
-    claim,
-    ends,
-    of_kind,
-    own,
-    place,
-)
+from checker.history import LedgerEntry, Method, Operation, OperationResult, Subscription, TaskHistory
+from checker.reading import claim, ends, of_kind, own, place
 from tenure.domain.entries import CancelRequest, ModelAttempt, OperatorCloseOut, OperatorRequest, Submitted, UserMessage
 from tenure.domain.states import TaskState
 

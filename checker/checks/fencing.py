@@ -23,15 +23,7 @@ from checker.history import (
     RefusalRecord,
     TaskHistory,
 )
-from checker.reading import (
-    TIME_GRAIN_SECONDS,
-    claim,
-    of_kind,
-    opens,
-    own,
-    place,
-    settled_by_waits,
-)
+from checker.reading import TIME_GRAIN_SECONDS, claim, of_kind, opens, own, place, settled_by_waits
 from tenure.domain.entries import (
     AssistantMessage,
     Compaction,

@@ -8,17 +8,7 @@ from typing import Final
 
 from checker.check import Check, SumCheck, Violation
 from checker.history import LedgerEntry, TaskHistory
-from checker.reading import (
-    FORK_HEAD,
-    TIME_GRAIN_SECONDS,
-    approvals,
-    ended_for_good,
-    ends,
-    intents,
-    of_kind,
-    own,
-    place,
-)
+from checker.reading import FORK_HEAD, TIME_GRAIN_SECONDS, approvals, ended_for_good, ends, intents, of_kind, own, place
 from tenure.domain.entries import (
     AssistantMessage,
     Compaction,

@@ -7,22 +7,17 @@ OpenAI's form. Prefixes are cached without marks, and nothing is billed for that
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from devstack.simulator.delivery import Dialect, ReplyBlock, StreamEvent, piece_length, pieces_of
-from devstack.simulator.http_server import ApiError
+from devstack.simulator.delivery import Dialect, ModelReply, ReplyBlock, StreamEvent, piece_length, pieces_of
+from devstack.simulator.http_server import ApiError, HttpRequest
 from devstack.simulator.messages_endpoint import REFUSED_KEY, MessagesEndpoint, parsed_body
+from devstack.simulator.scenario import Scenario
 from devstack.simulator.templates import text_of
 from devstack.simulator.tokens import InputTokens
 from devstack.simulator.tool_checks import ToolCheck, openai_refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from devstack.simulator.delivery import ModelReply
-    from devstack.simulator.http_server import HttpRequest
-    from devstack.simulator.scenario import Scenario
 
 NO_USAGE = "sim-no-usage-"
 """The beginning of names of models that send no usage, as some servers do: `sim-no-usage-hello` plays `hello`."""

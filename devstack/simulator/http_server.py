@@ -11,14 +11,11 @@ import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 from urllib.parse import parse_qsl, urlsplit
 
 from tenure.domain.budget import SIMULATED_REQUEST_PREFIX
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
 
 # HTTP/1.1 heads: parsing those of requests, formatting those of responses. No I/O.
 

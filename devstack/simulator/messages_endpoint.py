@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from devstack.simulator.call_log import CallLog, SimulatedCall
-from devstack.simulator.delivery import (
-    MESSAGES,
-    Dialect,
-    RawAnswer,
-    ReplyDelivery,
-    compose,
-    deliver,
-    deliver_raw,
-)
-from devstack.simulator.http_server import ApiError, request_ids
+from devstack.simulator.delivery import MESSAGES, Dialect, RawAnswer, ReplyDelivery, compose, deliver, deliver_raw
+from devstack.simulator.http_server import ApiError, HttpRequest, Reply, request_ids
 from devstack.simulator.own_tools import OwnToolsScenario
 from devstack.simulator.rate_limits import RateLimiter
 from devstack.simulator.request_checks import check_count, check_create
-from devstack.simulator.scenario import PREFIX, FaultKind
+from devstack.simulator.scenario import PREFIX, Fault, FaultKind, Faults, Scenario, ScenarioLibrary, Turn
 from devstack.simulator.templates import is_summary_wanted, summary_text, text_of, turn_of
-from devstack.simulator.tokens import (
-    InputTokens,
-    PromptCache,
-    count_request,
-    prompt_hash,
-)
+from devstack.simulator.tokens import InputTokens, PromptCache, count_request, prompt_hash
 from devstack.simulator.tool_checks import ToolCheck, anthropic_refusal
 from tenure.domain.tool_arguments import strict_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from devstack.simulator.http_server import HttpRequest, Reply
-    from devstack.simulator.scenario import Fault, Faults, Scenario, ScenarioLibrary, Turn
 
 REFUSED_KEY = "sk-invalid"
 PREFILL_REFUSED = (

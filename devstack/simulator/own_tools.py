@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jsonschema
 
 from devstack.simulator.scenario import SUMMARY, ToolCall, Turn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MAX_CALLS: Final = 5
 _OUTPUT: Final = re.compile(r"final_result(_.*)?")

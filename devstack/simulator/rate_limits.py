@@ -10,16 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from devstack.simulator.http_server import ApiError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from devstack.simulator.http_server import HttpRequest
+from devstack.simulator.http_server import ApiError, HttpRequest
 
 PERIOD_SECONDS = 60.0
 MAX_KEYS = 10_000

@@ -9,15 +9,13 @@ import binascii
 import re
 import zlib
 from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from devstack.simulator.http_server import ApiError
 from devstack.simulator.tool_checks import ToolCheck, anthropic_refusal
 from tenure.domain.images import MAX_SHOWN, MAX_SIDE, MEDIA_TYPES, Header, NotAnImage, images_in, read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TOOL_USE_ID = re.compile(r"[a-zA-Z0-9_-]+")
 USER_ONLY = frozenset({"tool_result", "image", "document", "search_result", "container_upload"})

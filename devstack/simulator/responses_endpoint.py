@@ -6,21 +6,16 @@ A request becomes one of Chat Completions, and so goes through its checks; the a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from devstack.simulator.chat_endpoint import ChatEndpoint, chat_error, to_messages_body
-from devstack.simulator.delivery import Dialect, ReplyBlock, StreamEvent, piece_length, pieces_of
-from devstack.simulator.http_server import ApiError
+from devstack.simulator.delivery import Dialect, ModelReply, ReplyBlock, StreamEvent, piece_length, pieces_of
+from devstack.simulator.http_server import ApiError, HttpRequest
 from devstack.simulator.messages_endpoint import REFUSED_KEY, parsed_body
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from devstack.simulator.delivery import ModelReply
-    from devstack.simulator.http_server import HttpRequest
-    from devstack.simulator.tokens import InputTokens
+from devstack.simulator.tokens import InputTokens
 
 CUT: dict[str, str] = {"max_tokens": "max_output_tokens", "refusal": "content_filter"}
 """The reasons for which an answer is incomplete."""

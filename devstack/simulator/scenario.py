@@ -6,19 +6,17 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import jsonschema
 import yaml
 
 from devstack.simulator.templates import unknown_references
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class FaultKind(StrEnum):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import jsonschema
 
@@ -12,7 +14,7 @@ from devstack.search_stub import answer_search
 from devstack.simulator.call_log import CallLog
 from devstack.simulator.chat_endpoint import ChatEndpoint
 from devstack.simulator.delivery import RawAnswer
-from devstack.simulator.http_server import HttpServer, error_body, error_value, new_request_id
+from devstack.simulator.http_server import HttpRequest, HttpServer, Reply, error_body, error_value, new_request_id
 from devstack.simulator.messages_endpoint import MessagesEndpoint
 from devstack.simulator.rate_limits import RateLimiter, RateLimits
 from devstack.simulator.responses_endpoint import ResponsesEndpoint
@@ -28,12 +30,6 @@ from devstack.simulator.scenario import (
     scenario_of,
 )
 from devstack.simulator.tokens import PromptCache
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-
-    from devstack.simulator.http_server import HttpRequest, Reply
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 LISTED_CALLS = 1000

@@ -12,13 +12,10 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64decode
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tenure.domain.images import images_in, read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 # Conversations that begin with a summary: which turn of the scenario they have reached.
 

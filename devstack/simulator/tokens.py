@@ -16,14 +16,12 @@ import json
 import time
 from base64 import b64decode
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tenure.domain.images import images_in, read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 BYTES_PER_TOKEN = 4
 PIXELS_PER_TOKEN = 750

@@ -12,30 +12,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from edges.http_fetch.text import (
-    ExtractedText,
-    NotText,
-    read_text,
-    reads,
-)
+from edges.http_fetch.text import ExtractedText, NotText, read_text, reads
 from services.tools.sending import failure_answer
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
-from tenure.domain.outbound import (
-    MAX_CHARACTERS,
-    Networks,
-    Url,
-    UrlRefused,
-    follow,
-    parse_url,
-)
+from tenure.domain.outbound import MAX_CHARACTERS, Networks, Url, UrlRefused, follow, parse_url
 from tenure.domain.tools import EffectClass
 from tenure.runtime.http.body_decoder import READABLE_ENCODINGS, BadEncoding
-from tenure.runtime.http.outbound_http import (
-    FAILURES,
-    CheckedNetworkBackend,
-    HttpResponse,
-    Outgoing,
-)
+from tenure.runtime.http.outbound_http import FAILURES, CheckedNetworkBackend, HttpResponse, Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

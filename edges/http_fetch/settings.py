@@ -11,13 +11,7 @@ from urllib.parse import unquote
 from pydantic import BeforeValidator, Field, field_validator
 
 from services.tools.sources import Section
-from tenure.domain.outbound import (
-    Networks,
-    Url,
-    UrlRefused,
-    parse_host,
-    parse_url,
-)
+from tenure.domain.outbound import Networks, Url, UrlRefused, parse_host, parse_url
 
 ANY_HOST: Final = "*"
 _SUBDOMAINS: Final = "*."

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, urlencode
 
 import httpcore2
@@ -40,12 +40,9 @@ from tenure.domain.outbound import EVERYWHERE, Networks, Url, UrlRefused, parse_
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolSourceKind
 from tenure.domain.webhooks import retry_after_seconds
 from tenure.runtime.http.outbound_http import FAILURES, AddressRefused, CheckedNetworkBackend, Outgoing
+from tenure.runtime.process import Process
 from tenure.runtime.request_context import TRACEPARENT_KEY, traceparent
 from tenure.runtime.settings import ConfigurationError
-
-if TYPE_CHECKING:
-    from tenure.runtime.process import Process
-
 
 # The request of a call: arguments in the URL, the query or the body; idempotency key and epoch in the headers.
 

@@ -23,7 +23,7 @@ from services.tools.sources import (
 )
 from tenure.domain.outbound import parse_url
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
-from tenure.validators import MIN_OUTPUT_BYTES
+from tenure.validators.common import MIN_OUTPUT_BYTES
 
 PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """An `{argument}` in the URL."""

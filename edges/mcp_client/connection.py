@@ -12,24 +12,19 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import httpx2
 import mcp_types as types
 from mcp import MCPError
 from mcp.client import Client, IncomingMessage
+from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from edges.mcp_client.delivery_errors import (
-    AnswerLost,
-    AnswerUnreadable,
-    CallNotSent,
-    marked_error,
-    message_of,
-)
+from edges.mcp_client.delivery_errors import AnswerLost, AnswerUnreadable, CallNotSent, marked_error, message_of
 from edges.mcp_client.http_transport import HttpTransport
 from edges.mcp_client.program import Pipes, program
 from edges.mcp_client.settings import McpServer
@@ -47,9 +42,6 @@ from edges.mcp_client.tool_lists import MAX_LISTED, ListedTools
 from services.tools.sandbox import Command, Sandbox, SandboxLimits
 from services.tools.tool import Arguments, CallContext, ToolFailure
 from tenure.runtime.http.h11_patterns import read_in_one_pass
-
-if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
 
 _log: Final = logging.getLogger(__name__)
 ANSWER_SECONDS: Final = 5.0

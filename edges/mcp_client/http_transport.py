@@ -15,14 +15,7 @@ import httpx2
 import mcp_types as types
 from pydantic import ValidationError
 
-from edges.mcp_client.delivery_errors import (
-    AnswerLost,
-    AnswerUnreadable,
-    CallNotSent,
-    DeliveryError,
-    mark,
-    message_of,
-)
+from edges.mcp_client.delivery_errors import AnswerLost, AnswerUnreadable, CallNotSent, DeliveryError, mark, message_of
 from edges.mcp_client.stdio_framing import MAX_MESSAGE_BYTES, TOO_LONG
 from services.tools.sending import leaves_open
 from tenure.runtime.http.body_decoder import BadEncoding, BodyDecoder

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from edges.mcp_client.connection import HeldConnection, McpSession, Open
-from edges.mcp_client.delivery_errors import (
-    CallNotSent,
-    full_message_of,
-    message_of,
-    problem_of,
-)
+from edges.mcp_client.delivery_errors import CallNotSent, full_message_of, message_of, problem_of
 from edges.mcp_client.settings import REACH_SECONDS, McpServer
 from edges.mcp_client.tool_lists import ListedTools
 from services.tools.source_facts import SourceStatus

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from edges.mcp_client.calling import McpToolServer, described, tools_of, unusable
 from edges.mcp_client.confined import command_of, limits_of
@@ -30,10 +30,7 @@ from services.tools.source_facts import MAX_PROBLEMS, SourceStatus
 from services.tools.sources import offered
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.tools import ToolDefinition, ToolSourceKind
-from tenure.runtime.process import Duties
-
-if TYPE_CHECKING:
-    from tenure.runtime.process import Process
+from tenure.runtime.process import Duties, Process
 
 _log: Final = logging.getLogger(__name__)
 SILENCE_SECONDS: Final = 300.0

@@ -13,18 +13,15 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Any, Final, Self, cast
 
 import anyio
 import mcp_types as types
+from mcp.client._transport import ReadStream, WriteStream
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
 from edges.mcp_client.tool_lists import ToolLists
 from services.tools.tool import CallContext
-
-if TYPE_CHECKING:
-    from mcp.client._transport import ReadStream, WriteStream
-
 
 # The rate limit of a server's messages: a server that sends all the time must not block the event loop.
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import grpc
 
@@ -37,7 +37,7 @@ from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer
 from tenure.domain.errors import Fenced, LimitReached, Refused, TenureError, TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition, ToolSourceKind
-from tenure.runtime.process import Duties, rest, resting
+from tenure.runtime.process import Duties, Process, rest, resting
 from tenure.runtime.request_context import as_tenant, traceparent
 from tenure.runtime.rpc.client import TenureChannel, open_channel
 from tenure.runtime.rpc.options import Keepalive
@@ -48,10 +48,6 @@ from tenure.v1 import tool_provider_service_pb2 as pb
 from tenure.v1.tool_provider_service_pb2_grpc import ToolProviderServiceStub
 from tenure.wire.common import duration
 from tenure.wire.tool import tool_to_domain
-
-if TYPE_CHECKING:
-    from tenure.runtime.process import Process
-
 
 # What the status of a provider's call says about its effect: see ToolProviderService.CallTool.
 

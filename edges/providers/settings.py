@@ -20,7 +20,7 @@ from services.tools.sources import (
 )
 from tenure.domain.tools import EffectClass
 from tenure.runtime.rpc.client import target_of
-from tenure.validators import MIN_OUTPUT_BYTES
+from tenure.validators.common import MIN_OUTPUT_BYTES
 
 _RESERVED_KEYS: Final = frozenset({"authorization", "idempotency-key", "x-fencing-epoch", "traceparent"})
 _RESERVED_PREFIXES: Final = ("grpc-", "x-tenure-")

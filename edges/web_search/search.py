@@ -22,13 +22,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass
 from tenure.domain.webhooks import retry_after_seconds
 from tenure.runtime.http.body_decoder import READABLE_ENCODINGS, BadEncoding
-from tenure.runtime.http.outbound_http import (
-    FAILURES,
-    Body,
-    CheckedNetworkBackend,
-    HttpResponse,
-    Outgoing,
-)
+from tenure.runtime.http.outbound_http import FAILURES, Body, CheckedNetworkBackend, HttpResponse, Outgoing
 
 SEARCHES_AT_ONCE: Final = 8
 MAX_BYTES: Final = 1024 * 1024

@@ -17,6 +17,7 @@ prices.py         prices of models
 repeats.py        the results of earlier equal requests
 rows.py           the rows of a task: each column once, with the statements that read and write it
 columns.py        lists of columns in statements and arrays of batches, from the classes of rows
+ledger_batches.py batches of one kind of write on a connection of their own: creates, opens
 locked_rows.py    batches whose locked rows are left out
 reads.py          reads of tasks and entries for the gateway
 page_tokens.py    tokens of pages that are sorted by a time and a task id

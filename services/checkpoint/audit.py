@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_row, in_ledger_transaction, ledger_connection
 from tenure.domain.audit import NO_HASH, AuditRecord, ChainedRecord, Decision, Head, chain_hash, check_recorder
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.security.access_control import current_principal
 from tenure.runtime.security.audit import RefusalLog
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import audit_service_pb2 as pb
 from tenure.v1.audit_service_pb2_grpc import AuditServiceServicer
 from tenure.wire.audit import DECISIONS, chained_to_wire, record_from_wire, target_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.runtime.store.postgres import Connection, Pool
 
 AUDIT: Final = Queries.load("services.checkpoint", "sql/audit.sql")
 DEFAULT_PAGE: Final = 100
@@ -67,8 +64,7 @@ async def append_records(pool: Pool, records: Sequence[AuditRecord]) -> Head:
 
     async def work(connection: Connection) -> Head:
         await connection.execute(AUDIT.lock)
-        row = await fetch_one(connection, AUDIT.head, {})
-        assert row is not None, "the statement has one row"
+        row = await fetch_row(connection, AUDIT.head, {})
         number, digest, recorded_at = row
         head = Head(number, digest or NO_HASH)
         ids = [record.record_id for record in records]
@@ -96,19 +92,11 @@ def refusal_log(pool: Pool, recorder: str) -> RefusalLog:
 
 async def _insert(connection: Connection, head: Head, recorded_at: datetime, record: AuditRecord) -> None:
     parameters = {
-        "number": head.number,
-        "record_id": record.record_id,
-        "recorded_at": recorded_at,
-        "tenant": record.tenant,
-        "subject": record.subject,
-        "peer": record.peer,
-        "method": record.method,
-        "target": record.target,
+        **asdict(record),
         "decision": record.decision.value,
-        "reason": record.reason,
-        "count": record.count,
+        "number": head.number,
+        "recorded_at": recorded_at,
         "hash": head.hash,
-        "recorder": record.recorder,
     }
     await connection.execute(AUDIT.append, parameters)
 

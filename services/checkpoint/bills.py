@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.commit.draft import clean
@@ -14,26 +16,21 @@ from services.checkpoint.queries import (
     USAGE_REPORTS,
     fetch_all,
     fetch_one,
-    in_ledger_transaction,
     ledger_connection,
+    ledger_transaction,
 )
 from services.checkpoint.reads import position_of
 from tenure.domain.budget import Prices, TokenUsage, cost
-from tenure.domain.fencing import Fence
+from tenure.domain.fencing import Claims, Fence
 from tenure.domain.in_doubt import RecordedModelCall, decide_report, with_input
 from tenure.runtime.observability import metrics
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.runtime.store.sql_arrays import Int4s, Uuids
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import timestamp
 from tenure.wire.task import prices_to_domain, usage_to_domain, usage_to_wire
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.domain.fencing import Claims
-    from tenure.runtime.store.postgres import Connection, Pool
 
 DEFAULT_BILLS: Final = 200
 
@@ -98,35 +95,32 @@ class _Attempt(NamedTuple):
         )
 
 
-async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageRequest) -> None:
+@ledger_transaction
+async def report_usage(connection: Connection, claims: Claims, request: pb.ReportUsageRequest) -> None:
     """Bills the reported usage, once. Raises NotFound, WrongState or InvalidRequest; then nothing has changed."""
     task_id = task_of(claims)
     stated = usage_to_domain(request.usage)
     place = {"task_id": task_id, "step": request.step, "attempt_number": request.attempt_number}
-
-    async def work(connection: Connection) -> None:
-        tasks, _ = await lock_tasks(connection, [task_id])
-        row = tasks.get(task_id)
-        if row is None or row.tenant != claims.tenant:
-            raise await task_not_found(connection, claims.tenant, task_id)
-        attempt = await _find_attempt(connection, place)
-        call = None if attempt is None else await _find_call(connection, place, attempt)
-        usage = stated if attempt is None else with_input(stated, attempt.input_tokens, attempt.reserved_tokens)
-        nano_usd = 0 if attempt is None else cost(attempt.prices, usage)
-        if not decide_report(call, claims.fence, usage, nano_usd):
-            return
-        report = {
-            "holder": clean(claims.holder),
-            "locked_at": row.locked_at,
-            "provider_request_id": clean(request.provider_request_id),
-            "nano_usd": nano_usd,
-            **_counts(usage),
-        }
-        await connection.execute(USAGE_REPORTS.keep_report, {**place, **report})
-        await connection.execute(USAGE_REPORTS.correct, place)
-        metrics.count("tenure_usage_reports_total")
-
-    await in_ledger_transaction(pool, work)
+    tasks, _ = await lock_tasks(connection, [task_id])
+    row = tasks.get(task_id)
+    if row is None or row.tenant != claims.tenant:
+        raise await task_not_found(connection, claims.tenant, task_id)
+    attempt = await _find_attempt(connection, place)
+    call = None if attempt is None else await _find_call(connection, place, attempt)
+    usage = stated if attempt is None else with_input(stated, attempt.input_tokens, attempt.reserved_tokens)
+    nano_usd = 0 if attempt is None else cost(attempt.prices, usage)
+    if not decide_report(call, claims.fence, usage, nano_usd):
+        return
+    report = {
+        "holder": clean(claims.holder),
+        "locked_at": row.locked_at,
+        "provider_request_id": clean(request.provider_request_id),
+        "nano_usd": nano_usd,
+        **asdict(usage),
+    }
+    await connection.execute(USAGE_REPORTS.keep_report, {**place, **report})
+    await connection.execute(USAGE_REPORTS.correct, place)
+    metrics.count("tenure_usage_reports_total")
 
 
 async def inspect_calls(
@@ -160,12 +154,3 @@ async def _find_call(connection: Connection, place: dict[str, Any], attempt: _At
         return attempt.call()
     is_lost, is_reported = bill[:2]
     return attempt.call(is_settled=True, is_lost=is_lost, is_reported=is_reported)
-
-
-def _counts(usage: TokenUsage) -> dict[str, int]:
-    return {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cache_creation_input_tokens": usage.cache_creation_input_tokens,
-        "cache_read_input_tokens": usage.cache_read_input_tokens,
-    }

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from services.checkpoint.queries import QUERIES, fetch_all
+from tenure.runtime.store.postgres import Connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tenure.runtime.store.postgres import Connection
-
 
 # An entry kind is the field number of EntryBody's oneof, in the database too.
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.errors import WrongState
 from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP
 from tenure.runtime.failpoints import failpoint
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection, ledger_transaction
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.runtime.store.postgres import Connection, Pool
 
 
 async def get_lease_grant(pool: Pool, tenant: str, resource: str) -> pb.GetLeaseGrantResponse:
@@ -36,7 +33,8 @@ async def get_lease_grant(pool: Pool, tenant: str, resource: str) -> pb.GetLease
     )
 
 
-async def register_lease(pool: Pool, tenant: str, grant: pb.LeaseGrant) -> pb.RegisterLeaseResponse:
+@ledger_transaction
+async def register_lease(connection: Connection, tenant: str, grant: pb.LeaseGrant) -> pb.RegisterLeaseResponse:
     """Registers the claim as the lease's grant. Says whether it is the grant; a repeat gets the same answer."""
     parameters = {
         "tenant": tenant,
@@ -49,19 +47,16 @@ async def register_lease(pool: Pool, tenant: str, grant: pb.LeaseGrant) -> pb.Re
         "reason": grant.reason,
         "message": grant.message,
     }
-
-    async def work(connection: Connection) -> pb.RegisterLeaseResponse:
-        if await fetch_one(connection, QUERIES.register_lease, parameters) is not None:
-            await connection.execute(QUERIES.raise_highest_epoch, {"epoch": grant.epoch})
-            return pb.RegisterLeaseResponse(registered=True, epoch=grant.epoch)
-        row = await _last(connection, tenant, grant.resource)
-        status = (0, "") if row is None else row[:2]
-        return pb.RegisterLeaseResponse(registered=status == (grant.epoch, grant.claim_id), epoch=status[0])
-
-    return await in_ledger_transaction(pool, work)
+    if await fetch_one(connection, QUERIES.register_lease, parameters) is not None:
+        await connection.execute(QUERIES.raise_highest_epoch, {"epoch": grant.epoch})
+        return pb.RegisterLeaseResponse(registered=True, epoch=grant.epoch)
+    row = await _last(connection, tenant, grant.resource)
+    status = (0, "") if row is None else row[:2]
+    return pb.RegisterLeaseResponse(registered=status == (grant.epoch, grant.claim_id), epoch=status[0])
 
 
-async def record_lease_release(pool: Pool, tenant: str, request: pb.NoteLeaseReleaseRequest) -> None:
+@ledger_transaction
+async def record_lease_release(connection: Connection, tenant: str, request: pb.NoteLeaseReleaseRequest) -> None:
     """Records why a grant was released, unless a reason is recorded or there is a newer grant."""
     parameters = {
         "tenant": tenant,
@@ -70,11 +65,7 @@ async def record_lease_release(pool: Pool, tenant: str, request: pb.NoteLeaseRel
         "reason": request.reason,
         "message": request.message,
     }
-
-    async def work(connection: Connection) -> None:
-        await connection.execute(QUERIES.note_lease_release, parameters)
-
-    await in_ledger_transaction(pool, work)
+    await connection.execute(QUERIES.note_lease_release, parameters)
 
 
 async def inspect_leases(pool: Pool, claims: Sequence[pb.InspectLeasesRequest.Claim]) -> list[str]:

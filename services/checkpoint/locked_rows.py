@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from services.checkpoint.queries import QUERIES, in_ledger_transaction
 from tenure.domain.errors import TryLater
 from tenure.runtime.rpc.status import LOCK_TIMEOUT, STATEMENT_TIMEOUT
+from tenure.runtime.store.postgres import Connection, Pool
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from typing import TypeVar
 
-    from tenure.runtime.store.postgres import Connection, Pool
+class OfTask(Protocol):
+    """An item of a batch."""
 
-    class OfTask(Protocol):
-        """An item of a batch."""
+    @property
+    def task_id(self) -> str: ...
 
-        @property
-        def task_id(self) -> str: ...
 
-    Item = TypeVar("Item", bound=OfTask)
-    Result = TypeVar("Result")
+Item = TypeVar("Item", bound=OfTask)
+Result = TypeVar("Result")
 
 _log: Final = logging.getLogger(__name__)
 _LOCK_SECONDS: Final = 1.0

@@ -80,15 +80,8 @@ from tenure.runtime.settings import Address, ConfigurationError, Secret, group, 
 from tenure.runtime.store.batching import Batcher
 from tenure.runtime.store.postgres import Pool, PoolOptions, dsn_problems, open_pool, startup_guard
 from tenure.runtime.store.sql import Rights, migrate
-from tenure.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
-from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
-from tenure.v1.approval_service_pb2_grpc import add_ApprovalServiceServicer_to_server
-from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
-from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
-from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
-from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
-from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
-from tenure.validators import longest_request, schemas_in, validate
+from tenure.validators import longest_request, validate
+from tenure.validators.task import schemas_in
 from tenure.wire.access import access_rules
 from tenure.wire.token import TokenChecker
 
@@ -265,15 +258,14 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
     )
     server.add(
         "tenure.v1.CheckpointService",
-        add_CheckpointServiceServicer_to_server,
         CheckpointServicer(ledger, Offering(floor_slots=settings.floor_slots)),
     )
     schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant, defaults)
-    server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
+    server.add("tenure.v1.ScheduleService", schedules)
     _serve_tenants(server, pool)
-    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
+    server.add("tenure.v1.WebhookService", WebhookServicer(pool, policy))
     approvals = ApprovalServicer(pool, replicas.announce, audit.note, security.identity)
-    server.add("tenure.v1.ApprovalService", add_ApprovalServiceServicer_to_server, approvals)
+    server.add("tenure.v1.ApprovalService", approvals)
     duties.start(
         "commit health",
         lambda: report_health(committer, server.health.set_all_serving),
@@ -311,10 +303,10 @@ def _look(duties: Duties, pool: Pool) -> QueueDepths:
 
 def _serve_tenants(server: RpcServer, pool: Pool) -> None:
     """Adds the services of tenants, of their agents and keys, and of the audit log."""
-    server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
-    server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyServicer(pool))
-    server.add("tenure.v1.AgentService", add_AgentServiceServicer_to_server, AgentServicer(pool))
-    server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditServicer(pool))
+    server.add("tenure.v1.TenantService", TenantServicer(pool))
+    server.add("tenure.v1.ApiKeyService", ApiKeyServicer(pool))
+    server.add("tenure.v1.AgentService", AgentServicer(pool))
+    server.add("tenure.v1.AuditService", AuditServicer(pool))
 
 
 def _notify(duties: Duties, replicas: ReplicaNotifications) -> None:

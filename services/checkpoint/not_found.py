@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from services.checkpoint.queries import RETENTION, fetch_one
 from tenure.domain.errors import NotFound
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection
+from tenure.runtime.store.postgres import Connection
 
 
 async def task_not_found(connection: Connection, tenant: str, task_id: str) -> NotFound:

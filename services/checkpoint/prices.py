@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import TieredPrices
 
-from tenure.domain.budget import (
-    NANO_USD,
-    Prices,
-    Rates,
-    Tier,
-    nano_usd_of,
-)
+from tenure.domain.budget import NANO_USD, Prices, Rates, Tier, nano_usd_of
 from tenure.domain.models import vendor_of
 from tenure.runtime.settings import ConfigurationError
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from psycopg.types.numeric import Int8BinaryDumper
 
 from services.checkpoint.rows import PARTS
-from tenure.runtime.store.postgres import connection, in_transaction
+from tenure.runtime.store.postgres import BoundedConnection, Connection, Pool, connection, in_transaction
 from tenure.runtime.store.sql import Migrations, Queries
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from typing import TypeVar
-
-    from tenure.runtime.store.postgres import BoundedConnection, Connection, Pool
-
-    T = TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SCHEMA: Final = "ledger"
 QUERIES: Final = Queries.load("services.checkpoint", parts=PARTS)
@@ -62,9 +59,33 @@ async def fetch_one(connection: Connection, statement: bytes, parameters: dict[s
     return row
 
 
+def ledger_transaction(
+    work: Callable[Concatenate[Connection, P], Awaitable[T]],
+) -> Callable[Concatenate[Pool, P], Awaitable[T]]:
+    """Makes a function of a connection one of a pool: it runs in a transaction, as `in_ledger_transaction` says."""
+
+    @wraps(work)
+    def whole(pool: Pool, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        return in_ledger_transaction(pool, lambda connection: work(connection, *args, **kwargs))
+
+    return whole
+
+
+async def fetch_row(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the row of a statement that always has one, such as a count."""
+    row = await fetch_one(connection, statement, parameters)
+    assert row is not None, "the statement has a row"
+    return row
+
+
 async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
     """Runs `work` in a transaction, again after a conflict. Raises domain errors."""
     return await in_transaction(pool, work, prepare=prepare_connection)
+
+
+async def fetch_in_transaction(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Returns the rows of a statement that writes, in a transaction of its own."""
+    return await in_ledger_transaction(pool, lambda connection: fetch_all(connection, statement, parameters))
 
 
 @asynccontextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.checkpoint.commit.draft import calls_in_doubt
 from services.checkpoint.commit.task_row import shown_wait
@@ -18,6 +19,7 @@ from tenure.domain.budget import Budget
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -25,12 +27,6 @@ from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import PRIORITIES, SOURCES, STATES, moment, optional_timestamp, timestamp
 from tenure.wire.task import budget_to_wire
 from tenure.wire.tool import calls_in_doubt_to_wire
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.runtime.store.postgres import Connection, Pool
-
 
 # Tasks as callers see them: the task row, with the spec from the first entry and the root's budget.
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import read_task
 from services.checkpoint.schedules.servicer import find_created, find_updated
 from services.checkpoint.submit import create, forking
+from tenure.domain.task import Source
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.task import source_to_domain
-
-if TYPE_CHECKING:
-    from tenure.domain.task import Source
-    from tenure.runtime.store.postgres import Connection, Pool
-    from tenure.v1 import checkpoint_service_pb2 as pb
 
 
 async def find_repeat(pool: Pool, tenant: str, request: pb.FindRepeatRequest) -> pb.FindRepeatResponse:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from services.checkpoint.queries import fetch_one, in_ledger_transaction
 from tenure.domain.errors import TenureError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenure.runtime.store.postgres import Pool
-    from tenure.runtime.store.sql import Queries
+from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.sql import Queries
 
 END_SECONDS: Final = 2.0
 

@@ -8,32 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from services.checkpoint.columns import (
-    MOVE,
-    STEP,
-    Added,
-    Jsonb,
-    Moved,
-    RowArrays,
-    Stepped,
-    Unlisted,
-    Uuid,
-    select_list,
-)
+from services.checkpoint.columns import MOVE, STEP, Added, Jsonb, Moved, RowArrays, Stepped, Unlisted, Uuid, select_list
 from tenure.domain.admission import FenceRow
-from tenure.domain.budget import Budget, TokenUsage, due_warnings
+from tenure.domain.budget import Budget, Prices, TokenUsage, due_warnings
 from tenure.domain.close_out import OwnerDeaths, PendingEnding
 from tenure.domain.fencing import Fence
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import TaskPolicy
 from tenure.v1 import task_pb2
 from tenure.wire.codec import writer
 from tenure.wire.task import policy_to_domain, prices_to_domain
-
-if TYPE_CHECKING:
-    from tenure.domain.budget import Prices
-    from tenure.domain.task import TaskPolicy
 
 
 @dataclass(slots=True)

@@ -5,42 +5,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from services.checkpoint import bills, epochs, lease_grants, reads, repeats
 from services.checkpoint.commit import external_entries, opening, refused_writes
 from services.checkpoint.commit.commit_stream import CommitFrames
-from services.checkpoint.commit.prepared import prepare
+from services.checkpoint.commit.opener import LedgerOpener
+from services.checkpoint.commit.prepared import PreparedCommit, prepare
 from services.checkpoint.queue import depth, queue, requeue
+from services.checkpoint.queue.depth import QueueDepths
+from services.checkpoint.queue.offering import Offering
 from services.checkpoint.retention import clearing, pruning
+from services.checkpoint.standby import LedgerReads
 from services.checkpoint.submit import create, forking
+from services.checkpoint.submit.creator import LedgerCreator
+from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.waits import in_doubt, signals
+from services.checkpoint.watch.announcement import Announcement
+from services.checkpoint.watch.change_stream import ChangeStream
+from services.checkpoint.watch.task_stream import EntryWatch
 from tenure.domain.errors import StaleEpoch
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.store.batching import Answer, Batcher
+from tenure.runtime.store.postgres import Pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.token import TokenChecker
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from services.checkpoint.commit.opener import LedgerOpener
-    from services.checkpoint.commit.prepared import PreparedCommit
-    from services.checkpoint.queue.depth import QueueDepths
-    from services.checkpoint.queue.offering import Offering
-    from services.checkpoint.standby import LedgerReads
-    from services.checkpoint.submit.creator import LedgerCreator
-    from services.checkpoint.task_defaults import TaskDefaults
-    from services.checkpoint.watch.announcement import Announcement
-    from services.checkpoint.watch.change_stream import ChangeStream
-    from services.checkpoint.watch.task_stream import EntryWatch
-    from tenure.runtime.store.batching import Answer, Batcher
-    from tenure.runtime.store.postgres import Pool
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from services.checkpoint.prices import PriceList
 from services.checkpoint.submit.source_defaults import SourceDefaults
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.model_parameters import problems_with
-from tenure.domain.task import CapDefaults, resolve_fork, resolve_submit
+from tenure.domain.task import CapDefaults, TaskSpec, resolve_fork, resolve_submit
+from tenure.v1 import task_pb2
 from tenure.wire.task import spec_to_domain, spec_to_wire
-
-if TYPE_CHECKING:
-    from tenure.domain.task import TaskSpec
-    from tenure.v1 import task_pb2
 
 
 class TaskDefaults:

@@ -28,28 +28,20 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
-from services.coordinator.lease_store import ETCD_OUT_OF_SPACE, ETCD_UNAVAILABLE
+from services.coordinator.lease_store import ETCD_OUT_OF_SPACE, ETCD_UNAVAILABLE, HeldSession, LeaseStore
+from services.coordinator.lease_store.generation_key import EtcdGeneration
+from services.coordinator.ledger_client import LedgerClient
 from tenure.domain.errors import TenureError, Unavailable
-from tenure.domain.fencing import (
-    FIRST_GENERATION,
-    compose_epoch,
-    describe_epoch,
-    split_epoch,
-)
+from tenure.domain.fencing import FIRST_GENERATION, compose_epoch, describe_epoch, split_epoch
 from tenure.domain.states import Reason
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress
 from tenure.runtime.rpc.status import PeerFailed
-
-if TYPE_CHECKING:
-    from services.coordinator.lease_store import HeldSession, LeaseStore
-    from services.coordinator.lease_store.generation_key import EtcdGeneration
-    from services.coordinator.ledger_client import LedgerClient
-    from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import checkpoint_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 1.0

@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from services.coordinator.ledger_client import LedgerClient
+from services.coordinator.tools_client import ToolsClient
 from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import nothing_in_doubt
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.request_context import as_tenant
 from tenure.runtime.rpc.status import PeerFailed
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.tool import calls_in_doubt_to_domain
-
-if TYPE_CHECKING:
-    from services.coordinator.ledger_client import LedgerClient
-    from services.coordinator.tools_client import ToolsClient
-    from tenure.v1 import checkpoint_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 1.0

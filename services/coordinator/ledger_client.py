@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncGenerator, Collection, Sequence
+from typing import Any, Final
 
+from services.coordinator.lease_store import HeldClaim
+from services.coordinator.lease_store.named_leases import NamedLease
+from services.coordinator.sessions.session import WorkerProfile
+from tenure.domain.audit import AuditRecord
+from tenure.domain.entries import Entry
+from tenure.domain.fairness import Slots
+from tenure.runtime.rpc.client import TenureChannel
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, token_pb2
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.audit import append_request
@@ -13,18 +22,6 @@ from tenure.wire.common import duration
 from tenure.wire.coordinator_service import lower_tiers
 from tenure.wire.ledger import OpenedTask, read_entries_to_end
 from tenure.wire.opened import LONG_OPENS, OPEN_SECONDS, OpenStream
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Sequence
-
-    from services.coordinator.lease_store import HeldClaim
-    from services.coordinator.lease_store.named_leases import NamedLease
-    from services.coordinator.sessions.session import WorkerProfile
-    from tenure.domain.audit import AuditRecord
-    from tenure.domain.entries import Entry
-    from tenure.domain.fairness import Slots
-    from tenure.runtime.rpc.client import TenureChannel
-    from tenure.v1 import ledger_pb2, token_pb2
 
 MAX_CLAIMS: Final = 512
 _TIMEOUT_SECONDS: Final = 5.0

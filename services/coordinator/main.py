@@ -42,8 +42,6 @@ from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.audit import RefusalLog
 from tenure.runtime.security.process_security import Security
 from tenure.runtime.service import instance_id, run_service, serve
-from tenure.v1.coordinator_service_pb2_grpc import add_CoordinatorServiceServicer_to_server
-from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
@@ -135,9 +133,9 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
         generation,
         process.stopping,
     )
-    server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)
+    server.add(SERVICE, servicer)
     leases, lease_sweep = lease_service(settings, store, checkpoint, issuer, generation, process.stopping)
-    server.add(LEASES, add_LeaseServiceServicer_to_server, leases)
+    server.add(LEASES, leases)
 
     duties.start("generation", generation.watch_over, silence_seconds=GENERATION_SILENCE_SECONDS)
     duties.start("vanishing", key_watch.run, silence_seconds=SILENCE_SECONDS)

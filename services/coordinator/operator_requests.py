@@ -5,32 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from services.coordinator.claims.lost_claims import LostClaim
+from services.coordinator.claims.lost_claims import LostClaim, LostClaims
+from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
 from services.coordinator.lease_store.session_keys import DrainRecord
+from services.coordinator.pools import WorkerPools
+from services.coordinator.sessions.session import WorkedClaim
+from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.access import certificate_name
 from tenure.domain.errors import NotFound, PermissionDenied, WrongState
-from tenure.domain.pools import OUTSIDE_POOL, SETTING
+from tenure.domain.pools import OUTSIDE_POOL, SETTING, WorkerPool
 from tenure.domain.states import Reason
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.validators.admin_service import MAX_WORKERS_A_PAGE
 from tenure.wire.common import duration, timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from services.coordinator.claims.lost_claims import LostClaims
-    from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
-    from services.coordinator.pools import WorkerPools
-    from services.coordinator.sessions.session import WorkedClaim
-    from services.coordinator.sessions.session_attach import Sessions
-    from tenure.domain.pools import WorkerPool
-
 
 # Lists of live workers and claims, read from etcd.
 

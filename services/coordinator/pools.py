@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
+from services.coordinator.claims.lost_claims import ClaimReleases
+from services.coordinator.sessions.session import AttachedSession, WorkerProfile
+from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.pools import EVERYTHING, MalformedPools, WorkerPool, pool_of, read_pools
 from tenure.domain.states import Reason
 from tenure.runtime.process import rest
 from tenure.runtime.settings import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from pathlib import Path
-
-    from services.coordinator.claims.lost_claims import ClaimReleases
-    from services.coordinator.sessions.session import AttachedSession, WorkerProfile
-    from services.coordinator.sessions.session_attach import Sessions
 
 _log: Final = logging.getLogger(__name__)
 CHECK_SECONDS: Final = 5.0

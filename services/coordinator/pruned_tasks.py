@@ -8,19 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from services.coordinator.claims.issuing import Issuer
+from services.coordinator.ledger_client import LedgerClient
+from services.coordinator.tools_client import ToolsClient
 from tenure.domain.errors import TenureError
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.request_context import as_tenant
 from tenure.runtime.rpc.status import PeerFailed
-
-if TYPE_CHECKING:
-    from services.coordinator.claims.issuing import Issuer
-    from services.coordinator.ledger_client import LedgerClient
-    from services.coordinator.tools_client import ToolsClient
-    from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import checkpoint_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 1.0

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from services.coordinator.operator_requests import list_claims, list_renewals, list_workers
+from services.coordinator.claims.dispatch import Dispatch
+from services.coordinator.claims.issuing import Issuer
+from services.coordinator.claims.lost_claims import ClaimReleases
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import LeaseStore
+from services.coordinator.operator_requests import OperatorRequests, list_claims, list_renewals, list_workers
+from services.coordinator.pools import WorkerPools
 from services.coordinator.sessions.live_addresses import live_source
-from services.coordinator.sessions.session_attach import Greeting
+from services.coordinator.sessions.session_attach import Greeting, SessionAttach, Sessions, Takeover
 from services.coordinator.sessions.session_stream import SESSION_GOES_ON, SessionStreamServer, StreamEnd
+from services.coordinator.worker_agents import WorkerAgents
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.rpc.server import draining
 from tenure.runtime.security.access_control import current_principal
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceServicer
-
-if TYPE_CHECKING:
-    from services.coordinator.claims.dispatch import Dispatch
-    from services.coordinator.claims.issuing import Issuer
-    from services.coordinator.claims.lost_claims import ClaimReleases
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.operator_requests import OperatorRequests
-    from services.coordinator.pools import WorkerPools
-    from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
-    from services.coordinator.worker_agents import WorkerAgents
 
 _HELLO_SECONDS: Final = 10.0
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from tenure.domain.in_doubt import AttemptStatus
+from tenure.domain.tools import CallStatuses
+from tenure.runtime.rpc.client import TenureChannel
 from tenure.v1 import admin_service_pb2 as admin_pb
-from tenure.v1 import tool_service_pb2
+from tenure.v1 import token_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.common import CALL_STATES
 from tenure.wire.tool import call_statuses_to_domain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.domain.tools import CallStatuses
-    from tenure.runtime.rpc.client import TenureChannel
-    from tenure.v1 import token_pb2
 
 _TIMEOUT_SECONDS: Final = 10.0
 

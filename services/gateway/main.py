@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -40,19 +40,8 @@ from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.security.process_security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting, run_service, serve
 from tenure.runtime.settings import Address, group, setting
-from tenure.v1 import (
-    admin_service_pb2_grpc,
-    agent_service_pb2_grpc,
-    api_key_service_pb2_grpc,
-    approval_service_pb2_grpc,
-    audit_service_pb2_grpc,
-    lease_service_pb2_grpc,
-    schedule_service_pb2_grpc,
-    task_service_pb2_grpc,
-    tenant_service_pb2_grpc,
-    webhook_service_pb2_grpc,
-)
-from tenure.validators import longest_request, schemas_in
+from tenure.validators import longest_request
+from tenure.validators.task import schemas_in
 from tenure.wire.access import access_rules
 
 if TYPE_CHECKING:
@@ -63,18 +52,6 @@ if TYPE_CHECKING:
 CERTIFICATES: Final = "certificates"
 API_KEYS: Final = "api-keys"
 JWT: Final = "jwt"
-_REGISTER: Final[Mapping[str, Callable[..., None]]] = {
-    "AdminService": admin_service_pb2_grpc.add_AdminServiceServicer_to_server,
-    "AgentService": agent_service_pb2_grpc.add_AgentServiceServicer_to_server,
-    "ApiKeyService": api_key_service_pb2_grpc.add_ApiKeyServiceServicer_to_server,
-    "ApprovalService": approval_service_pb2_grpc.add_ApprovalServiceServicer_to_server,
-    "AuditService": audit_service_pb2_grpc.add_AuditServiceServicer_to_server,
-    "LeaseService": lease_service_pb2_grpc.add_LeaseServiceServicer_to_server,
-    "ScheduleService": schedule_service_pb2_grpc.add_ScheduleServiceServicer_to_server,
-    "TaskService": task_service_pb2_grpc.add_TaskServiceServicer_to_server,
-    "TenantService": tenant_service_pb2_grpc.add_TenantServiceServicer_to_server,
-    "WebhookService": webhook_service_pb2_grpc.add_WebhookServiceServicer_to_server,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +147,7 @@ async def compose(process: Process, settings: GatewaySettings, http_edges: LoadE
         Identity(settings.common.tls.installation, settings.stack_folder),
     ).items():
         name = f"tenure.v1.{service}"
-        server.add(name, _REGISTER[service], SealedPages(servicer, name))
+        server.add(name, SealedPages(servicer, name))
     limits = ConnectionLimits("gRPC", server.max_connections, settings.address_connections, settings.http.proxies)
     doors = [_http_door(settings, security, server, process, peers, http_edges())] if settings.http.listen else []
     await serve(process, server, limited_connections(server, limits), *doors)

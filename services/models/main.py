@@ -42,7 +42,6 @@ from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool, startup_
 from tenure.runtime.store.sql import Rights, migrate
 from tenure.runtime.usage_reports import UsageReport, UsageReports
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
-from tenure.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
 from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
@@ -193,7 +192,7 @@ async def _serve(
     )
     tokens = TokenChecker(Verifier(settings.verifying_keys_file), Audience.MODELS, settings.common.tls.installation)
     servicer = ModelServicer(tokens, requests, runs, relay, endpoints)
-    server.add(SERVICE, add_ModelServiceServicer_to_server, servicer)
+    server.add(SERVICE, servicer)
     process.enter(metrics.on_sample(lambda: _sample(runs, endpoints)))
     await process.open(server)
     await liveness.begin(settings.advertised(server.port))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.models.store import MAX_CALLS
 from tenure.domain.outbound import problem_of
@@ -15,9 +16,6 @@ from tenure.runtime.security.process_security import peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.store.postgres import dsn_problems
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with the setting, never bound to
 

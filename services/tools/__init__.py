@@ -25,7 +25,6 @@ pins.py               a tool of a source is offered only as it was accepted
 builtin/              the built-in tools: programs, files, records, waits
 
 programs.py           opens the sandbox, or serves nothing when a probe escaped from it
-inspection.py         keeps programs of this uid from inspecting this process
 sandbox/              the sandbox in which agents' programs run
 workspace/            the files of tasks
 

@@ -13,11 +13,13 @@ tenure serve tools doubt-lost-calls   reads what the ledger found, and puts the 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from services.tools.builtin.python import PYTHON_LANE
 from services.tools.calls.caller_runs import CallerRuns
@@ -27,7 +29,7 @@ from services.tools.calls.restoring import doubt_lost_calls, list_records
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
-from services.tools.inspection import forbid_inspection
+from services.tools.edge import ReadEdges
 from services.tools.output import OutputStore
 from services.tools.pins import ToolPins
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
@@ -44,7 +46,7 @@ from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
-from tenure.runtime.process import Duties
+from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.audit import RefusalLog, log_refusals
 from tenure.runtime.security.process_security import Security
@@ -54,19 +56,23 @@ from tenure.runtime.settings import ConfigurationError
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.store.sql import Rights, migrate
-from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 from tenure.wire.token import TokenChecker
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+# Keeps the programs of this uid from inspecting this process.
 
-    from services.tools.edge import ReadEdges
-    from tenure.runtime.process import Process
+_PR_SET_DUMPABLE: Final = 4  # linux/prctl.h
 
-    Command = Callable[[Process, ToolsSettings], Awaitable[None]]
+
+def forbid_inspection() -> None:
+    """Keeps other processes of this uid from reading this process's environment, memory and open files (Linux)."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0)) != 0:
+        raise OSError("prctl(PR_SET_DUMPABLE) failed")
+
+
+Command = Callable[[Process, ToolsSettings], Awaitable[None]]
 RENEWAL_SILENCE_SECONDS: Final = 60.0
 """The longest silence of the renewal duty. Its connection's deadline ends a renewal that Postgres does not answer."""
 
@@ -226,7 +232,6 @@ async def _service(
     )
     server.add(
         SERVICE,
-        add_ToolServiceServicer_to_server,
         ToolServicer(
             tokens,
             tools.registry,

@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 from services.tools.registry import ToolRegistry
-from services.tools.schemas import Arguments, parse_arguments, untrusted_schema
+from services.tools.schemas import parse_arguments, untrusted_schema
+from services.tools.tool import Arguments
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fencing import Claims
 from tenure.domain.long_output import SHORTENED

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from services.tools.sandbox import Detection, Sandbox, SandboxEscaped, SandboxSettings, SandboxUnavailable
 from services.tools.servicer import SERVICE
+from services.tools.settings import ToolsSettings
 from tenure.domain.errors import Unavailable
+from tenure.runtime.process import Process
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.process_security import Security
 from tenure.runtime.settings import ConfigurationError
-from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
-
-if TYPE_CHECKING:
-    from services.tools.settings import ToolsSettings
-    from tenure.runtime.process import Process
 
 _log: Final = logging.getLogger(__name__)
 LOCKS: Final = ".sandboxes"
@@ -74,8 +71,7 @@ def refusing_server(
     """Returns a server that refuses every request with the reason."""
     _log.error("NOT SERVING: %s; %s", escaped, _ADVICE, extra={"escapes": escaped.escapes})
     server = RpcServer(settings.listen, security=security, stopping=process.stopping, serving=False)
-    refusing: Any = _Refusing(f"{escaped}; {_ADVICE}")
-    server.add(SERVICE, add_ToolServiceServicer_to_server, refusing)
+    server.add(SERVICE, _Refusing(f"{escaped}; {_ADVICE}"))
     return server
 
 

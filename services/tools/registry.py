@@ -14,16 +14,9 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from services.tools.schemas import (
-    Arguments,
-    Schema,
-    built_in_schema,
-    parse_arguments,
-    shortened,
-    untrusted_schema,
-)
+from services.tools.schemas import Schema, built_in_schema, parse_arguments, shortened, untrusted_schema
 from services.tools.source_facts import SourceStatuses
-from services.tools.tool import Tool
+from services.tools.tool import Arguments, Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSourceKind, UnknownTool, unknown_tools

@@ -28,15 +28,6 @@ from services.tools.tool import Arguments
 from tenure.domain.tool_arguments import storable_json, strict_json
 from tenure.domain.tool_schemas import ShownSchema, shown_schema
 
-__all__ = [
-    "Arguments",
-    "Schema",
-    "parse_arguments",
-    "shortened",
-    "untrusted_schema",
-]
-
-
 # Untrusted schemas: the step counter, and the validators that use it.
 
 MAX_STEPS: Final = 50_000

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpcore2
 
@@ -23,10 +23,6 @@ from tenure.domain.tools import EffectClass, OutcomeStatus
 from tenure.runtime.http.body_decoder import BadEncoding
 from tenure.runtime.http.name_lookups import Unresolved
 from tenure.runtime.http.outbound_http import AddressRefused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # What an HTTP status says about a request that must not happen twice. All tools that use HTTP share this rule.
 

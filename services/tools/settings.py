@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from services.tools.sandbox.detection import LOWEST_UID
 from services.tools.workspace.bounds import Bounds
@@ -12,9 +12,6 @@ from tenure.runtime.rpc.call_limiter import WorkerLimitSettings
 from tenure.runtime.service import CommonSettings, metrics_setting
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.store.postgres import dsn_problems
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition, encode
-from tenure.validators import MIN_OUTPUT_BYTES, TOOL_NAME
+from tenure.validators.common import MIN_OUTPUT_BYTES
+from tenure.validators.rules import TOOL_NAME
 
 # The common parts of the config file's sections. They are not in edges/tools_config.py, which imports the sections.
 

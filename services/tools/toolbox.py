@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.tools.builtin.files import file_tools
 from services.tools.builtin.outputs import output_tools
@@ -14,21 +15,16 @@ from services.tools.builtin.records import record_tools
 from services.tools.builtin.waiting import waiting_tools
 from services.tools.calls.caller_runs import LANE as OWN_LANE
 from services.tools.calls.runs import RunningCalls
-from services.tools.edge import ToolHost
+from services.tools.edge import ToolEdges, ToolHost
 from services.tools.output import OutputStore
+from services.tools.pins import ToolPins
 from services.tools.registry import ToolRegistry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from services.tools.settings import ToolsSettings
 from services.tools.tool import GENERAL_LANE
 from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.requests import FileRequests
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from services.tools.edge import ToolEdges
-    from services.tools.pins import ToolPins
-    from services.tools.settings import ToolsSettings
-    from tenure.runtime.process import Process
+from tenure.runtime.process import Process
 
 _PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model reads less, the workspace keeps all of it
 _RECORD_THREADS: Final = 8

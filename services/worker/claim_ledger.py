@@ -23,7 +23,7 @@ from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
-from tenure.validators import MAX_TRANSITION_MESSAGE
+from tenure.validators.common import MAX_TRANSITION_MESSAGE
 from tenure.wire.checkpoint_service import portions
 from tenure.wire.common import STATES, duration, seconds
 from tenure.wire.ledger import new_entry, read_entries

@@ -28,7 +28,7 @@ from tenure.runtime.process import heed_cancellation, note_progress
 from tenure.runtime.rpc.client import CALL_CANCELLED, TenureChannel
 from tenure.runtime.rpc.status import OUTCOME_UNKNOWN, PeerFailed
 from tenure.runtime.task_group import TaskGroup
-from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
+from tenure.validators.common import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 from tenure.wire.common import refusal_to_domain
 
 _log: Final = logging.getLogger(__name__)

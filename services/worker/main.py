@@ -61,8 +61,9 @@ from tenure.runtime.security.process_security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, metrics_setting, run_service
 from tenure.runtime.settings import Address, ConfigurationError, group, setting
 from tenure.runtime.usage_reports import UsageReports
-from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
-from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, longest_request, validate
+from tenure.validators import longest_request, validate
+from tenure.validators.common import MAX_CHOICES, MIN_WINDOW_TOKENS
+from tenure.validators.rules import NAME, WORKER_ID, WORKER_ID_RULE
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 from tenure.wire.checkpoint_service import REPORT_TIMEOUT_SECONDS
@@ -361,7 +362,7 @@ async def _serve_live_text(
         grace_seconds=LIVE_GRACE_SECONDS,
         audit=await process.open(RefusalLog(target_of, log_refusals).opened()),
     )
-    server.add(SERVICE, add_WorkerServiceServicer_to_server, live_text)
+    server.add(SERVICE, live_text)
     await process.open(server)
     _log.info("listening", extra={"address": server.address})
     return server

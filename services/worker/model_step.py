@@ -15,11 +15,7 @@ from services.worker.context_window import ContextWindow, with_margin
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.kept_content import KeptContents
-from services.worker.model_attempt import (
-    MIN_OUTPUT_TOKENS,
-    AttemptWatch,
-    billed,
-)
+from services.worker.model_attempt import MIN_OUTPUT_TOKENS, AttemptWatch, billed
 from services.worker.model_metrics import count_model_call
 from services.worker.models import CallEvents, ClaimedAttempt
 from services.worker.shown_images import ShownImages

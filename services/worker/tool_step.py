@@ -27,7 +27,7 @@ from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.request_context import within_trace
-from tenure.validators import MIN_OUTPUT_BYTES
+from tenure.validators.common import MIN_OUTPUT_BYTES
 
 SIBLING_WAIT_SECONDS: Final = 1.0
 """The time that an outcome waits for the other calls of its step. After it, it is committed without them."""

@@ -20,7 +20,7 @@ from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.control.work import RecordedCall, Work
 from tenure.domain.tool_arguments import storable_json
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.validators import MAX_CONTROL_JSON_BYTES
+from tenure.validators.common import MAX_CONTROL_JSON_BYTES
 
 MAX_CALLS: Final = 64
 """Of one step."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import click
@@ -67,13 +68,7 @@ async def aging(
     listed, unknown = await _collect(client, request, limit)
     if unknown:
         echo("no coordinator answers: the leases are unknown", err=True)
-    if context.as_json:
-        for one in listed:
-            context.emit(one)
-    elif not listed:
-        echo("no tasks", err=True)
-    else:
-        _show(context, listed, leases_unknown=unknown)
+    context.show_all(listed, partial(_show, leases_unknown=unknown), none="no tasks")
 
 
 async def _collect(
@@ -90,7 +85,7 @@ async def _collect(
     return listed[:limit], unknown
 
 
-def _show(context: Context, listed: list[admin_pb.ListAgingTasksResponse.Aging], *, leases_unknown: bool) -> None:
+def _show(context: Context, listed: Sequence[admin_pb.ListAgingTasksResponse.Aging], *, leases_unknown: bool) -> None:
     ids = distinct_ids(one.task.task_id for one in listed)
     table = make_table("TASK", "STATE", "REASON", "SUBMITTED", "CHANGED", "STEP", "QUEUE", "WORKER", "LEASE LEFT")
     for one in listed:
@@ -189,11 +184,8 @@ async def grant_budget(context: Context, client: Client, task: str, reason: str,
     task_id = await find_task(client, task)
     request = admin_pb.GrantBudgetRequest(task_id=task_id, reason=reason, extra_tokens=tokens, extra_nano_usd=dollars)
     root = (await client.admin.GrantBudget(request)).task
-    if context.as_json:
-        context.emit(root)
-    else:
-        state = state_name(root.state)
-        echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)}; now it is {state}")
+    state = state_name(root.state)
+    context.say(root, f"{short_id(root.task_id)} may use {caps_text(root.budget)}; now it is {state}")
 
 
 @click.command("close-out", short_help="End a task in a state and with a result that you choose.")
@@ -219,13 +211,11 @@ async def close_out(context: Context, client: Client, task: str, reason: str, st
         result=result,
     )
     response = (await client.admin.CloseOutTask(request)).task
-    if context.as_json:
-        context.emit(response)
-    elif response.HasField("end_time"):
-        echo(f"{short_id(response.task_id)} has ended: {why(response.state, response.reason, response.message)}")
+    if response.HasField("end_time"):
+        text = f"has ended: {why(response.state, response.reason, response.message)}"
     else:
-        present = why(response.state, "", "")
-        echo(f"{short_id(response.task_id)} will end as {state.upper().replace('-', '_')}; now it is {present}")
+        text = f"will end as {state.upper().replace('-', '_')}; now it is {why(response.state, '', '')}"
+    context.say(response, f"{short_id(response.task_id)} {text}")
 
 
 _AT_DEADLINE: Final = {
@@ -305,13 +295,12 @@ async def transfer(context: Context, client: Client, task: str, reason: str, to_
     """
     task_id = await find_task(client, task)
     transferred = await client.transfer(task_id, reason, to_worker_id)
-    if context.as_json:
-        context.emit(transferred)
-    elif transferred.owner:
+    if transferred.owner:
         epoch = f", epoch {describe_epoch(transferred.epoch)}" if context.is_verbose else ""
-        echo(f"{short_id(task_id)} is held by {transferred.owner}{epoch}")
+        text = f"held by {transferred.owner}{epoch}"
     else:
-        echo(f"{short_id(task_id)} is {why(transferred.state, transferred.reason, transferred.message)}")
+        text = why(transferred.state, transferred.reason, transferred.message)
+    context.say(transferred, f"{short_id(task_id)} is {text}")
 
 
 @click.command(short_help="Drain a worker: it releases its tasks and takes no more.")

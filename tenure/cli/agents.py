@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,7 @@ from google.protobuf import json_format
 from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ago, cut_text, make_list, make_table
 from tenure.cli.output import echo
+from tenure.cli.parameters import Typed
 from tenure.client import Client
 from tenure.domain.agents import needs_of_builds, percent_text, read_percent, read_reference, reference
 from tenure.domain.errors import InvalidRequest
@@ -31,37 +32,18 @@ _AGENT_KEYS: Final = tuple(
 _KEYS: Final = ("name", *_AGENT_KEYS, *PARAMETERS, "tools", "result_schema", "limits", "policy")
 
 
-class ReferenceType(click.ParamType[tuple[str, int]]):
-    """`support`, or `support@7` for a revision."""
-
-    name = "agent"
-
-    def __init__(self, *, needs_revision: bool = False) -> None:
-        self._needs_revision = needs_revision
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        try:
-            name, revision = read_reference(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if self._needs_revision and not revision:
-            self.fail(f"{value!r} names no revision: write for example {name}@1", param, ctx)
-        return name, revision
+def _revision(text: str) -> tuple[str, int]:
+    name, revision = read_reference(text)
+    if not revision:
+        raise ValueError(f"{text!r} names no revision: write for example {name}@1")
+    return name, revision
 
 
-class PercentType(click.ParamType[int]):
-    """`10%`, `10` or `0.5%`, in basis points."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return read_percent(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-REVISION: Final = ReferenceType(needs_revision=True)
+AGENT: Final = Typed("agent", read_reference)
+"""`support`, or `support@7` for a revision."""
+REVISION: Final = Typed("agent", _revision)
+PERCENT: Final = Typed("percent", read_percent)
+"""`10%`, `10` or `0.5%`, in basis points."""
 _reason = click.option("--reason", default="", help="Why; it is recorded.")
 
 
@@ -74,30 +56,22 @@ def agents() -> None:
 @with_client
 async def list_agents(context: Context, client: Client) -> None:
     """List the tenant's agents, and the revision that new tasks get."""
-    every = client.items(client.agents.ListAgents, pb.ListAgentsRequest(), lambda page: page.agents)
-    listed = [agent async for agent in every]
-    if context.as_json:
-        for agent in listed:
-            context.emit(agent)
-    elif not listed:
-        echo("no agents: workers register theirs, and tenure agents register those without code", err=True)
-    else:
-        table = make_list("AGENT", "KIND", "CURRENT", "RAMP", "NEWEST", "CHANGED", "BY")
-        for agent in listed:
-            table.add_row(
-                agent.name,
-                _kind(agent.kind),
-                reference(agent.name, agent.current_revision),
-                _ramp(agent) or "-",
-                reference(agent.name, agent.newest_revision),
-                ago(agent.update_time),
-                cut_text(agent.actor, 60),
-            )
-        context.console.print(table)
+    listed = client.items(client.agents.ListAgents, pb.ListAgentsRequest(), lambda page: page.agents)
+    none = "no agents: workers register theirs, and tenure agents register those without code"
+    await context.show_each(listed, _show_all, none=none)
+
+
+def _show_all(context: Context, listed: Iterable[pb.Agent]) -> None:
+    table = make_list("AGENT", "KIND", "CURRENT", "RAMP", "NEWEST", "CHANGED", "BY")
+    for agent in listed:
+        current, newest = (reference(agent.name, one) for one in (agent.current_revision, agent.newest_revision))
+        changed, actor = ago(agent.update_time), cut_text(agent.actor, 60)
+        table.add_row(agent.name, _kind(agent.kind), current, _ramp(agent) or "-", newest, changed, actor)
+    context.console.print(table)
 
 
 @agents.command()
-@click.argument("agent", type=ReferenceType(), metavar="AGENT[@REVISION]")
+@click.argument("agent", type=AGENT, metavar="AGENT[@REVISION]")
 @with_client
 async def show(context: Context, client: Client, agent: tuple[str, int]) -> None:
     """Show the revisions of AGENT, and how many open tasks each of them and each build still has.
@@ -111,7 +85,7 @@ async def show(context: Context, client: Client, agent: tuple[str, int]) -> None
     if context.as_json:
         context.emit(read)
     elif revision:
-        _show_definition(read.revisions[0])
+        echo("\n".join(_lines(read.revisions[0])))
     else:
         _show_agent(context, read)
 
@@ -160,7 +134,7 @@ async def register(context: Context, client: Client, file: Path, make_current: b
 
 @agents.command()
 @click.argument("agent", type=REVISION, metavar="AGENT@REVISION")
-@click.argument("percent", type=PercentType())
+@click.argument("percent", type=PERCENT)
 @_reason
 @with_client
 async def ramp(context: Context, client: Client, agent: tuple[str, int], percent: int, reason: str) -> None:
@@ -181,11 +155,8 @@ async def retire(context: Context, client: Client, agent: tuple[str, int], reaso
     """Retire a revision for good: no new task gets it. Its tasks go on."""
     request = pb.RetireAgentRevisionRequest(name=agent[0], revision=agent[1], reason=reason)
     retired = (await client.agents.RetireAgentRevision(request)).revision
-    if context.as_json:
-        context.emit(retired)
-    else:
-        left = f"; {retired.open_tasks:,} of its tasks go on" if retired.open_tasks else ""
-        echo(f"{reference(*agent)} is retired{left}")
+    left = f"; {retired.open_tasks:,} of its tasks go on" if retired.open_tasks else ""
+    context.say(retired, f"{reference(*agent)} is retired{left}")
 
 
 def read_definition(file: Path) -> tuple[str, pb.AgentDefinition]:
@@ -274,11 +245,6 @@ def _part(agent: pb.Agent, revision: pb.AgentRevision) -> str:
     if revision.revision == agent.ramp_revision:
         return percent_text(agent.ramp_basis_points)
     return ("retired" if revision.HasField("retire_time") else "none") + ("" if revision.open_tasks else ", drained")
-
-
-def _show_definition(revision: pb.AgentRevision) -> None:
-    for line in _lines(revision):
-        echo(line)
 
 
 def _lines(revision: pb.AgentRevision) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,6 @@ import click
 
 from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.formatting import ago, make_list
-from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.client import Client
 from tenure.domain.access import Permission
@@ -79,25 +78,18 @@ def create(
 @with_client
 async def list_keys(context: Context, client: Client, every: bool) -> None:
     """List the keys of the tenant, newest first; for operators, of all tenants."""
-    listed = [
-        key
-        async for key in client.items(
-            client.api_keys.ListApiKeys, pb.ListApiKeysRequest(all=every), lambda page: page.api_keys
-        )
-    ]
-    if context.as_json:
-        for key in listed:
-            context.emit(key)
-    elif not listed:
-        echo("no keys", err=True)
-    else:
-        now = datetime.now(UTC)
-        table = make_list("KEY", "NAME", "TENANT", "MAY", "CREATED", "STATE")
-        for key in listed:
-            may = ", ".join(PERMISSIONS.to_domain(one).lower().replace("_", "-") for one in key.permissions)
-            created = ago(key.create_time)
-            table.add_row(key.key_id, key.name, key.tenant or "(any)", may, created, _state(key, now))
-        context.console.print(table)
+    keys = client.items(client.api_keys.ListApiKeys, pb.ListApiKeysRequest(all=every), lambda page: page.api_keys)
+    await context.show_each(keys, _show_all, none="no keys")
+
+
+def _show_all(context: Context, keys: Iterable[pb.ApiKey]) -> None:
+    now = datetime.now(UTC)
+    table = make_list("KEY", "NAME", "TENANT", "MAY", "CREATED", "STATE")
+    for key in keys:
+        may = ", ".join(PERMISSIONS.to_domain(one).lower().replace("_", "-") for one in key.permissions)
+        created = ago(key.create_time)
+        table.add_row(key.key_id, key.name, key.tenant or "(any)", may, created, _state(key, now))
+    context.console.print(table)
 
 
 @api_keys.command()

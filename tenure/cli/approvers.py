@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
 
 from tenure.cli.context import Context, with_client
@@ -38,16 +40,14 @@ async def set_group(context: Context, client: Client, name: str, members: tuple[
 async def list_groups(context: Context, client: Client) -> None:
     """List the groups of the tenant, by name."""
     groups = (await client.approvals.ListApproverGroups(approval_service_pb2.ListApproverGroupsRequest())).groups
-    if context.as_json:
-        for group in groups:
-            context.emit(group)
-    elif not groups:
-        echo("no approver groups; create one: tenure approvers set NAME MEMBER", err=True)
-    else:
-        table = make_list("GROUP", "MEMBERS", "CHANGED", "BY")
-        for group in groups:
-            table.add_row(group.name, ", ".join(group.members), ago(group.update_time), group.actor)
-        context.console.print(table)
+    context.show_all(groups, _show_all, none="no approver groups; create one: tenure approvers set NAME MEMBER")
+
+
+def _show_all(context: Context, groups: Iterable[approval_service_pb2.ApproverGroup]) -> None:
+    table = make_list("GROUP", "MEMBERS", "CHANGED", "BY")
+    for group in groups:
+        table.add_row(group.name, ", ".join(group.members), ago(group.update_time), group.actor)
+    context.console.print(table)
 
 
 @approvers.command()

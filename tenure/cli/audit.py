@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 import click
@@ -11,6 +11,7 @@ from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import ago, count_text, make_list
 from tenure.cli.output import echo
+from tenure.cli.parameters import Typed
 from tenure.client import Client
 from tenure.domain.audit import BrokenChainError, ChainedRecord, Decision, Head, verify_chain
 from tenure.v1 import audit_service_pb2 as pb
@@ -19,16 +20,11 @@ from tenure.wire.audit import DECISIONS, chained_from_wire
 _PAGE: Final = 500
 
 
-class HeadType(click.ParamType[Head]):
-    """A head that was noted before."""
-
-    name = "NUMBER:HASH"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Head:
-        try:
-            return Head.parse(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is not a head: {error}", param, ctx)
+def _head(text: str) -> Head:
+    try:
+        return Head.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a head: {error}") from None
 
 
 @click.group()
@@ -48,28 +44,17 @@ async def list_records(
 ) -> None:
     """List the newest records of all tenants, the newest first."""
     request = pb.ListAuditRecordsRequest(
-        page_size=min(limit, _PAGE),
         tenant=of_tenant,
         subject=subject,
         method=method,
         decision=DECISIONS.to_wire(Decision.DENIED) if denied else pb.AUDIT_DECISION_UNSPECIFIED,
     )
 
-    records: list[pb.AuditRecord] = []
-    async for record in client.items(client.audit.ListAuditRecords, request, lambda page: page.records):
-        records.append(record)
-        if len(records) == limit:
-            break
-    if context.as_json:
-        for record in records:
-            context.emit(record)
-    elif not records:
-        echo("no records", err=True)
-    else:
-        context.console.print(_table(records))
+    records = client.items(client.audit.ListAuditRecords, request, lambda page: page.records, limit=limit)
+    await context.show_each(records, _show_all, none="no records")
 
 
-def _table(records: list[pb.AuditRecord]) -> object:
+def _show_all(context: Context, records: Iterable[pb.AuditRecord]) -> None:
     table = make_list("NUMBER", "WHEN", "CALLER", "TENANT", "METHOD", "DECISION", "REASON", "RECORDED BY", "TARGET")
     for record in records:
         decision = DECISIONS.to_domain(record.decision).lower()
@@ -84,7 +69,7 @@ def _table(records: list[pb.AuditRecord]) -> object:
             _process(record.recorder),
             record.target,
         )
-    return table
+    context.console.print(table)
 
 
 def _process(identity: str) -> str:
@@ -93,7 +78,11 @@ def _process(identity: str) -> str:
 
 
 @audit.command()
-@click.option("--noted", type=HeadType(), help="The head of an earlier verification, which the log must still have.")
+@click.option(
+    "--noted",
+    type=Typed("NUMBER:HASH", _head),
+    help="The head of an earlier verification, which the log must still have.",
+)
 @pass_context
 def verify(context: Context, noted: Head | None) -> None:
     """Read the whole log, compute its hash chain anew, and print its head.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -107,6 +107,12 @@ class Context:
             echo(none, err=True)
         else:
             show(self, values)
+
+    async def show_each(
+        self, values: AsyncIterable[Shown], show: Callable[[Context, Sequence[Shown]], None], *, none: str = ""
+    ) -> None:
+        """Prints all values of a list, as `show_all` does."""
+        self.show_all([value async for value in values], show, none=none)
 
 
 def context_of(

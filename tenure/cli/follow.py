@@ -11,14 +11,7 @@ from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.entry_lines import goal_text
-from tenure.cli.formatting import (
-    budget_text,
-    clock,
-    one_line,
-    short_id,
-    state_style,
-    summary,
-)
+from tenure.cli.formatting import budget_text, clock, one_line, short_id, state_style, summary
 from tenure.cli.output import echo
 from tenure.cli.task_filter import filter_options
 from tenure.client import Client

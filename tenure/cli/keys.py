@@ -15,7 +15,7 @@ import click
 from tenure.cli.api_keys import api_keys
 from tenure.cli.context import Context, pass_context
 from tenure.cli.output import echo
-from tenure.cli.parameters import DURATION
+from tenure.cli.parameters import DURATION, Typed
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.server_packages import server_packages
 
@@ -144,24 +144,22 @@ def key_files(directory: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def key_errors() -> Iterator[None]:
-    """Shows the errors of key files as errors of the command."""
+    """Shows the errors of files of keys and certificates as errors of the command."""
     try:
         yield
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
 
 
-class ProcessName(click.ParamType[tuple[Role, str]]):
-    """ROLE or ROLE/NAME, converted to both."""
+def _process(text: str) -> tuple[Role, str]:
+    """Reads ROLE or ROLE/NAME as both."""
+    role, _, name = text.partition("/")
+    if role.upper() not in Role.__members__:
+        raise ValueError(f"{role} is not a role: use one of {', '.join(one.lower() for one in Role)}")
+    return Role[role.upper()], name or role
 
-    name = "role[/name]"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Role, str]:
-        role, _, name = value.partition("/")
-        if role.upper() not in Role.__members__:
-            roles = ", ".join(one.lower() for one in Role)
-            self.fail(f"{role} is not a role: use one of {roles}", param, ctx)
-        return Role[role.upper()], name or role
+PROCESS: Final = Typed("role[/name]", _process)
 
 
 @keys.group()
@@ -171,7 +169,7 @@ def certs() -> None:
 
 @certs.command("create")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-@click.argument("processes", type=ProcessName(), nargs=-1)
+@click.argument("processes", type=PROCESS, nargs=-1)
 @click.option("--installation", default=DEFAULT_INSTALLATION, show_default=True, help="The trust domain.")
 @click.option("--host", "hosts", multiple=True, help="A name or address of the servers; may be repeated.")
 @click.option("--days", type=click.FloatRange(0, min_open=True), default=90.0, show_default=True)
@@ -193,10 +191,8 @@ def create_certificates(
         from tenure.runtime.security.certificates import make_certificates
 
     chosen = processes or tuple((role, role.lower()) for role in Role)
-    try:
+    with key_errors():
         make_certificates(directory, chosen, installation=installation, days=days, hosts=hosts or ["localhost"])
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
     _show_certificates(context, directory, (name for _role, name in chosen))
 
 
@@ -224,10 +220,8 @@ def create_store_certificates(
         from tenure.runtime.security.certificates import make_store_certificates, store_certificates
 
     stores = store_certificates(etcd_hosts or ["localhost"], postgres_hosts or ["localhost"])
-    try:
+    with key_errors():
         make_store_certificates(directory, stores, installation=installation, days=days)
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
     _show_certificates(context, directory, (store.name for store in stores))
 
 

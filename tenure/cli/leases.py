@@ -10,13 +10,7 @@ from contextlib import aclosing
 import click
 
 from tenure.cli.context import Context, with_client
-from tenure.cli.formatting import (
-    ago,
-    clock,
-    harmless,
-    make_table,
-    seconds_text,
-)
+from tenure.cli.formatting import ago, clock, harmless, make_table, seconds_text
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.client import Client
@@ -43,13 +37,8 @@ def leases() -> None:
 @with_client
 async def list_leases(context: Context, client: Client, prefix: str) -> None:
     """List the live leases, or those whose names begin with PREFIX."""
-    leases = [
-        lease
-        async for lease in client.items(
-            client.leases.ListLeases, pb.ListLeasesRequest(prefix=prefix), lambda page: page.leases
-        )
-    ]
-    context.show_all(leases, _show, none="no lease is held")
+    leases = client.items(client.leases.ListLeases, pb.ListLeasesRequest(prefix=prefix), lambda page: page.leases)
+    await context.show_each(leases, _show, none="no lease is held")
 
 
 @leases.command(short_help="Show the holder of RESOURCE.")

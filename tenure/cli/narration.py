@@ -12,12 +12,7 @@ from typing import Final, NamedTuple
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from tenure.cli.entry_lines import (
-    answer_text,
-    describe,
-    outcome_name,
-    unknown_tools,
-)
+from tenure.cli.entry_lines import answer_text, describe, outcome_name, unknown_tools
 from tenure.cli.formatting import (
     arguments_text,
     clock,

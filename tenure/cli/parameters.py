@@ -17,13 +17,12 @@ from tenure.client import Client
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.task import Source
+from tenure.domain.texts import span_seconds
 from tenure.sdk.task_filter import source_of
 from tenure.server_packages import server_packages
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 MAX_DURATION_SECONDS: Final = 36_500 * 86_400.0
 """100 years: more would leave the range of dates."""
 MAX_REPLICAS: Final = 9
@@ -40,197 +39,148 @@ _OF_THE_STACK: Final = re.compile(
 )
 
 
-class DurationType(click.ParamType[float]):
-    """`90s`, `10m`, `1h30m`, `250ms`, `30d`; a number alone is seconds. `above_zero`: 0 is refused."""
+class Typed(click.ParamType[T]):
+    """The type of an option that `read` makes of its text. `read` raises ValueError, which says what is wrong."""
 
-    name = "duration"
+    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+        self.name, self._read = name, read
 
-    def __init__(self, *, above_zero: bool = False) -> None:
-        self._above_zero = above_zero
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        text = str(value).strip()
-        with_unit = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
-        parts = _PART.findall(with_unit)
-        if not parts or "".join(number + unit for number, unit in parts) != with_unit:
-            self.fail(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m", param, ctx)
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-        if seconds > MAX_DURATION_SECONDS:
-            self.fail(f"{text!r} is longer than 100 years; give at most 36500d", param, ctx)
-        if self._above_zero and not seconds:
-            self.fail(f"{text!r} must be above 0; omit it to have the default", param, ctx)
-        return seconds
-
-
-class LaterType(click.ParamType[datetime]):
-    """A later time: a duration from now such as `2h`, or a time such as `2026-11-30T08:00`, local or with a zone."""
-
-    name = "duration or time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        now = datetime.now(UTC)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):  # a default
+            converted: T = value
+            return converted
         try:
-            moment = datetime.fromisoformat(str(value)).astimezone(UTC)
-        except (ValueError, OverflowError):
-            moment = now + timedelta(seconds=DURATION.convert(value, param, ctx))
-        if moment <= now:
-            self.fail(f"{value!r} is not in the future", param, ctx)
-        return moment
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-class LabelType(click.ParamType[tuple[str, str]]):
-    """`key=value`."""
-
-    name = "label"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        key, equals, rest = str(value).partition("=")
-        if not equals or not key:
-            self.fail(f"{value!r} is not a label; write key=value", param, ctx)
-        return key, rest
+def read_duration(text: str) -> float:
+    """Reads `90s`, `10m`, `1h30m`, `250ms`, `30d`; a number alone is seconds."""
+    text = text.strip()
+    seconds = span_seconds(f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text)
+    if seconds is None:
+        raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
+    if seconds > MAX_DURATION_SECONDS:
+        raise ValueError(f"{text!r} is longer than 100 years; give at most 36500d")
+    return seconds
 
 
-class MoneyType(click.ParamType[int]):
-    """`0.50`, `$12`: dollars, as a whole number of nano USD."""
-
-    name = "dollars"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            nano_usd = nano_usd_of(Decimal(str(value).strip().removeprefix("$")))
-        except InvalidOperation:
-            nano_usd = None
-        if nano_usd is None or not 0 < nano_usd <= MAX_NANO_USD:
-            self.fail(f"{value!r} is not an amount of dollars; write for example 0.50", param, ctx)
-        return nano_usd
+def _above_zero(text: str) -> float:
+    seconds = read_duration(text)
+    if not seconds:
+        raise ValueError(f"{text.strip()!r} must be above 0; omit it to have the default")
+    return seconds
 
 
-class JsonObjectType(click.ParamType[dict[str, Any]]):
-    """`{"top_k": 40}`."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        try:
-            read = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
-        if not isinstance(read, dict):
-            self.fail(f"{value!r} is not a JSON object", param, ctx)
-        return read
+def _later(text: str) -> datetime:
+    """Reads a duration from now such as `2h`, or a time such as `2026-11-30T08:00`, local or with a zone."""
+    now = datetime.now(UTC)
+    try:
+        moment = datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        moment = now + timedelta(seconds=read_duration(text))
+    if moment <= now:
+        raise ValueError(f"{text!r} is not in the future")
+    return moment
 
 
-class NamesType(click.ParamType[tuple[str, ...]]):
-    """`a,b,c`."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        names = tuple(name.strip() for name in str(value).split(",") if name.strip())
-        if not names:
-            self.fail("give at least one name, or use --no-tools for none", param, ctx)
-        return names
+def _earlier(text: str) -> datetime:
+    """Reads a duration before now such as `2h`, or a time such as `2026-11-30T08:00`, as `_later` does."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return datetime.now(UTC) - timedelta(seconds=read_duration(text))
 
 
-class EarlierType(click.ParamType[datetime]):
-    """An earlier time: a duration before now such as `2h`, or a time such as `2026-11-30T08:00`, as in `LaterType`."""
-
-    name = "duration or time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            return datetime.fromisoformat(str(value)).astimezone(UTC)
-        except (ValueError, OverflowError):
-            return datetime.now(UTC) - timedelta(seconds=DURATION.convert(value, param, ctx))
+def _label(text: str) -> tuple[str, str]:
+    key, equals, rest = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"{text!r} is not a label; write key=value")
+    return key, rest
 
 
-class SourceType(click.ParamType[Source]):
-    """`scheduler`, `scheduler/nightly`, `scheduler/nightly/2026-11-23`: a kind of source, its id, a run of it."""
-
-    name = "kind/id/run"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Source:
-        if isinstance(value, Source):
-            return value
-        try:
-            return source_of(str(value))
-        except InvalidRequest as error:
-            self.fail(error.violations[0].description, param, ctx)
+def _dollars(text: str) -> int:
+    """Reads `0.50` or `$12` as a whole number of nano USD."""
+    try:
+        nano_usd = nano_usd_of(Decimal(text.strip().removeprefix("$")))
+    except InvalidOperation:
+        nano_usd = None
+    if nano_usd is None or not 0 < nano_usd <= MAX_NANO_USD:
+        raise ValueError(f"{text!r} is not an amount of dollars; write for example 0.50")
+    return nano_usd
 
 
-class ReplicasType(click.ParamType[dict[str, int]]):
-    """`coordinator=2,tools=3`, or `2` for two of every service."""
-
-    name = "replicas"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        with server_packages("`tenure dev`", extra="dev"):  # only `tenure dev` needs it, and it is slow to import
-            from devstack.options import REPLICATED
-
-        if isinstance(value, dict):
-            return value
-        text = str(value).strip()
-        pairs = ",".join(f"{kind}={text}" for kind in REPLICATED) if text.isdecimal() else text
-        replicas: dict[str, int] = {}
-        for part in pairs.split(","):
-            kind, _, count = part.partition("=")
-            if kind.strip() not in REPLICATED or not count.strip().isdecimal() or not 1 <= int(count) <= MAX_REPLICAS:
-                self.fail(
-                    f"{part!r} is not a number of replicas, 1 to {MAX_REPLICAS}; write 2, or coordinator=2,tools=3",
-                    param,
-                    ctx,
-                )
-            replicas[kind.strip()] = int(count)
-        return replicas
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"{text!r} is not a JSON object")  # noqa: TRY004  click shows ValueError
+    return read
 
 
-class SettingType(click.ParamType[tuple[str, str, str]]):
-    """`checkpoint.SWEEP_INTERVAL_SECONDS=5`: a service or one of its replicas, a setting and its value.
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ValueError("give at least one name, or use --no-tools for none")
+    return names
+
+
+def _source(text: str) -> Source:
+    """Reads `scheduler`, `scheduler/nightly`, `scheduler/nightly/2026-11-23`: a kind of source, its id, a run of it."""
+    try:
+        return source_of(text)
+    except InvalidRequest as error:
+        raise ValueError(error.violations[0].description) from None
+
+
+def _replicas(text: str) -> dict[str, int]:
+    """Reads `coordinator=2,tools=3`, or `2` for two of every service."""
+    with server_packages("`tenure dev`", extra="dev"):  # only `tenure dev` needs it, and it is slow to import
+        from devstack.options import REPLICATED
+
+    text = text.strip()
+    pairs = ",".join(f"{kind}={text}" for kind in REPLICATED) if text.isdecimal() else text
+    replicas: dict[str, int] = {}
+    for part in pairs.split(","):
+        kind, _, count = part.partition("=")
+        if kind.strip() not in REPLICATED or not count.strip().isdecimal() or not 1 <= int(count) <= MAX_REPLICAS:
+            raise ValueError(
+                f"{part!r} is not a number of replicas, 1 to {MAX_REPLICAS}; write 2, or coordinator=2,tools=3"
+            )
+        replicas[kind.strip()] = int(count)
+    return replicas
+
+
+def _setting(text: str) -> tuple[str, str, str]:
+    """Reads `checkpoint.SWEEP_INTERVAL_SECONDS=5`: a service or one of its replicas, a setting and its value.
 
     Returns the name of the service, the environment variable and the value. The service checks both at its start.
     """
-
-    name = "setting"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str, str]:
-        if isinstance(value, tuple):
-            return value
-        match = _SETTING.fullmatch(str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is not SERVICE.NAME=VALUE; write for example worker.SLOTS=4", param, ctx)
-        service, kind, setting = match["service"], match["kind"], match["name"].upper()
-        variable = setting if setting.startswith("TENURE_") else f"TENURE_{kind.upper()}_{setting}"
-        if _OF_THE_STACK.search(variable):
-            self.fail(f"the stack sets {variable} itself; see --port, --etcd, --postgres and --replicas", param, ctx)
-        return service, variable, match["value"]
+    match = _SETTING.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not SERVICE.NAME=VALUE; write for example worker.SLOTS=4")
+    service, kind, setting = match["service"], match["kind"], match["name"].upper()
+    variable = setting if setting.startswith("TENURE_") else f"TENURE_{kind.upper()}_{setting}"
+    if _OF_THE_STACK.search(variable):
+        raise ValueError(f"the stack sets {variable} itself; see --port, --etcd, --postgres and --replicas")
+    return service, variable, match["value"]
 
 
-DURATION: Final = DurationType()
-TIMEOUT: Final = DurationType(above_zero=True)
+DURATION: Final = Typed("duration", read_duration)
+TIMEOUT: Final = Typed("duration", _above_zero)
 """Of a task: the contract takes 0 for the default."""
-LATER: Final = LaterType()
-EARLIER: Final = EarlierType()
-LABEL: Final = LabelType()
-JSON_OBJECT: Final = JsonObjectType()
-NAMES: Final = NamesType()
-DOLLARS: Final = MoneyType()
-REPLICAS: Final = ReplicasType()
-SETTING: Final = SettingType()
-SOURCE: Final = SourceType()
+LATER: Final = Typed("duration or time", _later)
+EARLIER: Final = Typed("duration or time", _earlier)
+LABEL: Final = Typed("label", _label)
+JSON_OBJECT: Final = Typed("json", _json_object)
+NAMES: Final = Typed("names", _names)
+DOLLARS: Final = Typed("dollars", _dollars)
+REPLICAS: Final = Typed("replicas", _replicas)
+SETTING: Final = Typed("setting", _setting)
+SOURCE: Final = Typed("kind/id/run", _source)
 
 task_argument = click.argument("task", metavar="TASK")
 

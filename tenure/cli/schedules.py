@@ -328,13 +328,8 @@ create.params.extend(SCHEDULE_OPTIONS)
 @with_client
 async def list_schedules(context: Context, client: Client) -> None:
     """List all schedules, by name."""
-    schedules = [
-        schedule
-        async for schedule in client.items(
-            client.schedules.ListSchedules, pb.ListSchedulesRequest(), lambda page: page.schedules
-        )
-    ]
-    context.show_all(
+    schedules = client.items(client.schedules.ListSchedules, pb.ListSchedulesRequest(), lambda page: page.schedules)
+    await context.show_each(
         schedules, show_all, none='no schedules; create one: tenure schedules create NAME "GOAL" --cron "0 7 * * *"'
     )
 

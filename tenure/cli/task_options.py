@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import click
 from google.protobuf import json_format
 
-from tenure.cli.parameters import DOLLARS, DURATION, JSON_OBJECT, LABEL, NAMES, TIMEOUT
+from tenure.cli.parameters import DOLLARS, JSON_OBJECT, LABEL, NAMES, TIMEOUT, Typed, read_duration
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.domain.budget import NANO_USD
 from tenure.domain.model_parameters import Effort
@@ -35,70 +35,46 @@ _ACTIONS = {action.value.lower().replace("_", "-"): action for action in Timeout
 MAX_ESCALATIONS_CHARACTERS: Final = 65_536
 
 
-class MomentType(click.ParamType[datetime]):
-    """`2026-11-23T07:00` in the time zone of this machine, or with a zone: `2026-11-23T07:00+01:00`, `…Z`."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            return datetime.fromisoformat(str(value).strip()).astimezone(UTC)
-        except (ValueError, OverflowError, OSError):
-            self.fail(f"{value!r} is not a time; write for example 2026-11-23T07:00 or 2026-11-23T07:00Z", param, ctx)
+def _moment(text: str) -> datetime:
+    """Reads `2026-11-23T07:00` in the time zone of this machine, or with a zone: `2026-11-23T07:00+01:00`, `…Z`."""
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"{text!r} is not a time; write for example 2026-11-23T07:00 or 2026-11-23T07:00Z") from None
 
 
-class EscalationsType(click.ParamType[task_pb2.WaitEscalations]):
-    """A file with the escalations as JSON: {"person": [{"after": "3600s", "assignee": "lead"}], "event": []}."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> task_pb2.WaitEscalations:
-        if isinstance(value, task_pb2.WaitEscalations):
-            return value
-        try:
-            with Path(value).open(encoding="utf-8") as file:
-                text = file.read(MAX_ESCALATIONS_CHARACTERS + 1)
-        except (OSError, ValueError) as error:
-            self.fail(f"{value}: {error}", param, ctx)
-        if len(text) > MAX_ESCALATIONS_CHARACTERS:
-            self.fail(f"{value}: more than {MAX_ESCALATIONS_CHARACTERS} characters", param, ctx)
-        try:
+def _escalations(path: str) -> task_pb2.WaitEscalations:
+    """Reads a file of JSON: {"person": [{"after": "3600s", "assignee": "lead"}], "event": []}."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(MAX_ESCALATIONS_CHARACTERS + 1)
+        if len(text) <= MAX_ESCALATIONS_CHARACTERS:
             return json_format.Parse(text, task_pb2.WaitEscalations())
-        except json_format.ParseError as error:
-            self.fail(f"{value}: {error}", param, ctx)
+    except (OSError, ValueError, json_format.ParseError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    raise ValueError(f"{path}: more than {MAX_ESCALATIONS_CHARACTERS} characters")
 
 
-class PhaseTimeoutType(click.ParamType[tuple[str, task_pb2.PhaseTimeout]]):
-    """`queued=10m`, `queued=10m:retry`, `tool-call=:fail`: a phase with a timeout, an action or both."""
-
-    name = "phase=duration:action"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, task_pb2.PhaseTimeout]:
-        if isinstance(value, tuple):
-            return value
-        name, _, text = str(value).partition("=")
-        after, _, action = text.partition(":")
-        if name not in _PHASES:
-            self.fail(f"{name!r} is not a phase; the phases are {', '.join(_PHASES)}", param, ctx)
-        if (action and action not in _ACTIONS) or not (after or action):
-            self.fail(
-                f"{text!r} is not a timeout; write {name}=DURATION or {name}=DURATION:ACTION; the actions are "
-                f"{', '.join(_ACTIONS)}",
-                param,
-                ctx,
-            )
-        timeout = task_pb2.PhaseTimeout(after=duration(DURATION.convert(after, param, ctx)) if after else None)
-        if action:
-            timeout.action = TIMEOUT_ACTIONS.to_wire(_ACTIONS[action])
-        return _PHASES[name].field, timeout
+def _phase_timeout(typed: str) -> tuple[str, task_pb2.PhaseTimeout]:
+    """Reads `queued=10m`, `queued=10m:retry`, `tool-call=:fail`: a phase with a timeout, an action or both."""
+    name, _, text = typed.partition("=")
+    after, _, action = text.partition(":")
+    if name not in _PHASES:
+        raise ValueError(f"{name!r} is not a phase; the phases are {', '.join(_PHASES)}")
+    if (action and action not in _ACTIONS) or not (after or action):
+        raise ValueError(
+            f"{text!r} is not a timeout; write {name}=DURATION or {name}=DURATION:ACTION; the actions are "
+            f"{', '.join(_ACTIONS)}"
+        )
+    timeout = task_pb2.PhaseTimeout(after=duration(read_duration(after)) if after else None)
+    if action:
+        timeout.action = TIMEOUT_ACTIONS.to_wire(_ACTIONS[action])
+    return _PHASES[name].field, timeout
 
 
-MOMENT = MomentType()
-PHASE_TIMEOUT = PhaseTimeoutType()
+MOMENT: Final = Typed("time", _moment)
+ESCALATIONS: Final = Typed("file", _escalations)
+PHASE_TIMEOUT: Final = Typed("phase=duration:action", _phase_timeout)
 FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -249,7 +225,7 @@ _ONLY_HERE: Final = (
     TaskOption(
         ["--escalations"],
         path="policy.escalations",
-        type=EscalationsType(),
+        type=ESCALATIONS,
         help="A JSON file with the steps of waits without an answer: see docs/waits.md. Default: none.",
     ),
     TaskOption(

@@ -16,12 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tenure.cli.context import Context, with_client
-from tenure.cli.entry_lines import (
-    describe,
-    goal_text,
-    kind_name,
-    style_of,
-)
+from tenure.cli.entry_lines import describe, goal_text, kind_name, style_of
 from tenure.cli.error_texts import exit_of_task
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import (

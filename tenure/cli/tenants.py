@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
 from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ago, input_total, make_table, one_line, seconds_text, tokens_total
 from tenure.cli.output import echo
-from tenure.cli.parameters import DURATION, find_task
+from tenure.cli.parameters import DURATION, Typed, find_task
 from tenure.client import Client
 from tenure.domain.budget import money_text, nano_usd_of, usd
 from tenure.domain.quotas import QuotaKind, QuotaPolicy
@@ -44,26 +44,22 @@ class QuotaOption(NamedTuple):
     policy: QuotaPolicy | None
 
 
-class QuotaType(click.ParamType[QuotaOption]):
-    """`100`, `100,delay`, `100,refuse` or `default`."""
-
-    name = "quota"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> QuotaOption:
-        number, comma, policy = str(value).partition(",")
-        if value == "default":
-            return QuotaOption(None, None)
-        try:
-            most = Decimal(number.replace("_", ""))
-            beyond = QuotaPolicy(policy.upper()) if comma else None
-        except (InvalidOperation, ValueError):
-            most, beyond = Decimal("NaN"), None
-        if not most.is_finite() or most < 0:
-            self.fail(f"{value!r} is not a quota; write for example 100, 100,delay or default", param, ctx)
-        return QuotaOption(most, beyond)
+def _quota_option(text: str) -> QuotaOption:
+    """Reads `100`, `100,delay`, `100,refuse` or `default`."""
+    number, comma, policy = text.partition(",")
+    if text == "default":
+        return QuotaOption(None, None)
+    try:
+        most = Decimal(number.replace("_", ""))
+        beyond = QuotaPolicy(policy.upper()) if comma else None
+    except (InvalidOperation, ValueError):
+        most, beyond = Decimal("NaN"), None
+    if not most.is_finite() or most < 0:
+        raise ValueError(f"{text!r} is not a quota; write for example 100, 100,delay or default")
+    return QuotaOption(most, beyond)
 
 
-_QUOTA: Final = QuotaType()
+_QUOTA: Final = Typed("quota", _quota_option)
 
 
 @click.group(short_help="Show and set the quotas of tenants; sum up their bills.")
@@ -76,11 +72,10 @@ def tenants() -> None:
 async def list_tenants(context: Context, client: Client) -> None:
     """List all tenants, by name. For operators."""
     listed = client.items(client.tenants.ListTenants, pb.ListTenantsRequest(), lambda page: page.tenants)
-    tenants = [tenant async for tenant in listed]
-    if context.as_json:
-        for tenant in tenants:
-            context.emit(tenant)
-        return
+    await context.show_each(listed, _show_all)
+
+
+def _show_all(context: Context, tenants: Iterable[pb.Tenant]) -> None:
     table = make_table("TENANT", *(name.upper() for name in _NAMES.values()))
     for tenant in tenants:
         table.add_row(tenant.tenant, *(_use(context, use) for use in tenant.quotas))
@@ -92,7 +87,7 @@ async def list_tenants(context: Context, client: Client) -> None:
 @with_client
 async def get(context: Context, client: Client, name: str) -> None:
     """Show the quotas of NAME, and how much of each is used."""
-    _show(context, (await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))).tenant)
+    context.show((await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))).tenant, _show)
 
 
 @tenants.command(short_help="Set the quotas of NAME.")
@@ -146,7 +141,7 @@ async def limit(
 
     known = await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))
     request.expected_revision = known.tenant.revision
-    _show(context, (await client.tenants.UpdateTenantLimits(request)).tenant)
+    context.show((await client.tenants.UpdateTenantLimits(request)).tenant, _show)
 
 
 def _quota(kind: QuotaKind, quota: QuotaOption) -> pb.Quota:
@@ -164,9 +159,6 @@ def _quota(kind: QuotaKind, quota: QuotaOption) -> pb.Quota:
 
 
 def _show(context: Context, tenant: pb.Tenant) -> None:
-    if context.as_json:
-        context.emit(tenant)
-        return
     table = make_table("QUOTA", "USED", "LIMIT", "BEYOND IT", "WARNED", "SET BY")
     for use in tenant.quotas:
         kind, policy = KINDS.find(use.quota.kind), POLICIES.find(use.quota.policy)

@@ -232,12 +232,11 @@ async def signal(context: Context, client: Client, correlation_id: str, payload:
     PAYLOAD is JSON; anything else is sent as a JSON string. A signal for which no task waits is kept for 7 days.
     """
     task = await client.signal(correlation_id, _json_of(payload), request_id=request_id)
-    if context.as_json:
-        context.emit({"delivered": task is not None, "task_id": task.task_id if task else ""})
-    elif task is None:
-        echo(f"no task waits for {correlation_id} yet; the signal is kept for 7 days")
+    if task is None:
+        text = f"no task waits for {correlation_id} yet; the signal is kept for 7 days"
     else:
-        echo(f"delivered; {short_id(task.task_id)} is {why(task.state, '', '')}")
+        text = f"delivered; {short_id(task.task_id)} is {why(task.state, '', '')}"
+    context.say({"delivered": task is not None, "task_id": task.task_id if task else ""}, text)
 
 
 def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:

@@ -17,14 +17,7 @@ from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person, is_intera
 from tenure.cli.context import Context, with_client
 from tenure.cli.error_texts import exit_of_task
 from tenure.cli.exit_codes import Exit
-from tenure.cli.formatting import (
-    arguments_text,
-    budget_text,
-    harmless,
-    one_line,
-    seconds_text,
-    short_id,
-)
+from tenure.cli.formatting import arguments_text, budget_text, harmless, one_line, seconds_text, short_id
 from tenure.cli.narration import Narrator
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument

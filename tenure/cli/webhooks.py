@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -13,14 +13,7 @@ from rich.text import Text
 
 from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit
-from tenure.cli.formatting import (
-    ago,
-    count_text,
-    make_grid,
-    make_table,
-    one_line,
-    seconds_text,
-)
+from tenure.cli.formatting import ago, count_text, make_grid, make_table, one_line, seconds_text
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, LABEL
 from tenure.client import Client
@@ -239,13 +232,8 @@ async def create(
 @with_client
 async def list_webhooks(context: Context, client: Client) -> None:
     """List all webhooks, by name."""
-    webhooks = [
-        webhook
-        async for webhook in client.items(
-            client.webhooks.ListWebhooks, pb.ListWebhooksRequest(), lambda page: page.webhooks
-        )
-    ]
-    context.show_all(webhooks, show_all, none="no webhooks; create one: tenure webhooks create NAME URL")
+    webhooks = client.items(client.webhooks.ListWebhooks, pb.ListWebhooksRequest(), lambda page: page.webhooks)
+    await context.show_each(webhooks, show_all, none="no webhooks; create one: tenure webhooks create NAME URL")
 
 
 @webhooks.command()
@@ -390,8 +378,8 @@ async def deliveries(context: Context, client: Client, webhook: str, states: tup
     """List the deliveries of WEBHOOK: all pending and dead ones, and the newest delivered ones."""
     delivery_states = [DELIVERY_STATES.to_wire(_STATES[state]) for state in states]
 
-    listed = [one async for one in _deliveries(client, webhook, delivery_states, limit=limit)]
-    context.show_all(listed, show_deliveries, none="no deliveries")
+    listed = _deliveries(client, webhook, delivery_states, limit=limit)
+    await context.show_each(listed, show_deliveries, none="no deliveries")
 
 
 @webhooks.command(short_help="Send dead deliveries again.")
@@ -401,15 +389,8 @@ async def deliveries(context: Context, client: Client, webhook: str, states: tup
 @with_client
 async def replay(context: Context, client: Client, webhook: str, delivery_id: str, every: bool) -> None:
     """Send one dead DELIVERY of WEBHOOK again, or with --all every one. Each gets all its attempts again."""
-    _one_or_all(delivery_id, every=every)
-
     request = pb.ReplayWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
-    count = 0
-    while (answer := await client.webhooks.ReplayWebhookDeliveries(request)).replayed:
-        count += answer.replayed
-        if delivery_id or not answer.remaining:
-            break
-    _print_count(context, "replayed", count, delivery_id)
+    await _one_or_all(context, client.webhooks.ReplayWebhookDeliveries, request, "replayed", every=every)
 
 
 @webhooks.command(short_help="Delete dead deliveries.")
@@ -419,30 +400,24 @@ async def replay(context: Context, client: Client, webhook: str, delivery_id: st
 @with_client
 async def discard(context: Context, client: Client, webhook: str, delivery_id: str, every: bool) -> None:
     """Delete one dead DELIVERY of WEBHOOK, or with --all every one."""
-    _one_or_all(delivery_id, every=every)
-
     request = pb.DiscardWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
-    count = 0
-    while (answer := await client.webhooks.DiscardWebhookDeliveries(request)).discarded:
-        count += answer.discarded
-        if delivery_id or not answer.remaining:
-            break
-    _print_count(context, "discarded", count, delivery_id)
+    await _one_or_all(context, client.webhooks.DiscardWebhookDeliveries, request, "discarded", every=every)
 
 
-def _one_or_all(delivery_id: str, *, every: bool) -> None:
-    if bool(delivery_id) == every:
+async def _one_or_all(
+    context: Context, act: Callable[[Any], Awaitable[Any]], request: Any, done: str, *, every: bool
+) -> None:
+    """Acts on one dead delivery, or on all, a page in each request. `done`: the field of the answer that counts."""
+    if bool(request.delivery_id) == every:
         raise click.UsageError("give one DELIVERY, or --all")
-
-
-def _print_count(context: Context, done: str, count: int, delivery_id: str) -> None:
-    if delivery_id and not count:
+    count = 0
+    while found := getattr(answer := await act(request), done):
+        count += found
+        if request.delivery_id or not answer.remaining:
+            break
+    if request.delivery_id and not count:
         raise WrongState(
-            f"the delivery {delivery_id} is not dead; `tenure webhooks deliveries` shows the states",
+            f"the delivery {request.delivery_id} is not dead; `tenure webhooks deliveries` shows the states",
             reason="DELIVERY_NOT_DEAD",
         )
-    if context.as_json:
-        counts: dict[str, Any] = {done: count}
-        context.emit(counts)
-    else:
-        echo(f"{count_text(count, 'dead delivery', 'dead deliveries')} {done}")
+    context.say({done: count}, f"{count_text(count, 'dead delivery', 'dead deliveries')} {done}")

@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
+import grpc
 from google.protobuf.message import Message
+from grpc.aio import UnaryUnaryMultiCallable
 
 from tenure.client.reconnect import StreamReconnect
 from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RetryingChannel
@@ -34,10 +36,6 @@ from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 from tenure.wire.common import duration
-
-if TYPE_CHECKING:
-    import grpc
-    from grpc.aio import UnaryUnaryMultiCallable
 
 T = TypeVar("T")
 Request = TypeVar("Request", bound=Message)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 import time
 from asyncio import sleep
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
-
-if TYPE_CHECKING:
-    from tenure.domain.errors import TryLater
 
 RECONNECT: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
 RECONNECT_SECONDS: Final = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import uuid_utils
 from google.protobuf.message import Message
@@ -12,12 +12,10 @@ from google.protobuf.message import Message
 from tenure.domain.errors import LimitReached, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc.client import TenureChannel
 from tenure.v1.webhook_service_pb2 import CreateWebhookRequest, RotateWebhookSecretRequest
 from tenure.wire.common import seconds
 from tenure.wire.webhook_service import new_secret, with_secret
-
-if TYPE_CHECKING:
-    from tenure.runtime.rpc.client import TenureChannel
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response")

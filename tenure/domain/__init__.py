@@ -25,7 +25,7 @@ step
   rate_limits.py        when the next call with a provider's key may go
   call_limits.py        limits of a client's calls
   tools.py              tools, call states, outcomes, unknown names, truncation, own tools
-  texts.py              tokens of a text, text for people, content that is kept as a file
+  texts.py              tokens of a text, text for people, spans of time, content that is kept as a file
   tool_arguments.py     strict JSON, and arguments of tools that the ledger answers
   control.py            the loop of control functions
 waits

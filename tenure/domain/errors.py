@@ -24,10 +24,8 @@ without detail.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Final, NamedTuple
 
 
 class TenureError(Exception):

@@ -12,15 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tenure.domain.conversation import (
-    Conversation,
-    Message,
-    ToolResult,
-    result_of,
-    said_content,
-    text_block,
-    text_of,
-)
+from tenure.domain.conversation import Conversation, Message, ToolResult, result_of, said_content, text_block, text_of
 from tenure.domain.entries import (
     PROMPT_TOO_LONG,
     AssistantMessage,

@@ -8,14 +8,11 @@ refused, not repaired.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 from urllib.parse import quote, unquote, urljoin, urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 # Allowed addresses: public ones, and networks that the operator allows.
 

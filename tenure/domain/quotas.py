@@ -12,16 +12,14 @@ A quota never ends a task: at a cap the task, or its next model call, starts lat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tenure.domain.budget import usd
 from tenure.domain.errors import LimitReached
 from tenure.domain.states import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SOFT_PERCENT: Final = 80
 RUNNING_RETRY_SECONDS: Final = 5.0

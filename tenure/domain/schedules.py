@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zoneinfo import ZoneInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 DEFAULT_CATCH_UP_SECONDS: Final = 3600.0
 MAX_CATCH_UP_RUNS: Final = 10

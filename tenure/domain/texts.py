@@ -63,6 +63,18 @@ def visible_text(text: str) -> str:
     )
 
 
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SPAN_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+def span_seconds(text: str) -> float | None:
+    """Returns the seconds of `2h`, `1h30m`, `90s`, `250ms` or `30d`; None for another text."""
+    parts = _SPAN_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
 def one_line(text: str, most: int) -> str:
     """Returns at most `most` characters on one line, without characters that cannot be shown."""
     return shortened(" ".join("".join(one if one.isprintable() else " " for one in text).split()), most)

@@ -13,13 +13,7 @@ from typing import Final
 
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.waits import (
-    MAX_WAIT_SECONDS,
-    WaitDeadlinePolicy,
-    WaitKind,
-    default_timeout_seconds,
-    is_for_person,
-)
+from tenure.domain.waits import MAX_WAIT_SECONDS, WaitDeadlinePolicy, WaitKind, default_timeout_seconds, is_for_person
 
 MIN_TIMEOUT_SECONDS: Final = 1.0
 MAX_PHASE_SECONDS: Final = 24 * 3600.0

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tenure.domain.budget import Budget, BudgetRequest, missing_of, usd
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
 from tenure.domain.states import Reason
 from tenure.domain.tools import Outcome, OutcomeStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 DEFAULT_PERSON_SECONDS: Final = 24 * 3600.0
 DEFAULT_EVENT_SECONDS: Final = 2 * 3600.0

@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 TEST_EVENT: Final = "webhook.test"
 MISSED_EVENT: Final = "webhook.missed"

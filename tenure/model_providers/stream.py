@@ -17,13 +17,7 @@ from typing import Any, Final
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import ContentBlock
 from tenure.domain.texts import estimated_tokens
-from tenure.domain.tool_arguments import (
-    escaped,
-    is_deeper,
-    strict_json,
-    well_formed,
-    well_formed_value,
-)
+from tenure.domain.tool_arguments import escaped, is_deeper, strict_json, well_formed, well_formed_value
 
 # The provider's event stream, from bytes to JSON objects. Strict and bounded, because the endpoint is not trusted.
 

@@ -17,11 +17,12 @@ import os
 import random
 import re
 import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 
@@ -30,9 +31,6 @@ from tenure.runtime.observability import metrics
 from tenure.runtime.observability.logs import logged_context
 from tenure.runtime.rpc.status import CODES, from_plain
 from tenure.runtime.settings import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 _declared: dict[str, str] = {}
 _switches: dict[str, str] = {}

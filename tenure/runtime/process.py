@@ -29,11 +29,11 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
@@ -41,20 +41,6 @@ from tenure.runtime.listening import CannotListen
 from tenure.runtime.observability import metrics
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.settings import ConfigurationError
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-
-__all__ = [
-    "RESTART",
-    "Duties",
-    "NoLimit",
-    "heed_cancellation",
-    "note_progress",
-    "rest",
-    "resting",
-]
-
 
 # One run of a duty: its own asyncio task, its progress, and its end.
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.spans import parse_traceparent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
 
 TENANT_KEY: Final = "x-tenure-tenant"
 DEFAULT_TENANT: Final = "default"

@@ -14,11 +14,11 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, TypeVar
+from typing import Any, Final, Protocol, TextIO, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -36,12 +36,6 @@ from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.certificate_files import CertificateFiles, PeerTls
 from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import SHARED_PREFIX, Address, ConfigurationError, describe, group, load, setting
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tenure.runtime.settings import Address
-
 
 _log: Final = logging.getLogger(__name__)
 

@@ -22,25 +22,11 @@ and is not declared. A `group` holds settings that several processes share, unde
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-__all__ = [
-    "Address",
-    "ConfigurationError",
-    "Secret",
-    "describe",
-    "group",
-    "load",
-    "secret_text",
-    "setting",
-]
-
+from typing import Any, Final, TypeVar, get_type_hints
 
 # The types that a setting can have, and how each is parsed.
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import Final
 
 _LEAVES_A_CANCELLATION: Final = sys.version_info < (3, 13)
 

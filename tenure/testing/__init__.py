@@ -34,14 +34,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tenure.testing.errors import InvariantViolated, NotCleanedUp, PointNotReached
-    from tenure.testing.points import POINTS, UnknownPoint
-    from tenure.testing.recording import Recording, Replay
-    from tenure.testing.script import ScriptError, broken_stream, error, tool, turn
-    from tenure.testing.session import Tenure
-    from tenure.testing.stack import Stack
-    from tenure.testing.task import TaskHandle, TaskModelCall, TaskResult
-    from tenure.testing.worker import WorkerHandle
+    from tenure.testing.errors import InvariantViolated as InvariantViolated
+    from tenure.testing.errors import NotCleanedUp as NotCleanedUp
+    from tenure.testing.errors import PointNotReached as PointNotReached
+    from tenure.testing.points import POINTS as POINTS
+    from tenure.testing.points import UnknownPoint as UnknownPoint
+    from tenure.testing.recording import Recording as Recording
+    from tenure.testing.recording import Replay as Replay
+    from tenure.testing.script import ScriptError as ScriptError
+    from tenure.testing.script import broken_stream as broken_stream
+    from tenure.testing.script import error as error
+    from tenure.testing.script import tool as tool
+    from tenure.testing.script import turn as turn
+    from tenure.testing.session import Tenure as Tenure
+    from tenure.testing.stack import Stack as Stack
+    from tenure.testing.task import TaskHandle as TaskHandle
+    from tenure.testing.task import TaskModelCall as TaskModelCall
+    from tenure.testing.task import TaskResult as TaskResult
+    from tenure.testing.worker import WorkerHandle as WorkerHandle
 
 _NAMES: Final = {
     "errors": ("InvariantViolated", "NotCleanedUp", "PointNotReached"),
@@ -55,26 +65,8 @@ _NAMES: Final = {
 }
 _MODULE_OF: Final = {name: f"tenure.testing.{module}" for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "POINTS",
-    "InvariantViolated",
-    "NotCleanedUp",
-    "PointNotReached",
-    "Recording",
-    "Replay",
-    "ScriptError",
-    "Stack",
-    "TaskHandle",
-    "TaskModelCall",
-    "TaskResult",
-    "Tenure",
-    "UnknownPoint",
-    "WorkerHandle",
-    "broken_stream",
-    "error",
-    "tool",
-    "turn",
-]
+if not TYPE_CHECKING:  # a type checker takes the names that are imported above under their own name
+    __all__ = sorted(_MODULE_OF)  # noqa: PLE0605  ruff wants a display of the list
 
 
 def __getattr__(name: str) -> Any:

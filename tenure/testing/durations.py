@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from math import inf
-from typing import Final
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+from tenure.domain.texts import span_seconds
 
 Duration = str | float | timedelta
 
@@ -18,10 +15,7 @@ def seconds_of(duration: Duration) -> float:
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
     elif isinstance(duration, str):
-        parts = _PART.findall(duration)
-        if "".join(number + unit for number, unit in parts) != duration:
-            parts = []
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        seconds = span_seconds(duration) or 0.0
     else:
         seconds = float(duration)
     if not 0 < seconds < inf:  # NaN, too

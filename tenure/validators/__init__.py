@@ -59,90 +59,15 @@ from tenure.validators import (
     tool_service,
     webhook_service,
 )
-from tenure.validators.common import (
-    MAX_ARGUMENT_BYTES,
-    MAX_CHOICES,
-    MAX_COMMIT_BYTES,
-    MAX_CONTROL_JSON_BYTES,
-    MAX_ENTRIES,
-    MAX_FRAME_BYTES,
-    MAX_FRAME_ITEMS,
-    MAX_GOAL_BYTES,
-    MAX_HOLDINGS,
-    MAX_ID_CHARACTERS,
-    MAX_LABELS,
-    MAX_OUTPUT_TOKENS,
-    MAX_SLOTS,
-    MAX_SYSTEM_BYTES,
-    MAX_TRANSITION_MESSAGE,
-    MAX_WAIT_SECONDS,
-    MAX_WINDOW_TOKENS,
-    MIN_OUTPUT_BYTES,
-    MIN_WINDOW_TOKENS,
-    Check,
-)
-from tenure.validators.rules import (
-    CALL_ID,
-    FUNCTION_NAME,
-    NAME,
-    TOOL_NAME,
-    WORKER_ID,
-    WORKER_ID_RULE,
-    TooManyProblems,
-    Violations,
-    check_fields,
-    largest_request,
-)
-from tenure.validators.task import schemas_in
+from tenure.validators.common import Check
+from tenure.validators.rules import TooManyProblems, Violations, check_fields, largest_request
 
-__all__ = [
-    "CALL_ID",
-    "FUNCTION_NAME",
-    "MAX_ARGUMENT_BYTES",
-    "MAX_CHOICES",
-    "MAX_COMMIT_BYTES",
-    "MAX_CONTROL_JSON_BYTES",
-    "MAX_ENTRIES",
-    "MAX_FRAME_BYTES",
-    "MAX_FRAME_ITEMS",
-    "MAX_GOAL_BYTES",
-    "MAX_HOLDINGS",
-    "MAX_ID_CHARACTERS",
-    "MAX_LABELS",
-    "MAX_OUTPUT_TOKENS",
-    "MAX_SLOTS",
-    "MAX_SYSTEM_BYTES",
-    "MAX_TRANSITION_MESSAGE",
-    "MAX_WAIT_SECONDS",
-    "MAX_WINDOW_TOKENS",
-    "MIN_OUTPUT_BYTES",
-    "MIN_WINDOW_TOKENS",
-    "NAME",
-    "TOOL_NAME",
-    "WORKER_ID",
-    "WORKER_ID_RULE",
-    "longest_request",
-    "schemas_in",
-    "validate",
-]
-
-_CHECKS: Final[dict[type, Check]] = {
-    **task_service.CHECKS,
-    **checkpoint_service.CHECKS,
-    **tool_service.CHECKS,
-    **schedule_service.CHECKS,
-    **coordinator_service.CHECKS,
-    **lease_service.CHECKS,
-    **model_service.CHECKS,
-    **admin_service.CHECKS,
-    **agent_service.CHECKS,
-    **api_key_service.CHECKS,
-    **approval_service.CHECKS,
-    **audit_service.CHECKS,
-    **tool_provider_service.CHECKS,
-    **tenant_service.CHECKS,
-    **webhook_service.CHECKS,
-}
+_SERVICES: Final = (
+    *(task_service, checkpoint_service, tool_service, schedule_service, coordinator_service, lease_service),
+    *(model_service, admin_service, agent_service, api_key_service, approval_service, audit_service),
+    *(tool_provider_service, tenant_service, webhook_service),
+)
+_CHECKS: Final[dict[type, Check]] = {kind: check for service in _SERVICES for kind, check in service.CHECKS.items()}
 
 
 def longest_request(method: str) -> int | None:

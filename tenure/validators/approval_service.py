@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tenure.domain.approvals import (
-    GROUP_NAME_RULE,
-    MEMBER_RULE,
-    is_group_name,
-    is_link_id,
-    is_member,
-)
+from tenure.domain.approvals import GROUP_NAME_RULE, MEMBER_RULE, is_group_name, is_link_id, is_member
 from tenure.v1 import approval_service_pb2 as approvals
 from tenure.validators.common import Check
 from tenure.validators.rules import Violations

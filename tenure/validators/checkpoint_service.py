@@ -9,9 +9,7 @@ from tenure.domain.outputs import MAX_OUTPUTS, problem_of_output
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
 from tenure.validators import schedule_service, task_service
-from tenure.validators.admin_service import (
-    check_operator_request,
-)
+from tenure.validators.admin_service import check_operator_request
 from tenure.validators.common import (
     MAX_COMMIT_BYTES,
     Check,

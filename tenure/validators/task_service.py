@@ -7,13 +7,8 @@ from typing import Any, Final
 from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
 from tenure.domain.images import problems_of_files
 from tenure.domain.states import Reason
-from tenure.domain.waits import (
-    MAX_WAIT_SECONDS as WAITS_MAX_WAIT_SECONDS,
-)
-from tenure.domain.waits import (
-    MIN_WAIT_SECONDS,
-    WITHOUT_CALL,
-)
+from tenure.domain.waits import MAX_WAIT_SECONDS as WAITS_MAX_WAIT_SECONDS
+from tenure.domain.waits import MIN_WAIT_SECONDS, WITHOUT_CALL
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks

@@ -6,15 +6,7 @@ from collections.abc import Callable, Iterable
 
 from tenure.domain.errors import Unavailable
 from tenure.domain.images import Image, SubmittedFile
-from tenure.domain.in_doubt import (
-    Abandon,
-    CallInDoubt,
-    Decision,
-    DidNotHappen,
-    Happened,
-    Resolution,
-    ResolveCall,
-)
+from tenure.domain.in_doubt import Abandon, CallInDoubt, Decision, DidNotHappen, Happened, Resolution, ResolveCall
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.task import InputFile
 from tenure.domain.texts import KeptContent

@@ -20,6 +20,7 @@ from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import Checkpoint, kinds
+from tests.support.one_batch import in_one_batch
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.refused_rows import Refusal, refuse_rows
 
@@ -44,16 +45,7 @@ def a_submit(request_id: str = "", **spec: Any) -> pb.CreateTaskRequest:
 
 
 async def create_in_one_batch(creator: LedgerCreator, tenant: str, *requests: pb.CreateTaskRequest) -> list[Any]:
-    """The tasks and refusals, in order."""
-    creates = [asyncio.create_task(creator.create(tenant, request)) for request in requests]
-    await asyncio.sleep(0)  # all wait now
-    running = asyncio.create_task(creator.run())
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return await asyncio.gather(*creates, return_exceptions=True)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    return await in_one_batch(creator, *[creator.create(tenant, request) for request in requests])
 
 
 async def test_submits_together_are_one_transaction(replica: Checkpoint) -> None:

@@ -15,7 +15,7 @@ from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
 from tenure.runtime.observability import metrics
 from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.validators import MAX_COMMIT_BYTES, MAX_FRAME_BYTES
+from tenure.validators.common import MAX_COMMIT_BYTES, MAX_FRAME_BYTES
 from tenure.wire.common import refusal_to_domain
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, words
 from tests.support.patience import PATIENCE_SECONDS

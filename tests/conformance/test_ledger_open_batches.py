@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +18,7 @@ from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_fairness import limit
 from tests.support.fix_checkpoint import Checkpoint, kinds, reserve, words
+from tests.support.one_batch import in_one_batch
 from tests.support.patience import PATIENCE_SECONDS
 
 MANY = 20
@@ -35,23 +35,10 @@ async def opener_of(replica: Checkpoint) -> AsyncIterator[LedgerOpener]:
         yield opener
 
 
-async def open_in_one_batch(opener: LedgerOpener, *every_claim: Any) -> list[Any]:
-    """The answers and refusals, in order."""
-    opens = [asyncio.create_task(opener.open(claims)) for claims in every_claim]
-    await asyncio.sleep(0)  # all wait now
-    running = asyncio.create_task(opener.run())
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return await asyncio.gather(*opens, return_exceptions=True)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
 async def test_opens_together_are_one_transaction(replica: Checkpoint) -> None:
     claims = [(await replica.grant((await replica.create()).task_id))[1] for _ in range(MANY)]
     async with opener_of(replica) as opener:
-        opened = await open_in_one_batch(opener, *claims)
+        opened = await in_one_batch(opener, *map(opener.open, claims))
     assert [one.header.task.epoch for one in opened] == [one.epoch for one in claims]
     assert [one.header.next_commit_number for one in opened] == [1] * MANY
     for one in opened:
@@ -68,7 +55,7 @@ async def test_a_takeover_in_a_batch_fences_each_former_owner(replica: Checkpoin
         await owner.commit(reserve=reserve(input_tokens=70, output=30))
     claims = [(await replica.grant(owner.task.task_id, holder="w-2"))[1] for owner in owners]
     async with opener_of(replica) as opener:
-        opened = await open_in_one_batch(opener, *claims)
+        opened = await in_one_batch(opener, *map(opener.open, claims))
     for one in opened:
         assert kinds(one.first.page.entries)[-3:] == ["attempt_lost", "RUNNING>QUEUED", "QUEUED>RUNNING"]
         assert one.header.task.budget.reserved_tokens == 0
@@ -82,7 +69,7 @@ async def test_a_tenants_limit_holds_within_a_batch(replica: Checkpoint) -> None
     await replica.claim((await replica.create()).task_id)
     claims = [(await replica.grant((await replica.create()).task_id))[1] for _ in range(6)]
     async with opener_of(replica) as opener:
-        opened = await open_in_one_batch(opener, *claims)
+        opened = await in_one_batch(opener, *map(opener.open, claims))
     refused = [one for one in opened if isinstance(one, WrongState)]
     assert [one.reason for one in refused] == ["TENANT_QUOTA"] * 3
     assert await replica.query("select count(*) from ledger.tasks where holds and tenant = %s", replica.tenant) == [
@@ -96,7 +83,7 @@ async def test_an_open_without_a_caller_raises_no_fence(replica: Checkpoint) -> 
         cancelled = asyncio.create_task(opener.open(gone))
         await asyncio.sleep(0)
         cancelled.cancel()
-        [opened] = await open_in_one_batch(opener, stays)
+        [opened] = await in_one_batch(opener, opener.open(stays))
     assert opened.header.task.state == task_pb2.TASK_STATE_RUNNING
     assert (await replica.get(gone.task_id)).state == task_pb2.TASK_STATE_QUEUED
 

@@ -124,7 +124,7 @@ async def pair(path: Path) -> AsyncIterator[Pair]:
         "Hold": grpc.unary_stream_rpc_method_handler(echo.hold),
     }
     handler = grpc.method_handlers_generic_handler(SERVICE, methods)
-    server.add(SERVICE, lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
+    server.add(SERVICE, handler, lambda one, to: to.add_generic_rpc_handlers((one,)))
     tls = PeerTls(folder.files("gateway"), Role.CHECKPOINT)
     async with server, open_channel(server.address, tls=tls) as channel:
         yield Pair(folder, echo, channel)

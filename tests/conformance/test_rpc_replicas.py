@@ -39,7 +39,7 @@ class Replica:
             "Hold": grpc.unary_stream_rpc_method_handler(self.hold),
         }
         handler = grpc.method_handlers_generic_handler("t.Who", methods)
-        self.server.add("t.Who", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
+        self.server.add("t.Who", handler, lambda one, to: to.add_generic_rpc_handlers((one,)))
         self.proxy: TcpProxy
 
     async def ask(self, _request: bytes, _context: Any) -> bytes:

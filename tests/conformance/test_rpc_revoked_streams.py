@@ -47,7 +47,7 @@ async def test_a_revoked_stream_ends_with_the_refusal(monkeypatch: pytest.Monkey
     access = AccessControl(lambda _service: rules, authenticate, serves_clients=True)
     security: Any = SimpleNamespace(access_control=lambda: access, server_credentials=lambda: None)
     server = RpcServer("127.0.0.1:0", security=security)
-    server.add(SERVICE, register, object())
+    server.add(SERVICE, object(), register)
     async with asyncio.timeout(CALL_SECONDS), server, open_channel(server.address) as channel:
         call = channel.unary_stream(f"/{SERVICE}/Read")(b"")
         assert await call.read()

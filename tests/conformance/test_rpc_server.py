@@ -86,7 +86,7 @@ def refuse_bad(message: bytes) -> None:
 async def echoing(*, grace_seconds: float = 2.0, **options: Any) -> AsyncGenerator[Any]:
     echo = Echo()
     server = RpcServer("127.0.0.1:0", validate=refuse_bad, grace_seconds=grace_seconds, **options)
-    server.add(SERVICE, register, echo)
+    server.add(SERVICE, echo, register)
     echo.server = server
     async with server, open_channel(server.address, default_timeout_seconds=CALL_SECONDS) as channel:
         yield echo, channel
@@ -336,7 +336,7 @@ async def test_calls_use_several_addresses_and_skip_a_lost_one() -> None:
             return name.encode()
 
         handler = grpc.method_handlers_generic_handler("t.Who", {"Ask": grpc.unary_unary_rpc_method_handler(tell)})
-        server.add("t.Who", lambda h, s: s.add_generic_rpc_handlers((h,)), handler)
+        server.add("t.Who", handler, lambda h, s: s.add_generic_rpc_handlers((h,)))
     async with (
         first,
         second,

@@ -40,7 +40,7 @@ def serve(session: Session, keepalive: Keepalive) -> RpcServer:
     handler = grpc.method_handlers_generic_handler(
         "t.Session", {"Hold": grpc.stream_stream_rpc_method_handler(session.hold)}
     )
-    server.add("t.Session", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
+    server.add("t.Session", handler, lambda one, to: to.add_generic_rpc_handlers((one,)))
     return server
 
 

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from services.checkpoint.entries import read_page
 from services.checkpoint.queries import SCHEMA
-from services.checkpoint.traces import export_lease, exporting, otlp, projecting
+from services.checkpoint.traces import export_lease, exporting, otlp
 from services.checkpoint.traces.settings import TraceSettings
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.spans import attempt_span_id, call_span_id, trace_id
@@ -234,9 +234,9 @@ async def test_row_lease_is_kept_while_an_export_is_read(
     ledger = await checkpoint()
     task_id = await worked_off(ledger, 3)
     last = len(await ledger.entries(task_id))
-    monkeypatch.setattr(projecting, "read_page", partial(read_page, page_size=1))
+    monkeypatch.setattr(exporting, "read_page", partial(read_page, page_size=1))
     async with open_pool(Secret(ledger.dsn), service="test", schema=SCHEMA) as pool:
-        projections = projecting.Projections(pool, with_content=False)
+        projections = exporting.Projections(pool, with_content=False)
         due = export_lease.DueTask(TracedTask(task_id, task_id, "default"), last - 2, last, is_held=False)
         pages = [(len(spans), through) async for spans, through in projections.spans(due)]
     assert [through for _, through in pages] == [*[last - 2] * (last - 2), last - 1, last]

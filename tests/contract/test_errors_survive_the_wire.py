@@ -40,7 +40,7 @@ async def failing(raised: Sequence[errors.TenureError]) -> AsyncIterator[tuple[R
 
     handler = grpc.method_handlers_generic_handler("t.Fail", {"Now": grpc.unary_unary_rpc_method_handler(fail)})
     server = RpcServer("127.0.0.1:0")
-    server.add("t.Fail", lambda one, to: to.add_generic_rpc_handlers((one,)), handler)
+    server.add("t.Fail", handler, lambda one, to: to.add_generic_rpc_handlers((one,)))
     async with server, open_channel(server.address) as channel:
         yield server, channel.unary_unary("/t.Fail/Now")
 

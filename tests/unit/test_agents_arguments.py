@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from tenure.agents import Agent
-from tenure.agents.pydantic_ai.arguments import recordable
+from tenure.agents.pydantic_ai.tool_calls import recordable
 from tenure.control import OwnTool
 from tests.support.journal_work import JournalWork
 

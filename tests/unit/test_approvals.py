@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edges.answer_links.pages import HEADERS, answer_form, shown_arguments
-from edges.notifications.mail import mail_of
 from edges.notifications.slack import slack_message
+from edges.notifications.smtp import mail_of
 from edges.notifications.texts import notification_of
 from tenure.domain.approvals import (
     AnswerLink,

@@ -14,7 +14,7 @@ from tenure.cli.formatting import source_text
 from tenure.cli.parameters import SOURCE
 from tenure.cli.send_and_fork import fork_request
 from tenure.cli.submit import request_of
-from tenure.cli.task_options import MOMENT, PHASE_TIMEOUT, EscalationsType
+from tenure.cli.task_options import ESCALATIONS, MOMENT, PHASE_TIMEOUT
 from tenure.v1 import task_pb2
 from tenure.wire.common import duration
 
@@ -142,7 +142,7 @@ def test_phases_have_a_duration_an_action_or_both() -> None:
 def test_escalations_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     file.write_text('{"person": [{"after": "60s", "assignee": "lead"}]}')
-    steps = EscalationsType().convert(str(file), None, None)
+    steps = ESCALATIONS.convert(str(file), None, None)
     assert request_of("go", escalations=steps).spec.policy.escalations.person[0].assignee == "lead"
 
 
@@ -151,6 +151,6 @@ def test_a_wrong_file_of_escalations_is_refused(tmp_path: Path, text: str) -> No
     file = tmp_path / "steps.json"
     file.write_text(text)
     with pytest.raises(click.BadParameter, match=r"steps\.json"):
-        EscalationsType().convert(str(file), None, None)
+        ESCALATIONS.convert(str(file), None, None)
     with pytest.raises(click.BadParameter, match="absent"):
-        EscalationsType().convert(str(tmp_path / "absent"), None, None)
+        ESCALATIONS.convert(str(tmp_path / "absent"), None, None)

@@ -34,11 +34,6 @@ def test_every_declared_field_and_method_exists(declared: ast.ClassDef) -> None:
         assert names <= set(real.DESCRIPTOR.fields_by_name) | enum_values
 
 
-def test_every_name_of_the_module_is_declared() -> None:
-    made = {name for name in vars(stubs) if name[0].isupper()} - {"EtcdApi"}
-    assert made == {declared.name for declared in _declared_classes()}
-
-
 def test_transactions_nest_in_one_request() -> None:
     inner = stubs.TxnRequest(success=[stubs.RequestOp(request_put=stubs.PutRequest(key=b"k", value=b"v", lease=7))])
     outer = stubs.TxnRequest(success=[stubs.RequestOp(request_txn=inner)])

@@ -26,7 +26,7 @@ from tenure.runtime.rpc.server import RpcServer
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import live_pb2
 from tenure.v1 import worker_service_pb2 as worker
-from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from tests.support.patience import PATIENCE_SECONDS
 
 SECRET = b"s" * 32
@@ -77,7 +77,7 @@ class Coordinator:
 
 async def serve(stack: AsyncExitStack, speaker: WorkerServiceServicer) -> str:
     server = RpcServer("127.0.0.1:0", grace_seconds=0.1)
-    server.add("tenure.v1.WorkerService", add_WorkerServiceServicer_to_server, speaker)
+    server.add("tenure.v1.WorkerService", speaker)
     await stack.enter_async_context(server)
     return server.address
 

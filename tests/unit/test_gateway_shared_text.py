@@ -20,7 +20,7 @@ from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import worker_service_pb2 as worker
-from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from tests.support.patience import PATIENCE_SECONDS
 
 SECRET = b"s" * 32
@@ -97,7 +97,7 @@ async def relay_of(known: Coordinator, *speakers: Speaker) -> AsyncIterator[Live
     async with asyncio.timeout(PATIENCE_SECONDS), AsyncExitStack() as stack:
         for speaker in speakers:
             server = RpcServer("127.0.0.1:0", grace_seconds=0.1)
-            server.add("tenure.v1.WorkerService", add_WorkerServiceServicer_to_server, speaker)
+            server.add("tenure.v1.WorkerService", speaker)
             await stack.enter_async_context(server)
             speaker.address = server.address
         peers: Any = SimpleNamespace(coordinator=known)

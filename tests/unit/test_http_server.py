@@ -36,7 +36,7 @@ from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.v1 import task_service_pb2 as api
-from tenure.v1.task_service_pb2_grpc import TaskServiceServicer, add_TaskServiceServicer_to_server
+from tenure.v1.task_service_pb2_grpc import TaskServiceServicer
 from tenure.wire.access import access_rules
 from tests.support.patience import CALL_SECONDS
 
@@ -60,7 +60,7 @@ async def http_server() -> AsyncIterator[Open]:
     """Opens doors in front of a gateway whose ledger does not answer."""
     grpc_server = RpcServer("127.0.0.1:0")
     servicer: Any = TasksWithoutLedger
-    grpc_server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, servicer())
+    grpc_server.add("tenure.v1.TaskService", servicer())
     async with AsyncExitStack() as stack:
 
         async def opened(*, is_authenticated: bool = False, listen: str = "127.0.0.1:0", **settings: Any) -> str:

@@ -18,7 +18,7 @@ from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.security.access_control import current_principal
 from tenure.v1 import live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.v1.task_service_pb2_grpc import TaskServiceServicer, TaskServiceStub, add_TaskServiceServicer_to_server
+from tenure.v1.task_service_pb2_grpc import TaskServiceServicer, TaskServiceStub
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SERVICE = "tenure.v1.TaskService"
@@ -81,7 +81,7 @@ def tasks() -> Tasks:
 @pytest.fixture
 async def stub(tasks: Tasks) -> Any:
     server = RpcServer("127.0.0.1:0", validate=refuse_bad)
-    server.add(SERVICE, add_TaskServiceServicer_to_server, tasks)
+    server.add(SERVICE, tasks)
     channel: Any = server.in_process(CALL_SECONDS)
     return TaskServiceStub(channel)
 

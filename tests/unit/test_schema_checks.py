@@ -25,7 +25,7 @@ from tenure.runtime.schema_checks import (
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.validators import schemas_in
+from tenure.validators.task import schemas_in
 
 SPEC = task_pb2.TaskSpec(result_schema_json="{}")
 OVERRIDES = task_pb2.ForkOverrides(result_schema_json="{}")

@@ -10,7 +10,7 @@ from services.tools.calls.runs import EventReader, Output, Started
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_service_pb2
-from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
+from tenure.validators.common import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 from tests.support.patience import PATIENCE_SECONDS
 
 

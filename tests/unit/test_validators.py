@@ -22,12 +22,8 @@ from tenure.v1 import task_service_pb2 as tasks
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_provider_service_pb2 as providers
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.validators import (
-    MAX_ARGUMENT_BYTES,
-    MAX_COMMIT_BYTES,
-    MAX_GOAL_BYTES,
-    validate,
-)
+from tenure.validators import validate
+from tenure.validators.common import MAX_ARGUMENT_BYTES, MAX_COMMIT_BYTES, MAX_GOAL_BYTES
 
 TOKEN = token_pb2.FencingToken(claims=b"c", key_id="k", signature=b"s")
 

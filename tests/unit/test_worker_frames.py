@@ -16,7 +16,8 @@ from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc.client import CALL_CANCELLED
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, validate
+from tenure.validators import validate
+from tenure.validators.common import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 from tests.support.patience import PATIENCE_SECONDS
 
 NO_CHANNEL: Any = None

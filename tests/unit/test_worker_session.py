@@ -25,7 +25,6 @@ from tenure.runtime.rpc.server import Health, RpcServer
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import (
     CoordinatorServiceServicer,
-    add_CoordinatorServiceServicer_to_server,
 )
 from tenure.wire.common import duration
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -86,7 +85,7 @@ def coordinator(monkeypatch: pytest.MonkeyPatch) -> Coordinator:
 async def working(coordinator: Coordinator, silence_seconds: float = 30.0) -> AsyncIterator[WorkerSession]:
     """A session with it, kept by a duty as in the worker."""
     server = RpcServer("127.0.0.1:0", grace_seconds=0.1)
-    server.add("tenure.v1.CoordinatorService", add_CoordinatorServiceServicer_to_server, coordinator)
+    server.add("tenure.v1.CoordinatorService", coordinator)
     identity = WorkerIdentity("w", ("q",), ("agent",), "127.0.0.1:1", bytes(32))
     async with server, Duties(QUICK) as duties:
         session = WorkerSession([server.address], identity, HeldTasks(), TrustGate(), lambda: Slots(1, 1, 1))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from services.checkpoint.agents.rows import AGENTS, no_agent, no_revision
 from services.checkpoint.queries import fetch_all
 from services.checkpoint.submit.source_defaults import fill_unset
 from tenure.domain.agents import AgentPin, Routing
 from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.runtime.store.postgres import Connection
 from tenure.v1 import agent_service_pb2, task_pb2
+from tenure.v1 import agent_service_pb2 as pb
 from tenure.wire.task import pin_to_wire
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection
-    from tenure.v1 import agent_service_pb2 as pb
 
 
 class _Candidate(NamedTuple):

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from services.checkpoint.columns import Unlisted, select_list
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
-from tenure.domain.agents import Routing, reference
+from tenure.domain.agents import AgentKind, Routing, reference
 from tenure.domain.errors import NotFound
+from tenure.runtime.store.postgres import Connection
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.wire.agent_service import KINDS
 from tenure.wire.codec import writer
 from tenure.wire.common import optional_timestamp, timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tenure.domain.agents import AgentKind
-    from tenure.runtime.store.postgres import Connection
 
 
 class AgentRow(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from services.checkpoint.agents.rows import (
     AGENTS,
@@ -15,16 +15,14 @@ from services.checkpoint.agents.rows import (
     read_revisions,
     route,
 )
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
 from tenure.domain.agents import ALL_BASIS_POINTS, MAX_REVISION, Routing, becomes_current, reference
 from tenure.domain.errors import LimitReached, WrongState
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.v1.agent_service_pb2_grpc import AgentServiceServicer
 from tenure.wire.agent_service import KINDS, digest_of
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection, Pool
 
 MAX_AGENTS: Final = 1000
 MAX_REVISIONS: Final = 10_000
@@ -34,31 +32,28 @@ NEWEST_REVISIONS: Final = 100
 MAX_LISTED: Final = 1000
 
 
-async def register(pool: Pool, tenant: str, request: pb.RegisterAgentRequest) -> pb.RegisterAgentResponse:
+@ledger_transaction
+async def register(connection: Connection, tenant: str, request: pb.RegisterAgentRequest) -> pb.RegisterAgentResponse:
     """Registers a definition, or finds its revision, and adds the build. Raises LimitReached (TOO_MANY_AGENTS)."""
     digest, name = digest_of(request.definition), request.name
-
-    async def work(connection: Connection) -> pb.RegisterAgentResponse:
-        row = await _locked(connection, tenant, name, request.actor)
-        existing = await fetch_one(connection, AGENTS.find, {"tenant": tenant, "name": name, "digest": digest})
-        revision = row.newest_revision + 1 if existing is None else int(existing[0])
-        if existing is None:
-            await _create(connection, row, revision, digest, request)
-        if request.build:
-            await _add_build(connection, row, revision, request.build)
-        routing = await _routing(connection, row, revision, request, is_created=existing is None)
-        if existing is None or routing != row.routing:
-            newest = max(row.newest_revision, revision)
-            reason = f"registered {reference(name, revision)}"
-            await route(connection, row, routing, newest=newest, actor=request.actor, reason=reason)
-        registered = await read_revision(connection, tenant, name, revision)
-        return pb.RegisterAgentResponse(
-            agent=(await read_agent(connection, tenant, name)).message(),
-            revision=registered.message(0),
-            created=existing is None,
-        )
-
-    return await in_ledger_transaction(pool, work)
+    row = await _locked(connection, tenant, name, request.actor)
+    existing = await fetch_one(connection, AGENTS.find, {"tenant": tenant, "name": name, "digest": digest})
+    revision = row.newest_revision + 1 if existing is None else int(existing[0])
+    if existing is None:
+        await _create(connection, row, revision, digest, request)
+    if request.build:
+        await _add_build(connection, row, revision, request.build)
+    routing = await _routing(connection, row, revision, request, is_created=existing is None)
+    if existing is None or routing != row.routing:
+        newest = max(row.newest_revision, revision)
+        reason = f"registered {reference(name, revision)}"
+        await route(connection, row, routing, newest=newest, actor=request.actor, reason=reason)
+    registered = await read_revision(connection, tenant, name, revision)
+    return pb.RegisterAgentResponse(
+        agent=(await read_agent(connection, tenant, name)).message(),
+        revision=registered.message(0),
+        created=existing is None,
+    )
 
 
 async def _locked(connection: Connection, tenant: str, name: str, actor: str) -> AgentRow:
@@ -130,46 +125,38 @@ async def _check_new_tasks(connection: Connection, row: AgentRow, revision: int)
         raise WrongState(f"{reference(row.name, revision)} is retired for good", reason="AGENT_REVISION_RETIRED")
 
 
-async def ramp(pool: Pool, tenant: str, request: pb.RampAgentRequest) -> pb.Agent:
+@ledger_transaction
+async def ramp(connection: Connection, tenant: str, request: pb.RampAgentRequest) -> pb.Agent:
     """Sets the part of new tasks that a revision gets."""
     name, revision = request.name, request.revision
-
-    async def work(connection: Connection) -> pb.Agent:
-        row = await lock_agent(connection, tenant, name)
-        await _check_new_tasks(connection, row, revision)
-        if revision == row.current_revision and 0 < request.basis_points < ALL_BASIS_POINTS:
-            raise WrongState(
-                f"{reference(name, revision)} is the current revision: ramp another one",
-                reason="AGENT_REVISION_CURRENT",
-            )
-        routing = row.routing.ramped(revision, request.basis_points)
-        if routing != row.routing:
-            await route(
-                connection, row, routing, newest=row.newest_revision, actor=request.actor, reason=request.reason
-            )
-        return (await read_agent(connection, tenant, name)).message()
-
-    return await in_ledger_transaction(pool, work)
+    row = await lock_agent(connection, tenant, name)
+    await _check_new_tasks(connection, row, revision)
+    if revision == row.current_revision and 0 < request.basis_points < ALL_BASIS_POINTS:
+        raise WrongState(
+            f"{reference(name, revision)} is the current revision: ramp another one",
+            reason="AGENT_REVISION_CURRENT",
+        )
+    routing = row.routing.ramped(revision, request.basis_points)
+    if routing != row.routing:
+        await route(connection, row, routing, newest=row.newest_revision, actor=request.actor, reason=request.reason)
+    return (await read_agent(connection, tenant, name)).message()
 
 
-async def retire(pool: Pool, tenant: str, request: pb.RetireAgentRevisionRequest) -> pb.AgentRevision:
+@ledger_transaction
+async def retire(connection: Connection, tenant: str, request: pb.RetireAgentRevisionRequest) -> pb.AgentRevision:
     """Retires a revision. Raises NotFound, WrongState (AGENT_REVISION_IN_USE)."""
     name, revision = request.name, request.revision
-
-    async def work(connection: Connection) -> pb.AgentRevision:
-        row = await lock_agent(connection, tenant, name)
-        if not 1 <= revision <= row.newest_revision:
-            raise no_revision(name, revision)
-        if revision in {row.current_revision, row.ramp_revision}:
-            role = "the current revision" if revision == row.current_revision else "in its ramp"
-            raise WrongState(
-                f"{reference(name, revision)} is {role}: ramp another revision first", reason="AGENT_REVISION_IN_USE"
-            )
-        await connection.execute(AGENTS.retire, {"tenant": tenant, "name": name, "revision": revision})
-        retired = await read_revision(connection, tenant, name, revision)
-        return retired.message((await count_open_tasks(connection, tenant, name)).get(revision, 0))
-
-    return await in_ledger_transaction(pool, work)
+    row = await lock_agent(connection, tenant, name)
+    if not 1 <= revision <= row.newest_revision:
+        raise no_revision(name, revision)
+    if revision in {row.current_revision, row.ramp_revision}:
+        role = "the current revision" if revision == row.current_revision else "in its ramp"
+        raise WrongState(
+            f"{reference(name, revision)} is {role}: ramp another revision first", reason="AGENT_REVISION_IN_USE"
+        )
+    await connection.execute(AGENTS.retire, {"tenant": tenant, "name": name, "revision": revision})
+    retired = await read_revision(connection, tenant, name, revision)
+    return retired.message((await count_open_tasks(connection, tenant, name)).get(revision, 0))
 
 
 async def get(pool: Pool, tenant: str, request: pb.GetAgentRequest) -> pb.GetAgentResponse:

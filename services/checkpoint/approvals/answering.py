@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime
+from typing import NamedTuple
 
 import uuid_utils
 
@@ -12,28 +14,16 @@ from services.checkpoint.audit import append_records
 from services.checkpoint.commit.external_entries import AppendResult, append_external_entry
 from services.checkpoint.queries import QUERIES, fetch_one, ledger_connection
 from services.checkpoint.reads import read_task
-from tenure.domain.approvals import (
-    LinkToken,
-    StoredLink,
-    decisions_by_link,
-    refuse_answerer,
-    shown_digest,
-    verify_link,
-)
+from tenure.domain.approvals import LinkToken, StoredLink, decisions_by_link, refuse_answerer, shown_digest, verify_link
 from tenure.domain.audit import MAX_NAME, MAX_REASON, MAX_TARGET, AuditRecord, Decision
 from tenure.domain.errors import InvalidRequest, NotFound, TenureError, TryLater, WrongState
+from tenure.domain.waits import Wait
 from tenure.runtime.observability import metrics
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2, task_pb2
 from tenure.wire.common import STATES, timestamp
 from tenure.wire.task import wait_to_domain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-
-    from tenure.domain.waits import Wait
-    from tenure.runtime.store.postgres import Connection, Pool
 
 METHOD = "ApprovalService/AnswerByLink"
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
 
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
 from tenure.domain.approvals import MAX_GROUPS, groups_in
 from tenure.domain.errors import LimitReached
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.wire.common import timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import datetime
-
-    from tenure.runtime.store.postgres import Connection, Pool
 
 APPROVALS: Final = Queries.load("services.checkpoint", "sql/approvals.sql")
 
@@ -34,22 +31,19 @@ class _GroupRow(NamedTuple):
         )
 
 
-async def set_group(pool: Pool, tenant: str, request: pb.SetApproverGroupRequest) -> pb.ApproverGroup:
+@ledger_transaction
+async def set_group(connection: Connection, tenant: str, request: pb.SetApproverGroupRequest) -> pb.ApproverGroup:
     """Creates a group or replaces its members. Raises LimitReached (TOO_MANY_APPROVER_GROUPS)."""
-
-    async def work(connection: Connection) -> pb.ApproverGroup:
-        named = {"tenant": tenant, "name": request.name}
-        await connection.execute(APPROVALS.lock_tenant, {"tenant": tenant})
-        others = await fetch_one(connection, APPROVALS.count_others, named)
-        if others is not None and others[0] >= MAX_GROUPS:
-            message = f"the tenant has {others[0]:,} approver groups, the most that it may have: delete one first"
-            raise LimitReached(message, reason="TOO_MANY_APPROVER_GROUPS")
-        parameters = {**named, "members": list(request.members), "actor": request.actor}
-        row = await fetch_one(connection, APPROVALS.set_group, parameters)
-        assert row is not None, "the statement writes a row"
-        return _GroupRow(*row).message()
-
-    return await in_ledger_transaction(pool, work)
+    named = {"tenant": tenant, "name": request.name}
+    await connection.execute(APPROVALS.lock_tenant, {"tenant": tenant})
+    others = await fetch_one(connection, APPROVALS.count_others, named)
+    if others is not None and others[0] >= MAX_GROUPS:
+        message = f"the tenant has {others[0]:,} approver groups, the most that it may have: delete one first"
+        raise LimitReached(message, reason="TOO_MANY_APPROVER_GROUPS")
+    parameters = {**named, "members": list(request.members), "actor": request.actor}
+    row = await fetch_one(connection, APPROVALS.set_group, parameters)
+    assert row is not None, "the statement writes a row"
+    return _GroupRow(*row).message()
 
 
 async def list_groups(pool: Pool, tenant: str) -> list[pb.ApproverGroup]:
@@ -59,14 +53,11 @@ async def list_groups(pool: Pool, tenant: str) -> list[pb.ApproverGroup]:
     return [_GroupRow(*row).message() for row in rows]
 
 
-async def delete_group(pool: Pool, tenant: str, name: str) -> bool:
+@ledger_transaction
+async def delete_group(connection: Connection, tenant: str, name: str) -> bool:
     """Deletes a group. Returns whether it existed."""
-
-    async def work(connection: Connection) -> bool:
-        parameters = {"tenant": tenant, "name": name}
-        return await fetch_one(connection, APPROVALS.delete_group, parameters) is not None
-
-    return await in_ledger_transaction(pool, work)
+    parameters = {"tenant": tenant, "name": name}
+    return await fetch_one(connection, APPROVALS.delete_group, parameters) is not None
 
 
 async def members_for(connection: Connection, tenant: str, approvers: Iterable[str]) -> Mapping[str, list[str]]:

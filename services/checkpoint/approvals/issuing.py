@@ -10,10 +10,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from services.checkpoint.approvals.groups import APPROVALS, members_for
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import fetch_all, fetch_in_transaction, fetch_one, in_ledger_transaction
+from services.checkpoint.webhooks.notifier import LinksByAddressee
+from services.checkpoint.webhooks.sending import OutgoingDelivery
 from tenure.domain.approvals import (
     DEFAULT_LINK_SECONDS,
     LINK_ID_BYTES,
@@ -31,14 +33,10 @@ from tenure.domain.approvals import (
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.settings import setting
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import task_pb2
 from tenure.wire.common import moment
 from tenure.wire.task import wait_to_domain
-
-if TYPE_CHECKING:
-    from services.checkpoint.webhooks.notifier import LinksByAddressee
-    from services.checkpoint.webhooks.sending import OutgoingDelivery
-    from tenure.runtime.store.postgres import Connection, Pool
 
 PREFIX: Final = "TENURE_CHECKPOINT_ANSWER_LINK_"
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
@@ -127,11 +125,7 @@ class OldLinks:
     async def run(self) -> None:
         """Runs until cancelled."""
         parameters = {"kept_seconds": KEPT_SECONDS, "limit": FORGOTTEN_AT_ONCE}
-
-        async def work(connection: Connection) -> bool:
-            return len(await fetch_all(connection, APPROVALS.forget_links, parameters)) == FORGOTTEN_AT_ONCE
-
         while True:
-            while await in_ledger_transaction(self._pool, work):
+            while len(await fetch_in_transaction(self._pool, APPROVALS.forget_links, parameters)) == FORGOTTEN_AT_ONCE:
                 note_progress()  # there may be more: as many may be made as deleted
             await rest(FORGET_INTERVAL_SECONDS)

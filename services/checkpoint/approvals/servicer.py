@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from services.checkpoint.approvals import answering, groups
+from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.approvals import LinkToken
+from tenure.domain.audit import AuditRecord
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.store.postgres import Pool
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1.approval_service_pb2_grpc import ApprovalServiceServicer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from services.checkpoint.watch.announcement import Announcement
-    from tenure.domain.audit import AuditRecord
-    from tenure.runtime.store.postgres import Pool
 
 
 class ApprovalServicer(ApprovalServiceServicer):

@@ -5,7 +5,7 @@ owner_bodies.py       checks that an entry that an owner commits can be read aga
 commit_stream.py      CommitStream: the frames of one worker's commits and results
 committer.py          the connection that writes batches of commits, and its errors
 committing.py         one batch in one transaction: lock, decide, apply, write
-opener.py             the connection that opens tasks in batches, and its errors
+opener.py             the batches that open tasks
 opening.py            Open: one batch in one transaction raises the fences and reads the first pages of the histories
 external_entries.py   entries of users and operators (AppendForeign), and what an owner has not read of them
 operator_requests.py  requeue, budget grant, close-out and resolution by an operator

@@ -17,7 +17,7 @@ from tenure.runtime.rpc.frame_server import MAX_IN_FLIGHT, FrameServer
 from tenure.runtime.rpc.server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import token_pb2
-from tenure.validators import MAX_FRAME_BYTES
+from tenure.validators.common import MAX_FRAME_BYTES
 from tenure.wire.common import refusal_to_wire
 
 if TYPE_CHECKING:

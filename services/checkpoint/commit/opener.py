@@ -1,37 +1,31 @@
-"""The connection that opens tasks in batches, and the handling of its failures.
+"""The batches that open tasks.
 
-When a worker dies, hundreds of its tasks are opened at once; a transaction for each would take most of the takeover. As
-with commits there is no time window: a single Open is never delayed.
+When a worker dies, hundreds of its tasks are opened at once; a transaction for each would take most of the takeover.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
-from services.checkpoint.commit.opening import Opening, open_batch, open_task
+from services.checkpoint.commit.opening import Opening, OpenResult, open_batch, open_task
 from services.checkpoint.commit.prepared import task_of
-from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
+from services.checkpoint.ledger_batches import LedgerBatches
+from services.checkpoint.queries import SESSION_SETTINGS
 from tenure.domain.errors import Unavailable
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.rpc.status import LOCK_TIMEOUT
-from tenure.runtime.store.batching import Batcher, BatchLimits
-from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import PoolOptions
+from tenure.runtime.store.batching import BatchLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.checkpoint.commit.opening import OpenResult
     from services.checkpoint.watch.announcement import Announcement
     from tenure.domain.errors import TenureError
     from tenure.domain.fencing import Claims
     from tenure.runtime.settings import Secret
     from tenure.runtime.store.postgres import Pool
 
-LOCK_TIMEOUT_SECONDS: Final = 0.25
-"""Other transactions hold a task's lock for milliseconds; one that holds it longer must not delay the batches."""
 LIMITS: Final = BatchLimits(max_items=32, full_reason="OPEN_QUEUE_FULL")
 """More tasks in a batch make an Open hardly cheaper, but the first of them wait longer."""
 
@@ -44,8 +38,8 @@ class _Waiting:
     abandoned: bool = False
 
 
-class LedgerOpener:
-    """Opens tasks, many in one transaction. Close it at the end. The duty is `run`."""
+class LedgerOpener(LedgerBatches[_Waiting, OpenResult]):
+    """Opens tasks, many in one transaction."""
 
     def __init__(
         self,
@@ -54,29 +48,16 @@ class LedgerOpener:
         announce: Callable[[Announcement], None],
         in_session: tuple[tuple[str, str], ...] = SESSION_SETTINGS,
     ) -> None:
-        self._postgres = DedicatedConnection(
+        super().__init__(
+            "opens",
             dsn,
-            service="checkpoint-opens",
-            schema=SCHEMA,
-            options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=in_session),
-            prepare=prepare_connection,
+            pool,
+            announce,
+            in_session,
+            key=lambda waiting: task_of(waiting.opening.claims),
+            size=lambda _: 0,
+            limits=LIMITS,
         )
-        self._pool = pool
-        self._announce = announce
-        self._batcher: Batcher[_Waiting, OpenResult] = Batcher(
-            "opens", self._write, key=lambda waiting: task_of(waiting.opening.claims), size=lambda _: 0, limits=LIMITS
-        )
-
-    async def __aenter__(self) -> Self:
-        await self._postgres.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._postgres.close()
-
-    async def run(self) -> None:
-        """Opens batches until it is cancelled. A duty."""
-        await self._batcher.run()
 
     async def open(self, claims: Claims, *, joins_model_calls: bool = False, after: int = 0) -> OpenResult:
         """Raises the fence to the claim. Raises NotFound, StaleEpoch or WrongState; then nothing has changed.
@@ -85,33 +66,23 @@ class LedgerOpener:
         """
         waiting = _Waiting(Opening(claims, joins_model_calls, after))
         try:
-            return await self._batcher.submit(waiting)
+            return await self._submit(waiting)
         except asyncio.CancelledError:
             waiting.abandoned = True
             raise
-        except Unavailable as error:
-            if error.reason != LOCK_TIMEOUT:
-                raise
-        return await self._open_alone(waiting.opening)
 
-    async def _open_alone(self, opening: Opening) -> OpenResult:
-        """Opens a task whose batch timed out at a lock. Connections of the pool wait longer for the lock."""
-        opened, announcement = await open_task(self._pool, opening)
+    async def _alone(self, item: _Waiting) -> OpenResult:
+        opened, announcement = await open_task(self._pool, item.opening)
         self._announce(announcement)
         return opened
 
-    async def _write(self, batch: Sequence[_Waiting]) -> list[OpenResult | TenureError]:
+    async def _together(self, batch: Sequence[_Waiting]) -> list[OpenResult | TenureError]:
         wanted = {task_of(waiting.opening.claims): waiting.opening for waiting in batch if not waiting.abandoned}
-        try:
-            opened = await self._open_together(list(wanted.values())) if wanted else []
-        except Unavailable as error:
-            if error.reason != LOCK_TIMEOUT:
-                raise
-            return [error for _ in batch]
+        opened = await self._open(list(wanted.values())) if wanted else []
         results: dict[str, OpenResult | TenureError] = dict(zip(wanted, opened, strict=True))
         return [results.get(task_of(waiting.opening.claims), _ABANDONED) for waiting in batch]
 
-    async def _open_together(self, batch: Sequence[Opening]) -> list[OpenResult | TenureError]:
+    async def _open(self, batch: Sequence[Opening]) -> list[OpenResult | TenureError]:
         async with self._postgres.transaction() as transaction:
             await failpoint("checkpoint.before_open")
             results, announcement = await open_batch(transaction, batch)

@@ -18,7 +18,8 @@ from tenure.domain.outputs import RECORD_OUTPUT
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.v1 import tool_pb2
-from tenure.validators import CALL_ID, validate
+from tenure.validators import validate
+from tenure.validators.rules import CALL_ID
 from tenure.wire.common import STATES, seconds
 from tenure.wire.task import usage_to_domain, wait_to_domain
 from tenure.wire.tool import calls_in_doubt_to_domain

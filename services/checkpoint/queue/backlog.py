@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from services.checkpoint.queries import QUEUE, fetch_one, ledger_connection
+from services.checkpoint.queries import QUEUE, fetch_row, ledger_connection
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool
 
 INTERVAL_SECONDS: Final = 10.0
 
@@ -30,8 +28,7 @@ class Backlog:
     async def look(self) -> None:
         """Reads once."""
         async with ledger_connection(self._pool) as connection:
-            row = await fetch_one(connection, QUEUE.backlog, {})
-        assert row is not None, "a statement of sums has a row"
+            row = await fetch_row(connection, QUEUE.backlog, {})
         pending, overdue_seconds, dead, paused, in_doubt, in_doubt_seconds = row
         metrics.gauge("tenure_webhook_deliveries", pending, state="pending")
         metrics.gauge("tenure_webhook_deliveries", dead, state="dead")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import Any, Final
 
 from services.checkpoint.page_tokens import read_token, write_token
 from services.checkpoint.queries import QUERIES, QUEUE, fetch_all, ledger_connection
@@ -14,16 +16,10 @@ from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import PRIORITIES, STATES, seconds, timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import datetime
-
-    from tenure.runtime.store.postgres import Pool
-
 
 # Live tasks by age, and held tasks by their last progress.
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from services.checkpoint.queries import QUEUE, fetch_all, ledger_connection
 from tenure.runtime.process import rest, resting
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool
 
 
 class DueWork:

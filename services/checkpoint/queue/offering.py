@@ -7,8 +7,9 @@ each takes other rows, and a coordinator that gets too few reads again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.checkpoint.queries import QUEUE, fetch_all
 from tenure.domain.errors import WrongState
@@ -18,6 +19,7 @@ from tenure.domain.fairness import (
     Line,
     Load,
     Portion,
+    Slots,
     Waiting,
     order_of_tiers,
     share,
@@ -26,13 +28,7 @@ from tenure.domain.fairness import (
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Priority
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from tenure.domain.fairness import Slots
-    from tenure.runtime.store.postgres import Connection
-
+from tenure.runtime.store.postgres import Connection
 
 # The quota of running tasks: counted where a task begins to run, under a lock of the tenant's row.
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
-from services.checkpoint.queue.offering import OfferRequest
+from services.checkpoint.queue.offering import OfferedTask, Offering, OfferRequest
 from tenure.domain.close_out import SUSPECT_DEATHS, is_suspect
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import PRIORITIES, STATES, seconds, timestamp
 from tenure.wire.coordinator_service import slots_to_domain
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from typing import TypeVar
-
-    from services.checkpoint.queue.offering import OfferedTask, Offering
-    from tenure.runtime.store.postgres import Connection, Pool
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 DEFAULT_RESERVE_SECONDS: Final = 1.0
 ENDING_RESERVE_SECONDS: Final = 2.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from services.checkpoint.commit.close_out import ask, carry_out_ending, what_follows
 from services.checkpoint.commit.draft import LEDGER, Draft, clean
@@ -14,21 +15,17 @@ from services.checkpoint.entries import KINDS
 from services.checkpoint.halt_rules import Pause, after_halt
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.queries import QUERIES, QUEUE, fetch_all
+from services.checkpoint.rows import TaskRow
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import WITHOUT_CRASH, PendingEnding, ending_of_lost_claim
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.timeouts import REASONS, Phase
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.store.postgres import Connection, Pool
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.task import reported_call_to_domain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from services.checkpoint.rows import TaskRow
-    from tenure.runtime.store.postgres import Connection, Pool
-    from tenure.v1 import checkpoint_service_pb2 as pb
 
 _PHASES: Final = {REASONS[phase]: phase for phase in (Phase.START, Phase.PROGRESS)}
 """Phases that coordinators time, by the reason with which they end a claim."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.checkpoint.commit.close_out import carry_out, carry_out_ending, what_follows
 from services.checkpoint.commit.draft import LEDGER, Draft
@@ -17,6 +19,8 @@ from services.checkpoint.commit.task_row import current_wait, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.locked_rows import each_apart, may_be_one_row
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
+from services.checkpoint.queue.due import DueWork
+from services.checkpoint.rows import TaskRow
 from services.checkpoint.waits import signals, waits
 from services.checkpoint.waits.budget_waits import end_budget_wait
 from services.checkpoint.waits.escalating import take_step
@@ -30,14 +34,7 @@ from tenure.domain.waits import NO_ANSWER
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from datetime import datetime
-
-    from services.checkpoint.queue.due import DueWork
-    from services.checkpoint.rows import TaskRow
-    from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 ROWS_A_SWEEP: Final = 100

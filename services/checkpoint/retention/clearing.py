@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-from services.checkpoint.queries import RETENTION, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import (
+    RETENTION,
+    fetch_all,
+    fetch_in_transaction,
+    fetch_row,
+    in_ledger_transaction,
+    ledger_connection,
+    ledger_transaction,
+)
 from services.checkpoint.retention_rules import TaskEntries, split_batch
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.runtime.store.postgres import Connection, Pool
 
 ENTRIES_A_BATCH: Final = 1000
 TASKS_A_BATCH: Final = 50
@@ -57,8 +62,7 @@ class PrunedRowCleaner:
         """Reports how far behind retention is, in seconds, as a duty."""
         while True:
             async with ledger_connection(self._pool) as connection:
-                lags = await fetch_one(connection, RETENTION.lags, {"kept_seconds": self._kept_seconds})
-            assert lags is not None, "a statement of three values has a row"
+                lags = await fetch_row(connection, RETENTION.lags, {"kept_seconds": self._kept_seconds})
             due, entries, tools = lags
             lag_seconds = {"tasks": due if self._kept_seconds else None, "entries": entries, "tools": tools}
             for stage, lag in lag_seconds.items():
@@ -90,11 +94,7 @@ MAX_RESERVE_SECONDS: Final = 600.0
 async def list_prunings(pool: Pool, limit: int) -> list[pb.ListPruningsResponse.Pruning]:
     """Returns the oldest prunings, reserved for the caller for a while."""
     parameters = {"limit": limit, "reserve_seconds": RESERVE_SECONDS, "most_seconds": MAX_RESERVE_SECONDS}
-
-    async def work(connection: Connection) -> list[tuple[Any, ...]]:
-        return await fetch_all(connection, RETENTION.offer_prunings, parameters)
-
-    rows = await in_ledger_transaction(pool, work)
+    rows = await fetch_in_transaction(pool, RETENTION.offer_prunings, parameters)
     rows.sort(key=lambda row: row[4])  # RETURNING has no order
     return [
         pb.ListPruningsResponse.Pruning(task_id=task_id, tenant=tenant, epoch=epoch, claim_id=claim_id)
@@ -102,10 +102,7 @@ async def list_prunings(pool: Pool, limit: int) -> list[pb.ListPruningsResponse.
     ]
 
 
-async def record_forgotten(pool: Pool, task_ids: Sequence[str]) -> None:
+@ledger_transaction
+async def record_forgotten(connection: Connection, task_ids: Sequence[str]) -> None:
     """Records that the tool service has forgotten these tasks."""
-
-    async def work(connection: Connection) -> None:
-        await connection.execute(RETENTION.note_forgotten, {"task_ids": list(task_ids)})
-
-    await in_ledger_transaction(pool, work)
+    await connection.execute(RETENTION.note_forgotten, {"task_ids": list(task_ids)})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.checkpoint.commit.draft import LEDGER, clean
 from services.checkpoint.not_found import task_not_found, was_pruned
@@ -21,11 +21,9 @@ from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.wire.common import moment
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 TASKS_A_BATCH: Final = 100

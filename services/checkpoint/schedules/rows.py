@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.columns import Unlisted, Uuid, select_list
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.schedules import RunOutcome, RunReason, Times, check_cron, read_zone, run_id_of
+from tenure.runtime.store.postgres import Connection
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.wire.codec import writer
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection
 
 RUNS_KEPT: Final = 100
 ACTIVE_AT_ONCE: Final = 100

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_transaction
 from services.checkpoint.reads import read_task
 from services.checkpoint.rows import TaskRow
 from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active
 from services.checkpoint.submit.create import CreateResult, Submit, create_in
+from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.errors import LimitReached, Refused
@@ -32,15 +34,8 @@ from tenure.domain.schedules import (
 )
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import SourceKind
+from tenure.runtime.store.postgres import Connection
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.runtime.store.postgres import Connection
-
 
 # A run's task is created once, however often replicas try: its request id is the identity of the run.
 
@@ -112,6 +107,7 @@ class ScheduleDecision(NamedTuple):
     more: bool = False
 
 
+@ledger_transaction
 async def decide(connection: Connection, schedule_id: str, defaults: TaskDefaults) -> ScheduleDecision:
     """Decides a schedule. Does nothing when another replica has it locked or was faster."""
     row = await fetch_one(connection, SCHEDULES.lock_due, {"schedule_id": schedule_id})

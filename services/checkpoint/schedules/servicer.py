@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 import uuid_utils
 
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one, fetch_row, ledger_connection, ledger_transaction
 from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active, read_runs, read_schedule
 from services.checkpoint.schedules.runs import decide_locked, find_run, start_run
+from services.checkpoint.submit.create import CreateResult
+from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, Unavailable, WrongState
 from tenure.domain.schedules import DEFAULT_CATCH_UP_SECONDS, RunOutcome, Times, next_due_after_change, read_zone
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
 from tenure.wire.common import OVERLAP_POLICIES, moment, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-
-    from services.checkpoint.submit.create import CreateResult
-    from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.runtime.store.postgres import Connection, Pool
-
 
 # An update first decides the due times so far by the old schedule, in the same transaction; then it changes the row.
 
@@ -37,29 +33,26 @@ class ScheduleUpdate(NamedTuple):
     announcement: Announcement
 
 
+@ledger_transaction
 async def update_schedule(
-    pool: Pool, tenant: str, request: pb.UpdateScheduleRequest, defaults: TaskDefaults
+    connection: Connection, tenant: str, request: pb.UpdateScheduleRequest, defaults: TaskDefaults
 ) -> ScheduleUpdate:
     """Updates a schedule.
 
     Raises NotFound, InvalidRequest, WrongState (SCHEDULE_CHANGED, UNKNOWN_TIME_ZONE, UNREADABLE_CRON), and Unavailable
     (SCHEDULE_BUSY).
     """
-
-    async def work(connection: Connection) -> ScheduleUpdate:
-        row = await read_schedule(connection, tenant, request.schedule, lock=True)
-        if _changed(row, request) == row:
-            return ScheduleUpdate(row.schedule(), Announcement())
-        _check_revision(row, request.expected_revision)
-        announcement = await _decide_what_is_due(connection, row, defaults)
-        row = await read_schedule(connection, tenant, row.schedule_id, lock=True)  # the decision changed the row
-        updated_row = _changed(row, request)
-        if _times_changed(row, updated_row):
-            updated_row = updated_row._replace(next_due_at=await _next_due(connection, updated_row))
-        await connection.execute(SCHEDULES.update, _parameters(updated_row))
-        return ScheduleUpdate((await read_schedule(connection, tenant, row.schedule_id)).schedule(), announcement)
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_schedule(connection, tenant, request.schedule, lock=True)
+    if _changed(row, request) == row:
+        return ScheduleUpdate(row.schedule(), Announcement())
+    _check_revision(row, request.expected_revision)
+    announcement = await _decide_what_is_due(connection, row, defaults)
+    row = await read_schedule(connection, tenant, row.schedule_id, lock=True)  # the decision changed the row
+    updated_row = _changed(row, request)
+    if _times_changed(row, updated_row):
+        updated_row = updated_row._replace(next_due_at=await _next_due(connection, updated_row))
+    await connection.execute(SCHEDULES.update, updated_row._asdict())
+    return ScheduleUpdate((await read_schedule(connection, tenant, row.schedule_id)).schedule(), announcement)
 
 
 async def find_updated(connection: Connection, tenant: str, request: pb.UpdateScheduleRequest) -> ScheduleRow | None:
@@ -132,26 +125,11 @@ async def _next_due(connection: Connection, updated_row: ScheduleRow) -> datetim
     ):
         raise InvalidRequest(violations=[("end_time", "must not be before start_time")])
     times = updated_row.times
-    row = await fetch_one(connection, SCHEDULES.decided_until, {"schedule_id": updated_row.schedule_id})
-    assert row is not None, "an aggregate has a row"
+    row = await fetch_row(connection, SCHEDULES.decided_until, {"schedule_id": updated_row.schedule_id})
     next_due_at = next_due_after_change(times, updated_row.now, row[0])
     if next_due_at is None:
         raise InvalidRequest(violations=[("cron", "never comes due from now on, between start_time and end_time")])
     return next_due_at
-
-
-def _parameters(updated_row: ScheduleRow) -> dict[str, Any]:
-    return {
-        "schedule_id": updated_row.schedule_id,
-        "spec": updated_row.spec,
-        "cron": updated_row.cron,
-        "time_zone": updated_row.time_zone,
-        "overlap_policy": updated_row.overlap_policy,
-        "catch_up_seconds": updated_row.catch_up_seconds,
-        "starts_at": updated_row.starts_at,
-        "ends_at": updated_row.ends_at,
-        "next_due_at": updated_row.next_due_at,
-    }
 
 
 # The methods of ScheduleService on the rows.
@@ -162,23 +140,22 @@ PAGE_BYTES: Final = 2_000_000
 _TRIGGER: Final = "trigger/"
 
 
-async def create_schedule(pool: Pool, tenant: str, request: pb.CreateScheduleRequest, most: int) -> pb.Schedule:
+@ledger_transaction
+async def create_schedule(
+    connection: Connection, tenant: str, request: pb.CreateScheduleRequest, most: int
+) -> pb.Schedule:
     """Creates a schedule, or returns it for a repeat.
 
     Raises AlreadyExists (SCHEDULE_EXISTS), LimitReached (TOO_MANY_SCHEDULES), InvalidRequest (never due).
     """
     times = _times(request)
-
-    async def work(connection: Connection) -> pb.Schedule:
-        await connection.execute(SCHEDULES.lock_tenant, {"tenant": tenant})
-        existing = await find_created(connection, tenant, request)
-        if existing is None:
-            await _check_room(connection, tenant, most)
-            await connection.execute(SCHEDULES.create, await _new_row(connection, tenant, request, times))
-            existing = await read_schedule(connection, tenant, request.name)
-        return existing.schedule()
-
-    return await in_ledger_transaction(pool, work)
+    await connection.execute(SCHEDULES.lock_tenant, {"tenant": tenant})
+    existing = await find_created(connection, tenant, request)
+    if existing is None:
+        await _check_room(connection, tenant, most)
+        await connection.execute(SCHEDULES.create, await _new_row(connection, tenant, request, times))
+        existing = await read_schedule(connection, tenant, request.name)
+    return existing.schedule()
 
 
 async def get_schedule(pool: Pool, tenant: str, request: pb.GetScheduleRequest) -> pb.GetScheduleResponse:
@@ -198,80 +175,67 @@ async def list_schedules(pool: Pool, tenant: str, request: pb.ListSchedulesReque
         "page_bytes": PAGE_BYTES,
     }
     async with ledger_connection(pool) as connection:
-        counted = await fetch_one(connection, SCHEDULES.count_after, parameters)
+        counted = await fetch_row(connection, SCHEDULES.count_after, parameters)
         rows = [ScheduleRow(*columns) for columns in await fetch_all(connection, SCHEDULES.list, parameters)]
-    assert counted is not None, "a count has a row"
     more = bool(rows) and counted[0] > len(rows)
     return pb.ListSchedulesResponse(
         schedules=[row.schedule() for row in rows], next_page_token=rows[-1].name if more else ""
     )
 
 
-async def pause_schedule(pool: Pool, tenant: str, request: pb.PauseScheduleRequest) -> pb.Schedule:
+@ledger_transaction
+async def pause_schedule(connection: Connection, tenant: str, request: pb.PauseScheduleRequest) -> pb.Schedule:
     """Pauses a schedule. Raises NotFound."""
-
-    async def work(connection: Connection) -> pb.Schedule:
-        row = await read_schedule(connection, tenant, request.schedule, lock=True)
-        parameters = {"schedule_id": row.schedule_id, "reason": request.reason, "actor": request.actor}
-        await connection.execute(SCHEDULES.pause, parameters)
-        return (await read_schedule(connection, tenant, row.schedule_id)).schedule()
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_schedule(connection, tenant, request.schedule, lock=True)
+    parameters = {"schedule_id": row.schedule_id, "reason": request.reason, "actor": request.actor}
+    await connection.execute(SCHEDULES.pause, parameters)
+    return (await read_schedule(connection, tenant, row.schedule_id)).schedule()
 
 
-async def resume_schedule(pool: Pool, tenant: str, schedule: str) -> pb.Schedule:
+@ledger_transaction
+async def resume_schedule(connection: Connection, tenant: str, schedule: str) -> pb.Schedule:
     """Resumes a schedule. Raises NotFound, WrongState (UNKNOWN_TIME_ZONE, UNREADABLE_CRON).
 
     The next due time is never before the one that was next at the pause.
     """
-
-    async def work(connection: Connection) -> pb.Schedule:
-        row = await read_schedule(connection, tenant, schedule, lock=True)
-        if not row.paused:
-            return row.schedule()
-        next_due_at = row.next_due_at
-        if next_due_at is not None and next_due_at <= row.now:
-            next_due_at = row.times.next_after(row.now)
-        await connection.execute(SCHEDULES.resume, {"schedule_id": row.schedule_id, "next_due_at": next_due_at})
-        return (await read_schedule(connection, tenant, row.schedule_id)).schedule()
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_schedule(connection, tenant, schedule, lock=True)
+    if not row.paused:
+        return row.schedule()
+    next_due_at = row.next_due_at
+    if next_due_at is not None and next_due_at <= row.now:
+        next_due_at = row.times.next_after(row.now)
+    await connection.execute(SCHEDULES.resume, {"schedule_id": row.schedule_id, "next_due_at": next_due_at})
+    return (await read_schedule(connection, tenant, row.schedule_id)).schedule()
 
 
+@ledger_transaction
 async def trigger_schedule(
-    pool: Pool, tenant: str, request: pb.TriggerScheduleRequest, defaults: TaskDefaults
+    connection: Connection, tenant: str, request: pb.TriggerScheduleRequest, defaults: TaskDefaults
 ) -> CreateResult:
     """Starts a run now. Raises NotFound, and what CreateTask raises."""
-
-    async def work(connection: Connection) -> CreateResult:
-        row = await read_schedule(connection, tenant, request.schedule, lock=True)
-        source_run_id = _TRIGGER + request.request_id
-        if (earlier := await find_run(connection, row, source_run_id)) is not None:
-            return earlier
-        created = await start_run(connection, row, source_run_id, defaults, may_refuse=True)
-        if created.announcement:  # a repeat finds its task, whose run is already recorded
-            record = RunRecord(row.schedule_id)
-            record.add(row.now, RunOutcome.STARTED, task_id=created.task.task_id, source_run_id=source_run_id)
-            await read_active(connection, row.schedule_id)  # a sweep may not look for long, if the schedule is paused
-            await record.write(connection)
-            await connection.execute(SCHEDULES.count_started, {"schedule_id": row.schedule_id})
-        return created
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_schedule(connection, tenant, request.schedule, lock=True)
+    source_run_id = _TRIGGER + request.request_id
+    if (earlier := await find_run(connection, row, source_run_id)) is not None:
+        return earlier
+    created = await start_run(connection, row, source_run_id, defaults, may_refuse=True)
+    if created.announcement:  # a repeat finds its task, whose run is already recorded
+        record = RunRecord(row.schedule_id)
+        record.add(row.now, RunOutcome.STARTED, task_id=created.task.task_id, source_run_id=source_run_id)
+        await read_active(connection, row.schedule_id)  # a sweep may not look for long, if the schedule is paused
+        await record.write(connection)
+        await connection.execute(SCHEDULES.count_started, {"schedule_id": row.schedule_id})
+    return created
 
 
-async def delete_schedule(pool: Pool, tenant: str, schedule: str) -> bool:
+@ledger_transaction
+async def delete_schedule(connection: Connection, tenant: str, schedule: str) -> bool:
     """Deletes a schedule. Returns whether it existed."""
-
-    async def work(connection: Connection) -> bool:
-        try:
-            row = await read_schedule(connection, tenant, schedule, lock=True)
-        except NotFound:
-            return False
-        await connection.execute(SCHEDULES.delete, {"schedule_id": row.schedule_id})
-        return True
-
-    return await in_ledger_transaction(pool, work)
+    try:
+        row = await read_schedule(connection, tenant, schedule, lock=True)
+    except NotFound:
+        return False
+    await connection.execute(SCHEDULES.delete, {"schedule_id": row.schedule_id})
+    return True
 
 
 def _times(request: pb.CreateScheduleRequest) -> Times:
@@ -303,8 +267,7 @@ async def find_created(connection: Connection, tenant: str, request: pb.CreateSc
 
 
 async def _check_room(connection: Connection, tenant: str, most: int) -> None:
-    row = await fetch_one(connection, SCHEDULES.count, {"tenant": tenant})
-    assert row is not None, "a count has a row"
+    row = await fetch_row(connection, SCHEDULES.count, {"tenant": tenant})
     if row[0] >= most:
         message = f"the tenant has {most:,} schedules, the most that it may have: delete one first"
         raise LimitReached(message, reason="TOO_MANY_SCHEDULES")
@@ -313,8 +276,7 @@ async def _check_room(connection: Connection, tenant: str, most: int) -> None:
 async def _new_row(
     connection: Connection, tenant: str, request: pb.CreateScheduleRequest, times: Times
 ) -> dict[str, Any]:
-    row = await fetch_one(connection, SCHEDULES.now, {})
-    assert row is not None, "the clock has a row"
+    row = await fetch_row(connection, SCHEDULES.now, {})
     now: datetime = row[0]
     next_due_at = times.next_after(now)
     if next_due_at is None:

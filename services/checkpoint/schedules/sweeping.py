@@ -6,23 +6,20 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.schedules.rows import SCHEDULES
-from services.checkpoint.schedules.runs import ScheduleDecision, decide
+from services.checkpoint.schedules.runs import decide
+from services.checkpoint.task_defaults import TaskDefaults
+from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import TenureError, TryLater
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from services.checkpoint.queue.due import DueWork
-    from services.checkpoint.task_defaults import TaskDefaults
-    from services.checkpoint.watch.announcement import Announcement
-    from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Pool
 
 SCHEDULES_A_SWEEP: Final = 100
 POSTPONED_SECONDS: Final = 60.0
@@ -66,13 +63,9 @@ class ScheduleSweeper:
 
     async def _look_at(self, schedule_id: str) -> None:
         """Decides one schedule. Postpones it after any failure, so that the other schedules do not wait for it."""
-
-        async def work(connection: Connection) -> ScheduleDecision:
-            return await decide(connection, schedule_id, self._defaults)
-
         try:
             await before_sweep()
-            decided = await in_ledger_transaction(self._pool, work)
+            decided = await decide(self._pool, schedule_id, self._defaults)
             await after_sweep()
             self._announce(decided.announcement)
             for outcome, count in decided.counts.items():
@@ -92,13 +85,9 @@ class ScheduleSweeper:
             extra=fields,
             exc_info=None if isinstance(error, TenureError) else error,
         )
-        parameters = {
+        postponed = {
             "schedule_id": schedule_id,
             "seconds": SOON_SECONDS if passing else POSTPONED_SECONDS,
             "problem": str(error) if isinstance(error, (TenureError, ValueError)) else "internal error; see the log",
         }
-
-        async def work(connection: Connection) -> None:
-            await connection.execute(SCHEDULES.postpone, parameters)
-
-        await in_ledger_transaction(self._pool, work)
+        await in_ledger_transaction(self._pool, lambda ledger: ledger.execute(SCHEDULES.postpone, postponed))

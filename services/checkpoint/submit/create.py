@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 import uuid_utils
 
 from services.checkpoint.agents.pinning import pinned
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_transaction
 from services.checkpoint.reads import new_task, read_task
 from services.checkpoint.rows import NEW_TASKS, NewTaskRow
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
+from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit, without_quotas
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, TenureError, Unavailable, WrongState
 from tenure.domain.quotas import StartDecision
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.task import MoneyCap
+from tenure.domain.task import Limits, MoneyCap, Source, TaskSpec
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.store.postgres import TransactionConflict
+from tenure.runtime.store.postgres import Connection, Pool, TransactionConflict
 from tenure.runtime.store.sql_arrays import Bools, Byteas, Int8s, OptionalTexts, Texts
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, workspace_pb2
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import STATES
 from tenure.wire.task import source_to_domain, spec_to_wire
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-    from typing import TypeVar
-
-    from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.domain.task import Limits, Source, TaskSpec
-    from tenure.runtime.store.postgres import Connection, Pool
-    from tenure.v1 import checkpoint_service_pb2 as pb
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 
 AT_ONCE: Final = StartDecision()
@@ -169,11 +163,9 @@ async def create_task(pool: Pool, submit: Submit, defaults: TaskDefaults) -> Cre
     The comparison uses the spec as the client sent it, before defaults: a release that changes a default must not
     refuse a repeated submit.
     """
-
-    async def work(connection: Connection) -> CreateResult:
-        return await create_in(connection, submit, defaults)
-
-    return await in_creation(lambda: in_ledger_transaction(pool, work))
+    return await in_creation(
+        lambda: in_ledger_transaction(pool, lambda connection: create_in(connection, submit, defaults))
+    )
 
 
 async def in_creation(create: Callable[[], Awaitable[T]]) -> T:
@@ -295,22 +287,19 @@ def _reason(start: StartDecision) -> str:
     return Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
 
 
+@ledger_transaction
 async def prepare_task(
-    pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: TaskDefaults
+    connection: Connection, tenant: str, request: pb.CreateTaskRequest, defaults: TaskDefaults
 ) -> pb.PrepareTaskResponse:
     """Returns the id that the task will have, or the task if it exists. Raises as create_task does."""
     digest, source = digest_of(request), source_to_domain(request.spec.source)
-
-    async def work(connection: Connection) -> pb.PrepareTaskResponse:
-        earlier = await find_earlier(connection, tenant, request.request_id, digest, source)
-        if earlier is not None:
-            return checkpoint_service_pb2.PrepareTaskResponse(task=await read_task(connection, tenant, earlier))
-        task_id = await prepared_id(connection, tenant, request.request_id, digest)
-        spec = defaults.of_submit(await pinned(connection, tenant, task_id, request.spec))
-        await admit(connection, tenant, request.request_id, spec.source, not_before=spec.start_time)
-        return checkpoint_service_pb2.PrepareTaskResponse(prepared_task_id=task_id)
-
-    return await in_ledger_transaction(pool, work)
+    earlier = await find_earlier(connection, tenant, request.request_id, digest, source)
+    if earlier is not None:
+        return checkpoint_service_pb2.PrepareTaskResponse(task=await read_task(connection, tenant, earlier))
+    task_id = await prepared_id(connection, tenant, request.request_id, digest)
+    spec = defaults.of_submit(await pinned(connection, tenant, task_id, request.spec))
+    await admit(connection, tenant, request.request_id, spec.source, not_before=spec.start_time)
+    return checkpoint_service_pb2.PrepareTaskResponse(prepared_task_id=task_id)
 
 
 def digest_of(request: pb.CreateTaskRequest) -> bytes:

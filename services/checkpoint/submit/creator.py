@@ -1,40 +1,30 @@
-"""The connection that creates tasks in batches, and what is created alone.
-
-As with commits there is no time window: a single submit is never delayed, and batches grow with the load.
-"""
+"""The batches that create tasks, and what is created alone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
+from services.checkpoint.ledger_batches import LedgerBatches
+from services.checkpoint.queries import SESSION_SETTINGS
 from services.checkpoint.submit.create import CreateResult, Submit, create_batch, create_task, in_creation
+from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.watch.announcement import Announcement
-from tenure.domain.errors import TenureError, Unavailable
-from tenure.runtime.rpc.status import LOCK_TIMEOUT
-from tenure.runtime.store.batching import Batcher, BatchLimits
-from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import PoolOptions
+from tenure.domain.errors import TenureError
+from tenure.runtime.settings import Secret
+from tenure.runtime.store.batching import BatchLimits
+from tenure.runtime.store.postgres import Pool
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.runtime.settings import Secret
-    from tenure.runtime.store.postgres import Pool
-    from tenure.v1 import checkpoint_service_pb2 as pb
-    from tenure.v1 import task_pb2
-
-LOCK_TIMEOUT_SECONDS: Final = 0.25
-"""A submit waits for another transaction that uses its request id or source; it must not delay the batches."""
 LIMITS: Final = BatchLimits(max_items=64, full_reason="CREATE_QUEUE_FULL")
 
 
-class LedgerCreator:
-    """Creates tasks, many in one transaction. Close it at the end. The duty is `run`.
+class LedgerCreator(LedgerBatches[Submit, CreateResult | None]):
+    """Creates tasks, many in one transaction.
 
-    Submits that may have to wait for others of their tenant, or that take a prepared id, are created alone, on a
-    connection of the pool.
+    Submits that may have to wait for others of their tenant, for another transaction that uses their request id or
+    source, or that take a prepared id, are created alone, on a connection of the pool.
     """
 
     def __init__(
@@ -45,56 +35,33 @@ class LedgerCreator:
         defaults: TaskDefaults,
         in_session: tuple[tuple[str, str], ...] = SESSION_SETTINGS,
     ) -> None:
-        self._postgres = DedicatedConnection(
-            dsn,
-            service="checkpoint-creates",
-            schema=SCHEMA,
-            options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=in_session),
-            prepare=prepare_connection,
-        )
-        self._pool = pool
-        self._announce = announce
-        self._defaults = defaults
-        self._batcher: Batcher[Submit, CreateResult | None] = Batcher(
+        super().__init__(
             "creates",
-            self._write,
+            dsn,
+            pool,
+            announce,
+            in_session,
             key=lambda submit: (submit.tenant, submit.request.request_id),
             size=lambda submit: submit.request.ByteSize(),
             limits=LIMITS,
         )
-
-    async def __aenter__(self) -> Self:
-        await self._postgres.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._postgres.close()
-
-    async def run(self) -> None:
-        """Creates batches until it is cancelled. A duty."""
-        await self._batcher.run()
+        self._defaults = defaults
 
     async def create(self, tenant: str, request: pb.CreateTaskRequest) -> task_pb2.Task:
         """Creates a task, or returns the one that an equal request created before. Raises as `create_task`."""
-        submit, created = Submit(tenant, request), None
-        if not request.prepared_task_id:
-            try:
-                created = await self._batcher.submit(submit)
-            except Unavailable as error:
-                if error.reason != LOCK_TIMEOUT:
-                    raise
+        submit = Submit(tenant, request)
+        created = None if request.prepared_task_id else await self._submit(submit)
         if created is None:
-            created = await create_task(self._pool, submit, self._defaults)
-            self._announce(created.announcement)
+            created = await self._alone(submit)
         return created.task
 
-    async def _write(self, batch: Sequence[Submit]) -> Sequence[CreateResult | TenureError | None]:
-        try:
-            results = await in_creation(lambda: self._create_together(batch))
-        except Unavailable as error:
-            if error.reason != LOCK_TIMEOUT:
-                raise
-            return [error for _ in batch]
+    async def _alone(self, item: Submit) -> CreateResult:
+        created = await create_task(self._pool, item, self._defaults)
+        self._announce(created.announcement)
+        return created
+
+    async def _together(self, batch: Sequence[Submit]) -> Sequence[CreateResult | TenureError | None]:
+        results = await in_creation(lambda: self._create(batch))
         news = Announcement()
         for result in results:
             if isinstance(result, CreateResult):
@@ -102,6 +69,6 @@ class LedgerCreator:
         self._announce(news)
         return results
 
-    async def _create_together(self, batch: Sequence[Submit]) -> list[CreateResult | TenureError | None]:
+    async def _create(self, batch: Sequence[Submit]) -> list[CreateResult | TenureError | None]:
         async with self._postgres.transaction() as transaction:
             return await create_batch(transaction, batch, self._defaults)

@@ -12,7 +12,8 @@ message
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import uuid_utils
 
@@ -46,26 +47,21 @@ from services.checkpoint.submit.fork_rules import (
     pieces_to_copy,
 )
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
+from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.close_out import no_reader
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
+from tenure.domain.quotas import StartDecision
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import Source
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, workspace_pb2
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import STATES
 from tenure.wire.task import source_to_domain, spec_to_domain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.domain.quotas import StartDecision
-    from tenure.domain.task import Source
-    from tenure.runtime.store.postgres import Connection, Pool
-    from tenure.v1 import checkpoint_service_pb2 as pb
-
 
 _NAMES: Final = {number: name for name, number in KINDS.items()}
 _HEAD: Final = 2

@@ -5,17 +5,15 @@ it may run. Such a task is a fork, or a submit with files.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import uuid_utils
 
 from services.checkpoint.commit.draft import LEDGER
-from services.checkpoint.queries import FORKS, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import FORKS, fetch_in_transaction, fetch_one
 from tenure.domain.errors import Unavailable
 from tenure.runtime.process import note_progress, rest
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool
 
 KEPT_SECONDS: Final = 600.0
 """How long a prepared id is kept after its last request; a copy of files takes at most two minutes."""
@@ -63,8 +61,4 @@ class PreparedIds:
     async def give_up_once(self) -> int:
         """Gives up one batch of prepared ids and returns their number."""
         parameters = {"kept_seconds": self._kept_seconds, "limit": _AT_ONCE, "actor": LEDGER, "reason": _GIVE_UP_REASON}
-
-        async def work(connection: Connection) -> int:
-            return len(await fetch_all(connection, FORKS.give_up_prepared, parameters))
-
-        return await in_ledger_transaction(self._pool, work)
+        return len(await fetch_in_transaction(self._pool, FORKS.give_up_prepared, parameters))

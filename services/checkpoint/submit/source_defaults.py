@@ -16,28 +16,24 @@ task. The same file has the default quotas of tenants: see `read_quotas` in `ten
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from services.checkpoint.tenants.rows import QUOTA_TABLE, read_quotas
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.quotas import Quota, QuotaKind
 from tenure.domain.task import SourceKind
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import checkpoint_service_pb2, task_pb2
 from tenure.validators import validate
 from tenure.wire.common import SOURCES, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from google.protobuf.message import Message
-
-    from tenure.domain.quotas import Quota, QuotaKind
 
 TABLE: Final = "defaults"
 SETTABLE: Final = frozenset({"limits", "policy", "priority"})

@@ -6,13 +6,14 @@ Nothing here may raise because of a model's arguments: other tasks' commits are 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from services.checkpoint.commit.draft import LEDGER
+from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import SUB_AGENTS, fetch_one
+from services.checkpoint.rows import NewTaskRow
 from services.checkpoint.submit.create import NewLedger, NewTask, TreePosition, insert_ledgers, insert_tasks, row_of
 from services.checkpoint.waits.waits import close_call
+from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import (
@@ -30,16 +31,10 @@ from tenure.domain.tool_arguments import InvalidArguments, unfit
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.waits import WaitKind
 from tenure.runtime.observability import metrics
-from tenure.v1 import ledger_pb2
+from tenure.runtime.store.postgres import Connection
+from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES, timestamp
 from tenure.wire.task import allowlist_to_wire, spec_to_domain, spec_to_wire
-
-if TYPE_CHECKING:
-    from services.checkpoint.commit.draft import Draft
-    from services.checkpoint.rows import NewTaskRow
-    from tenure.domain.entries import ToolIntent
-    from tenure.runtime.store.postgres import Connection
-    from tenure.v1 import task_pb2
 
 _IDS_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were started: their request_ids are used for other tasks.")
 

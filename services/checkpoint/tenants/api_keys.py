@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.checkpoint.columns import Unlisted, select_list
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
 from tenure.domain.access import Permission, is_key_id, make_api_key, read_api_key
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceServicer
 from tenure.wire.access import PERMISSIONS
 from tenure.wire.codec import writer
 from tenure.wire.common import moment
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection, Pool
 
 EVERY_TENANT: Final = ""
 """The tenant of a key that may act for any."""
@@ -52,7 +50,8 @@ _key_to_wire = writer(ApiKeyRow, pb.ApiKey, rename={"expires_at": "expire_time"}
 API_KEYS: Final = Queries.load("services.checkpoint", "sql/api_keys.sql", {"api_key": select_list(ApiKeyRow, "k")})
 
 
-async def create_key(pool: Pool, tenant: str, request: pb.CreateApiKeyRequest) -> pb.ApiKey:
+@ledger_transaction
+async def create_key(connection: Connection, tenant: str, request: pb.CreateApiKeyRequest) -> pb.ApiKey:
     """Stores a key, or returns it for a repeat.
 
     Raises LimitReached (TOO_MANY_API_KEYS), AlreadyExists (API_KEY_EXISTS), InvalidRequest (expire_time).
@@ -61,27 +60,23 @@ async def create_key(pool: Pool, tenant: str, request: pb.CreateApiKeyRequest) -
     if expires_at is not None and expires_at <= datetime.now(UTC):
         raise InvalidRequest(violations=[("expire_time", "must be in the future")])
     permissions = sorted({PERMISSIONS.to_domain(permission) for permission in request.permissions})
-
-    async def work(connection: Connection) -> pb.ApiKey:
-        await connection.execute(API_KEYS.lock_tenant, {"tenant": tenant})
-        if await _find(connection, request.key_id) is None:
-            await _check_room(connection, tenant)
-        parameters = {
-            "key_id": request.key_id,
-            "tenant": tenant,
-            "name": request.name,
-            "permissions": [permission.value for permission in permissions],
-            "digest": request.digest,
-            "creator": request.actor,
-            "expires_at": expires_at,
-        }
-        await connection.execute(API_KEYS.create, parameters)
-        row = await _read(connection, request.key_id)
-        if row.digest != request.digest:
-            raise AlreadyExists(f"there is another key {request.key_id}", reason="API_KEY_EXISTS")
-        return row.message()
-
-    return await in_ledger_transaction(pool, work)
+    await connection.execute(API_KEYS.lock_tenant, {"tenant": tenant})
+    if await _find(connection, request.key_id) is None:
+        await _check_room(connection, tenant)
+    parameters = {
+        "key_id": request.key_id,
+        "tenant": tenant,
+        "name": request.name,
+        "permissions": [permission.value for permission in permissions],
+        "digest": request.digest,
+        "creator": request.actor,
+        "expires_at": expires_at,
+    }
+    await connection.execute(API_KEYS.create, parameters)
+    row = await _read(connection, request.key_id)
+    if row.digest != request.digest:
+        raise AlreadyExists(f"there is another key {request.key_id}", reason="API_KEY_EXISTS")
+    return row.message()
 
 
 async def create_operator_key(pool: Pool) -> str:
@@ -123,17 +118,14 @@ async def list_keys(pool: Pool, tenant: str | None, request: pb.ListApiKeysReque
     return pb.ListApiKeysResponse(api_keys=[row.message() for row in page], next_page_token=token)
 
 
-async def revoke_key(pool: Pool, tenant: str | None, request: pb.RevokeApiKeyRequest) -> pb.ApiKey:
+@ledger_transaction
+async def revoke_key(connection: Connection, tenant: str | None, request: pb.RevokeApiKeyRequest) -> pb.ApiKey:
     """Revokes a key of the tenant, or of any tenant (None). Raises NotFound."""
-
-    async def work(connection: Connection) -> pb.ApiKey:
-        row = await _read(connection, request.key_id)
-        if tenant is not None and row.tenant != tenant:
-            raise _not_found(request.key_id)
-        await connection.execute(API_KEYS.revoke, {"key_id": request.key_id, "actor": request.actor})
-        return (await _read(connection, request.key_id)).message()
-
-    return await in_ledger_transaction(pool, work)
+    row = await _read(connection, request.key_id)
+    if tenant is not None and row.tenant != tenant:
+        raise _not_found(request.key_id)
+    await connection.execute(API_KEYS.revoke, {"key_id": request.key_id, "actor": request.actor})
+    return (await _read(connection, request.key_id)).message()
 
 
 async def look_up_key(pool: Pool, key_id: str) -> pb.LookUpApiKeyResponse:

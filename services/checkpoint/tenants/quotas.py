@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
 
 from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import lock_tasks
@@ -17,20 +19,17 @@ from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
 from services.checkpoint.tenants.rows import TENANTS, TenantRow, ensured, read_tenant
-from services.checkpoint.tenants.usage_windows import (
-    Uses,
-    count_use,
-    read_running,
-    read_uses,
-)
+from services.checkpoint.tenants.usage_windows import Uses, count_use, read_running, read_uses
 from tenure.domain.budget import Denied
 from tenure.domain.errors import TryLater
 from tenure.domain.quotas import (
     OF_CALLS,
     OF_SUBMITS,
     SPANS,
+    Quota,
     QuotaKind,
     QuotaPolicy,
+    QuotaUse,
     QuotaWarning,
     StartDecision,
     decide_start,
@@ -38,19 +37,13 @@ from tenure.domain.quotas import (
     wait_of_call,
 )
 from tenure.domain.states import Reason
+from tenure.domain.task import Source
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import timestamp
 from tenure.wire.tenant_service import quota_warning_to_wire
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-    from datetime import datetime
-
-    from tenure.domain.quotas import Quota, QuotaUse
-    from tenure.domain.task import Source
-    from tenure.runtime.store.postgres import Connection, Pool
 
 CHECK_AGAIN_SECONDS: Final = 60.0
 """The database decides whether a warning is due. Not every commit of a tenant near its quota needs to ask it."""

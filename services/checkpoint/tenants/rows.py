@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from services.checkpoint.columns import Unlisted, select_list
 from services.checkpoint.queries import fetch_one
 from tenure.domain.budget import nano_usd_of
 from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy
+from tenure.runtime.store.postgres import Connection
 from tenure.runtime.store.sql import Queries
 from tenure.validators.rules import Violations
 from tenure.validators.tenant_service import check_quota
 from tenure.wire.tenant_service import quota_to_wire
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenure.runtime.store.postgres import Connection
-
 
 # The default quotas of tenants, from the installation's file of defaults.
 

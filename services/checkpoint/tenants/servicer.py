@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from services.checkpoint.commit.draft import LEDGER
-from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, ledger_connection, ledger_transaction
 from services.checkpoint.tenants.rows import DEFAULTS, TENANTS, TenantRow, ensured, read_tenant, write_quotas
 from services.checkpoint.tenants.usage_windows import Uses, read_running, read_uses
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX, SIMULATED_REQUEST_PREFIX, TokenUsage
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.quotas import Quota, QuotaKind, QuotaUse, installation_defaults
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceServicer
 from tenure.wire.common import moment, timestamp
 from tenure.wire.task import usage_to_wire
-from tenure.wire.tenant_service import (
-    KINDS,
-    no_quota_to_wire,
-    quota_to_domain,
-    quota_use_to_wire,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tenure.runtime.store.postgres import Connection, Pool
-
+from tenure.wire.tenant_service import KINDS, no_quota_to_wire, quota_to_domain, quota_use_to_wire
 
 # Sums of a tenant's bills, including those of pruned tasks; each grouping has its index.
 
@@ -129,33 +120,27 @@ async def list_tenants(pool: Pool, request: pb.ListTenantsRequest) -> pb.ListTen
     return pb.ListTenantsResponse(tenants=tenants, next_page_token=tenants[-1].tenant if more else "")
 
 
-async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsRequest) -> pb.Tenant:
+@ledger_transaction
+async def update_limits(connection: Connection, tenant: str, request: pb.UpdateTenantLimitsRequest) -> pb.Tenant:
     """Sets quotas. Raises WrongState (TENANT_CHANGED). Wakes tasks and e-mails that wait because of a quota."""
-
-    async def work(connection: Connection) -> pb.Tenant:
-        row = await ensured(connection, tenant, lock=True)
-        quotas, own = await _requested_quotas(connection, row, request)
-        if (quotas, own) != (row.quotas, sorted(row.own)):
-            _check_revision(row, request)
-            await write_quotas(connection, tenant, quotas, own, request.actor, request.reason)
-            await connection.execute(TENANTS.wake, {"tenant": tenant, "limit": MAX_WOKEN})
-            await connection.execute(TENANTS.wake_emails, {"tenant": tenant})
-        return (await _to_messages(connection, [await ensured(connection, tenant)]))[0]
-
-    return await in_ledger_transaction(pool, work)
+    row = await ensured(connection, tenant, lock=True)
+    quotas, own = await _requested_quotas(connection, row, request)
+    if (quotas, own) != (row.quotas, sorted(row.own)):
+        _check_revision(row, request)
+        await write_quotas(connection, tenant, quotas, own, request.actor, request.reason)
+        await connection.execute(TENANTS.wake, {"tenant": tenant, "limit": MAX_WOKEN})
+        await connection.execute(TENANTS.wake_emails, {"tenant": tenant})
+    return (await _to_messages(connection, [await ensured(connection, tenant)]))[0]
 
 
-async def adopt_defaults(pool: Pool, defaults: Mapping[QuotaKind, Quota | None]) -> None:
+@ledger_transaction
+async def adopt_defaults(connection: Connection, defaults: Mapping[QuotaKind, Quota | None]) -> None:
     """Adopts the default quotas of this replica's file. When files differ, the replica that started last wins."""
     effective = installation_defaults(defaults)
-
-    async def work(connection: Connection) -> None:
-        row = await ensured(connection, DEFAULTS, lock=True)
-        if row.quotas != effective:
-            await write_quotas(connection, DEFAULTS, effective, [], LEDGER, "the file of defaults")
-            await connection.execute(TENANTS.follow_defaults)
-
-    await in_ledger_transaction(pool, work)
+    row = await ensured(connection, DEFAULTS, lock=True)
+    if row.quotas != effective:
+        await write_quotas(connection, DEFAULTS, effective, [], LEDGER, "the file of defaults")
+        await connection.execute(TENANTS.follow_defaults)
 
 
 async def _requested_quotas(

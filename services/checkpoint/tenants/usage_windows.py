@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 
-from services.checkpoint.queries import fetch_all, fetch_one
-from services.checkpoint.tenants.rows import TENANTS
+from services.checkpoint.queries import fetch_all, fetch_row
+from services.checkpoint.rows import BillRow
+from services.checkpoint.tenants.rows import TENANTS, TenantRow
 from tenure.domain.quotas import SPANS, Amounts, QuotaKind, QuotaUse, bucket_of, use_of_running, window_use
+from tenure.runtime.store.postgres import Connection
 from tenure.runtime.store.sql_arrays import Int8s, Texts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
-
-    from services.checkpoint.rows import BillRow
-    from services.checkpoint.tenants.rows import TenantRow
-    from tenure.runtime.store.postgres import Connection
 
 SHARDS = 8
 """Rows per bucket: as many transactions can settle calls of one tenant without waiting for each other."""
@@ -50,8 +45,7 @@ async def read_running(connection: Connection, row: TenantRow) -> Uses:
     quota = row.quotas.get(QuotaKind.RUNNING_TASKS)
     if quota is None:
         return {}
-    record = await fetch_one(connection, TENANTS.running, {"tenant": row.tenant, "most": quota.most})
-    assert record is not None, "a count has a row"
+    record = await fetch_row(connection, TENANTS.running, {"tenant": row.tenant, "most": quota.most})
     return {QuotaKind.RUNNING_TASKS: use_of_running(quota, record[0])}
 
 

@@ -2,7 +2,6 @@
 
 settings.py     which collector, and whether content is exported
 export_lease.py  which replica exports, and up to where: the cursor in the change feed and in each ledger
-projecting.py   the entries of one task to spans, page by page
 otlp.py         spans as OpenTelemetry has them, and the request to the collector
 grpc_exporter.py  the exporter of OpenTelemetry
 http_exporter.py  the exporter over HTTP

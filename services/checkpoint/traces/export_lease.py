@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
@@ -16,12 +17,8 @@ from services.checkpoint.row_lease import RowLease
 from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedReader
 from tenure.domain.traces import TracedTask
 from tenure.runtime.observability import metrics
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.runtime.store.sql import Queries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 TRACES: Final = Queries.load("services.checkpoint", "sql/traces.sql")

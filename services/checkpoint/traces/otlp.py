@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from enum import Enum, auto
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -14,16 +15,12 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from services.checkpoint.traces.settings import Redact, TraceSettings
 from tenure.domain import semconv
 from tenure.domain.spans import AttributeValue, SpanKind, TaskSpan
 from tenure.runtime.observability import metrics
 from tenure.runtime.observability.otlp_target import HTTP
 from tenure.runtime.observability.telemetry import is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from services.checkpoint.traces.settings import Redact, TraceSettings
 
 _log: Final = logging.getLogger(__name__)
 EXPORT_TIMEOUT_SECONDS: Final = 5

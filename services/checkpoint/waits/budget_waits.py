@@ -10,13 +10,14 @@ grant.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait, lock_tasks
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import SUB_AGENTS, fetch_all, fetch_one
 from services.checkpoint.reads import read_task
+from services.checkpoint.rows import TaskRow
 from services.checkpoint.waits import waits
 from tenure.domain.budget import complete_request
 from tenure.domain.requeue import continues_after_raise
@@ -24,13 +25,10 @@ from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import MIN_TIMEOUT_SECONDS
 from tenure.domain.waits import APPROVE, Wait, WaitAnswer, WaitAnswerKind, WaitKind
 from tenure.runtime.observability import metrics
+from tenure.runtime.store.postgres import Connection
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import seconds
 from tenure.wire.task import budget_request_to_wire
-
-if TYPE_CHECKING:
-    from services.checkpoint.rows import TaskRow
-    from tenure.runtime.store.postgres import Connection
 
 _RAISED: Final = "the budget of its tree was raised"
 

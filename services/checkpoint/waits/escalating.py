@@ -6,22 +6,17 @@ taken once, by whichever replica locks the row first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from services.checkpoint.commit.close_out import carry_out_ending
-from services.checkpoint.commit.draft import LEDGER
+from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import plan_step
 from services.checkpoint.entries import KINDS
 from services.checkpoint.waits.waits import RecordedAnswer, record
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.waits import NO_ANSWER
+from tenure.runtime.store.postgres import Connection
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.task import wait_to_domain
-
-if TYPE_CHECKING:
-    from services.checkpoint.commit.draft import Draft
-    from tenure.runtime.store.postgres import Connection
 
 
 async def take_step(connection: Connection, draft: Draft) -> None:

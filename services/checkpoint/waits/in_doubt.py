@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.commit.draft import LEDGER, Draft, waited_for
@@ -12,20 +13,15 @@ from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.page_tokens import read_time
-from services.checkpoint.queries import DOUBTS, fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import DOUBTS, fetch_all, fetch_in_transaction, ledger_connection
+from services.checkpoint.rows import TaskRow
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.in_doubt import CallInDoubt
 from tenure.domain.states import Reason, TaskState
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.tool import calls_in_doubt_to_wire
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from services.checkpoint.rows import TaskRow
-    from tenure.domain.in_doubt import CallInDoubt
-    from tenure.runtime.store.postgres import Connection, Pool
-
 
 # The calls in doubt that a tenant's tasks wait for, page by page, read from the waiting tasks.
 
@@ -96,12 +92,10 @@ _SETTLED: Final = "its calls are no longer in doubt: their outcomes were recorde
 async def list_in_doubt_waits(pool: Pool, limit: int) -> list[pb.ListDoubtWaitsResponse.DoubtWait]:
     """Returns the waits that were read longest ago, and reserves them for the caller for a while."""
     parameters = {"limit": limit, "least_seconds": MIN_SECONDS, "most_seconds": MAX_SECONDS}
-
-    async def work(connection: Connection) -> list[tuple[Any, ...]]:
-        return await fetch_all(connection, DOUBTS.see_doubt_waits, parameters)
-
     waits = []
-    for task_id, tenant, epoch, texts, open_calls in await in_ledger_transaction(pool, work):
+    for task_id, tenant, epoch, texts, open_calls in await fetch_in_transaction(
+        pool, DOUBTS.see_doubt_waits, parameters
+    ):
         calls = calls_in_doubt_to_wire(waited_for(texts, open_calls)[:MAX_CALLS])
         waits.append(pb.ListDoubtWaitsResponse.DoubtWait(task_id=task_id, tenant=tenant, epoch=epoch, calls=calls))
     return waits

@@ -5,18 +5,14 @@ A row has its start only while its task is queued. So the transaction that ends 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from services.checkpoint.commit.draft import Draft
 from services.checkpoint.queries import QUERIES
 from services.checkpoint.reads import read_task
 from tenure.domain.states import Reason, TaskState
+from tenure.runtime.store.postgres import Connection
 from tenure.wire.common import moment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from services.checkpoint.commit.draft import Draft
-    from tenure.runtime.store.postgres import Connection
 
 
 async def keep_starts(connection: Connection, drafts: Iterable[Draft]) -> None:

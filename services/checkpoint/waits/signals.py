@@ -10,23 +10,21 @@ waits for another.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_in_transaction, fetch_one, in_ledger_transaction
 from services.checkpoint.reads import read_tasks
 from services.checkpoint.waits import waits
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import AlreadyExists, LimitReached
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress
+from tenure.runtime.store.postgres import Connection, Pool
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection, Pool
-    from tenure.v1 import checkpoint_service_pb2 as pb
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
 MAX_KEPT: Final = 100
@@ -79,11 +77,7 @@ async def take_kept(connection: Connection, draft: Draft) -> None:
 async def forget_old(pool: Pool) -> None:
     """Deletes all signals that were kept for long enough, a bounded number in each transaction."""
     parameters = {"kept_seconds": KEPT_SECONDS, "limit": FORGOTTEN_AT_ONCE}
-
-    async def work(connection: Connection) -> int:
-        return len(await fetch_all(connection, QUERIES.forget_signals, parameters))
-
-    while await in_ledger_transaction(pool, work) == FORGOTTEN_AT_ONCE:
+    while len(await fetch_in_transaction(pool, QUERIES.forget_signals, parameters)) == FORGOTTEN_AT_ONCE:
         note_progress()
 
 

@@ -9,8 +9,9 @@ died are unlocked again.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import LEDGER, Draft
@@ -19,6 +20,7 @@ from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
 from services.checkpoint.locked_rows import each_apart, may_be_one_row
 from services.checkpoint.queries import SUB_AGENTS, fetch_all, in_ledger_transaction
+from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.waits.budget_waits import resume_one_tree
 from services.checkpoint.waits.sub_agent_waits import are_awaited, awaited, end_wait
@@ -28,13 +30,8 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.waits import WaitKind
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import ledger_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from services.checkpoint.queue.due import DueWork
-    from tenure.runtime.store.postgres import Connection, Pool
 
 EVENTS_AT_ONCE: Final = 100
 CANCELLED_AT_ONCE: Final = 100

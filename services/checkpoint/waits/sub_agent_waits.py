@@ -7,19 +7,16 @@ that ends later leaves a sub-agent event (sub_agent_events.py). So the wait ends
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from services.checkpoint.commit.draft import LEDGER
+from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait
 from services.checkpoint.queries import SUB_AGENTS, fetch_all
 from services.checkpoint.waits import waits
 from tenure.domain.states import TaskState
 from tenure.domain.sub_agents import SubAgent, outcome_of_sub_agents
 from tenure.domain.waits import SUB_AGENTS_ENDED, Wait, WaitKind
-
-if TYPE_CHECKING:
-    from services.checkpoint.commit.draft import Draft
-    from tenure.runtime.store.postgres import Connection
+from tenure.runtime.store.postgres import Connection
 
 
 class SubAgents(NamedTuple):

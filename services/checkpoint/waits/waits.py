@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from services.checkpoint.commit.draft import LEDGER
+from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait
 from services.checkpoint.entries import KINDS
 from tenure.domain.approvals import refuse_answerer, refuse_other_view, shown_digest
@@ -36,15 +36,11 @@ from tenure.domain.waits import (
     refuse_grant,
     refuse_other_wait,
 )
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import WAIT_ANSWERS, WAIT_KINDS
 from tenure.wire.task import call_decision_to_domain
 from tenure.wire.tool import outcome_to_wire
-
-if TYPE_CHECKING:
-    from services.checkpoint.commit.draft import Draft
-    from tenure.v1 import checkpoint_service_pb2 as pb
-
 
 _OF_PEOPLE: Final = frozenset({WaitAnswerKind.DECISION, WaitAnswerKind.REPLY})
 

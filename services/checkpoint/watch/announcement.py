@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from services.checkpoint.commit.draft import time_of
+from services.checkpoint.commit.draft import Draft, Move, time_of
+from services.checkpoint.rows import BillRow
 from services.checkpoint.watch.appended_entries import AppendedEntries
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from services.checkpoint.commit.draft import Draft, Move
-    from services.checkpoint.rows import BillRow
 
 
 @dataclass(slots=True)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from services.checkpoint.entries import entry_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from services.checkpoint.rows import NewEntryRow
-    from tenure.v1 import ledger_pb2
+from services.checkpoint.rows import NewEntryRow
+from tenure.v1 import ledger_pb2
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,25 @@ import logging
 import random
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import (
+    LISTS,
+    QUERIES,
+    fetch_all,
+    fetch_one,
+    fetch_row,
+    in_ledger_transaction,
+    ledger_connection,
+)
 from services.checkpoint.reads import filter_parameters
 from tenure.domain.errors import InvalidRequest, OutOfRange
 from tenure.domain.webhooks import GapReason
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import task_pb2
 from tenure.wire.codec import writer
-
-if TYPE_CHECKING:
-    from tenure.runtime.store.postgres import Connection, Pool
-
 
 # A cursor is opaque to clients and valid at every replica.
 
@@ -199,11 +204,7 @@ async def adopt_feed(pool: Pool) -> None:
     """Begins a new feed if the ledger was copied from another cluster, so that old cursors are refused. Call it at
     start.
     """
-
-    async def work(connection: Connection) -> tuple[Any, ...] | None:
-        return await fetch_one(connection, QUERIES.adopt_feed, {})
-
-    if await in_ledger_transaction(pool, work) is not None:
+    if await in_ledger_transaction(pool, lambda ledger: fetch_one(ledger, QUERIES.adopt_feed, {})) is not None:
         _log.warning(
             "the ledger was copied from another cluster: the change feed begins anew and old cursors are refused"
         )
@@ -257,14 +258,12 @@ class ChangePruner:
             began = clock()
 
     async def _clear(self, connection: Connection) -> int:
-        row = await fetch_one(connection, QUERIES.clear_leftovers, {"limit": LEFTOVERS_A_BATCH})
-        assert row is not None, "a count has a row"
+        row = await fetch_row(connection, QUERIES.clear_leftovers, {"limit": LEFTOVERS_A_BATCH})
         walked: int = row[0]
         return walked
 
     async def _prune(self, connection: Connection) -> int:
         parameters = {"limit": CHANGES_A_BATCH, "kept_seconds": self._kept_seconds}
-        row = await fetch_one(connection, QUERIES.prune_changes, parameters)
-        assert row is not None, "a count has a row"
+        row = await fetch_row(connection, QUERIES.prune_changes, parameters)
         pruned: int = row[0]
         return pruned

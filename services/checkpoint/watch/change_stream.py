@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import read_tasks
 from services.checkpoint.watch.change_feed import ChangePage, FeedGap, FeedReader, RecordedChange, begin
+from services.checkpoint.watch.hub import Hub
 from tenure.runtime.observability import metrics
 from tenure.runtime.rpc.server import draining
+from tenure.runtime.store.postgres import Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from services.checkpoint.watch.hub import Hub
-    from tenure.runtime.store.postgres import Pool
-    from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2
 
 POLL_SECONDS: Final = 2.0
 """The poll interval, a backstop for lost notifications. An idle stream also sends its cursor so often, before it

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
+from services.checkpoint.watch.announcement import Announcement
+from services.checkpoint.watch.appended_entries import AppendedEntries
 from tenure.runtime.observability import metrics
-
-if TYPE_CHECKING:
-    from services.checkpoint.watch.announcement import Announcement
-    from services.checkpoint.watch.appended_entries import AppendedEntries
-
 
 # One watcher of one task: the entries appended since its last read, as long as it need not read the ledger.
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from services.checkpoint.commit.draft import Move
+from services.checkpoint.rows import BillRow
+from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.runtime.observability import metrics
-from tenure.runtime.observability.metrics import model_labels
-
-if TYPE_CHECKING:
-    from services.checkpoint.commit.draft import Move
-    from services.checkpoint.rows import BillRow
-    from services.checkpoint.watch.announcement import Announcement
-    from tenure.runtime.observability.metrics import Cell, MetricRegistry
+from tenure.runtime.observability.metrics import Cell, MetricRegistry, model_labels
 
 NANO: Final = 1e-9
 _KNOWN_REASONS: Final = frozenset(value for name, value in vars(Reason).items() if name.isupper())

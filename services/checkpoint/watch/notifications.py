@@ -12,23 +12,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import uuid4
 
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection, prepare_connection
 from services.checkpoint.watch.announcement import Announcement
+from services.checkpoint.watch.hub import Hub
 from services.checkpoint.watch.ledger_metrics import count_announced
 from tenure.runtime.process import note_progress, resting
+from tenure.runtime.settings import Secret
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import PoolOptions, notifications
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from services.checkpoint.watch.hub import Hub
-    from tenure.runtime.settings import Secret
-    from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, PoolOptions, notifications
 
 _log: Final = logging.getLogger(__name__)
 CHANNEL: Final = "tenure_ledger"

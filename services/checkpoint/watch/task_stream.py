@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import LedgerPosition, entries_after, position_of
+from services.checkpoint.standby import LedgerReads
+from services.checkpoint.watch.appended_entries import AppendedEntries
+from services.checkpoint.watch.hub import Hub
 from tenure.domain.errors import OutOfRange
 from tenure.runtime.observability import metrics
 from tenure.runtime.rpc.server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from services.checkpoint.standby import LedgerReads
-    from services.checkpoint.watch.appended_entries import AppendedEntries
-    from services.checkpoint.watch.hub import Hub
-    from tenure.v1 import ledger_pb2
+from tenure.v1 import ledger_pb2
 
 
 class EntryWatch:

@@ -4,13 +4,21 @@ deliveries.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import uuid_utils
 
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from services.checkpoint.webhooks.event_writer import WebhookEvent, write_events
+from services.checkpoint.queries import (
+    fetch_all,
+    fetch_one,
+    fetch_row,
+    in_ledger_transaction,
+    ledger_connection,
+    ledger_transaction,
+)
+from services.checkpoint.webhooks.event_writer import SenderLeaseKey, WebhookEvent, write_events
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, DeliveryRow, WebhookRow, read_webhook
+from services.checkpoint.webhooks.sending import OutgoingDelivery
 from tenure.domain.errors import LimitReached, NotFound, WrongState
 from tenure.domain.webhooks import (
     MAX_REPLAYED,
@@ -21,20 +29,16 @@ from tenure.domain.webhooks import (
     WebhookResponse,
     body_of,
 )
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.webhook_service import DELIVERY_STATES
-
-if TYPE_CHECKING:
-    from services.checkpoint.webhooks.event_writer import SenderLeaseKey
-    from services.checkpoint.webhooks.sending import OutgoingDelivery
-    from tenure.runtime.store.postgres import Connection, Pool
-
 
 # Results of attempts, written under the fence of the sender lease that made the attempt.
 
 
+@ledger_transaction
 async def record(
-    pool: Pool,
+    connection: Connection,
     lease_key: SenderLeaseKey,
     delivery: OutgoingDelivery,
     response: WebhookResponse,
@@ -42,16 +46,12 @@ async def record(
     most_dead: int,
 ) -> None:
     """Records the result of an attempt. Writes nothing when another sender lease began: that one sends again."""
-
-    async def work(connection: Connection) -> None:
-        if verdict.state is DeliveryState.DELIVERED:
-            written = await fetch_one(connection, WEBHOOKS.count_received, lease_key.key) is not None
-        else:
-            written = await _count_failure(connection, lease_key, response, verdict, most_dead)
-        if written:
-            await _write(connection, lease_key, delivery, response, verdict)
-
-    await in_ledger_transaction(pool, work)
+    if verdict.state is DeliveryState.DELIVERED:
+        written = await fetch_one(connection, WEBHOOKS.count_received, lease_key.key) is not None
+    else:
+        written = await _count_failure(connection, lease_key, response, verdict, most_dead)
+    if written:
+        await _write(connection, lease_key, delivery, response, verdict)
 
 
 async def give_back(pool: Pool, lease_key: SenderLeaseKey, delivery: OutgoingDelivery) -> None:
@@ -144,64 +144,55 @@ async def list_deliveries(
     return pb.ListWebhookDeliveriesResponse(deliveries=[one.delivery() for one in page], next_page_token=token)
 
 
-async def send_test(pool: Pool, tenant: str, webhook: str, most_pending: int) -> pb.WebhookDelivery:
+@ledger_transaction
+async def send_test(connection: Connection, tenant: str, webhook: str, most_pending: int) -> pb.WebhookDelivery:
     """Adds a test delivery. Raises NotFound, WrongState (WEBHOOK_PAUSED) or LimitReached (TOO_MANY_DELIVERIES)."""
     delivery_id = str(uuid_utils.uuid7())
-
-    async def work(connection: Connection) -> pb.WebhookDelivery:
-        row = await read_webhook(connection, tenant, webhook, lock=True)
-        if row.paused:
-            raise WrongState(f"the webhook {row.name} is paused: resume it first", reason="WEBHOOK_PAUSED")
-        if row.pending >= most_pending:
-            message = f"{row.pending:,} deliveries of the webhook {row.name} are pending: test it when they were sent"
-            raise LimitReached(message, reason="TOO_MANY_DELIVERIES")
-        now = await _now(connection)
-        body = body_of(TEST_EVENT, now, {"webhook_id": row.webhook_id, "name": row.name})
-        event = WebhookEvent(delivery_id, TEST_EVENT, NO_TASK + delivery_id, 0, body)
-        await connection.execute(WEBHOOKS.count_written, {"webhook_id": row.webhook_id})
-        await write_events(connection, row.webhook_id, [event])
-        return (await _read(connection, row.webhook_id, delivery_id)).delivery()
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_webhook(connection, tenant, webhook, lock=True)
+    if row.paused:
+        raise WrongState(f"the webhook {row.name} is paused: resume it first", reason="WEBHOOK_PAUSED")
+    if row.pending >= most_pending:
+        message = f"{row.pending:,} deliveries of the webhook {row.name} are pending: test it when they were sent"
+        raise LimitReached(message, reason="TOO_MANY_DELIVERIES")
+    now = await _now(connection)
+    body = body_of(TEST_EVENT, now, {"webhook_id": row.webhook_id, "name": row.name})
+    event = WebhookEvent(delivery_id, TEST_EVENT, NO_TASK + delivery_id, 0, body)
+    await connection.execute(WEBHOOKS.count_written, {"webhook_id": row.webhook_id})
+    await write_events(connection, row.webhook_id, [event])
+    return (await _read(connection, row.webhook_id, delivery_id)).delivery()
 
 
+@ledger_transaction
 async def replay(
-    pool: Pool, tenant: str, request: pb.ReplayWebhookDeliveriesRequest
+    connection: Connection, tenant: str, request: pb.ReplayWebhookDeliveriesRequest
 ) -> pb.ReplayWebhookDeliveriesResponse:
     """Makes dead deliveries pending again. Raises NotFound."""
-
-    async def work(connection: Connection) -> pb.ReplayWebhookDeliveriesResponse:
-        row = await read_webhook(connection, tenant, request.webhook, lock=True)
-        dead_deliveries = await _read_dead(connection, row, request.delivery_id)
-        if not dead_deliveries:
-            return pb.ReplayWebhookDeliveriesResponse(remaining=row.dead)
-        lines: dict[str, Any] = {"webhook_id": row.webhook_id, "lines": sorted({line for _, line in dead_deliveries})}
-        ordinals = [ordinal for ordinal, _ in dead_deliveries]
-        await connection.execute(WEBHOOKS.revive, {"webhook_id": row.webhook_id, "ordinals": ordinals})
-        await connection.execute(WEBHOOKS.take_place, lines)
-        await connection.execute(WEBHOOKS.set_in_line, lines)
-        left = await _count(connection, WEBHOOKS.count_revived, row, len(dead_deliveries))
-        return pb.ReplayWebhookDeliveriesResponse(replayed=len(dead_deliveries), remaining=left)
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_webhook(connection, tenant, request.webhook, lock=True)
+    dead_deliveries = await _read_dead(connection, row, request.delivery_id)
+    if not dead_deliveries:
+        return pb.ReplayWebhookDeliveriesResponse(remaining=row.dead)
+    lines: dict[str, Any] = {"webhook_id": row.webhook_id, "lines": sorted({line for _, line in dead_deliveries})}
+    ordinals = [ordinal for ordinal, _ in dead_deliveries]
+    await connection.execute(WEBHOOKS.revive, {"webhook_id": row.webhook_id, "ordinals": ordinals})
+    await connection.execute(WEBHOOKS.take_place, lines)
+    await connection.execute(WEBHOOKS.set_in_line, lines)
+    left = await _count(connection, WEBHOOKS.count_revived, row, len(dead_deliveries))
+    return pb.ReplayWebhookDeliveriesResponse(replayed=len(dead_deliveries), remaining=left)
 
 
+@ledger_transaction
 async def discard(
-    pool: Pool, tenant: str, request: pb.DiscardWebhookDeliveriesRequest
+    connection: Connection, tenant: str, request: pb.DiscardWebhookDeliveriesRequest
 ) -> pb.DiscardWebhookDeliveriesResponse:
     """Discards dead deliveries. Raises NotFound."""
-
-    async def work(connection: Connection) -> pb.DiscardWebhookDeliveriesResponse:
-        row = await read_webhook(connection, tenant, request.webhook, lock=True)
-        dead_deliveries = await _read_dead(connection, row, request.delivery_id)
-        if not dead_deliveries:
-            return pb.DiscardWebhookDeliveriesResponse(remaining=row.dead)
-        ordinals = [ordinal for ordinal, _ in dead_deliveries]
-        await connection.execute(WEBHOOKS.discard, {"webhook_id": row.webhook_id, "ordinals": ordinals})
-        left = await _count(connection, WEBHOOKS.count_discarded, row, len(dead_deliveries))
-        return pb.DiscardWebhookDeliveriesResponse(discarded=len(dead_deliveries), remaining=left)
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_webhook(connection, tenant, request.webhook, lock=True)
+    dead_deliveries = await _read_dead(connection, row, request.delivery_id)
+    if not dead_deliveries:
+        return pb.DiscardWebhookDeliveriesResponse(remaining=row.dead)
+    ordinals = [ordinal for ordinal, _ in dead_deliveries]
+    await connection.execute(WEBHOOKS.discard, {"webhook_id": row.webhook_id, "ordinals": ordinals})
+    left = await _count(connection, WEBHOOKS.count_discarded, row, len(dead_deliveries))
+    return pb.DiscardWebhookDeliveriesResponse(discarded=len(dead_deliveries), remaining=left)
 
 
 async def _read_dead(connection: Connection, row: WebhookRow, delivery_id: str) -> list[tuple[int, str]]:
@@ -231,6 +222,5 @@ async def _count(connection: Connection, statement: bytes, row: WebhookRow, coun
 
 
 async def _now(connection: Connection) -> Any:
-    row = await fetch_one(connection, WEBHOOKS.now, {})
-    assert row is not None, "the clock has a row"
+    row = await fetch_row(connection, WEBHOOKS.now, {})
     return row[0]

@@ -7,22 +7,18 @@ middle of an e-mail cannot send more than the quota. A repeat of that e-mail cou
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.checkpoint.queries import fetch_all, fetch_one
 from services.checkpoint.tenants.quotas import is_first
-from services.checkpoint.tenants.rows import ensured
+from services.checkpoint.tenants.rows import TenantRow, ensured
 from services.checkpoint.tenants.usage_windows import count_use, read_use
+from services.checkpoint.webhooks.event_writer import SenderLeaseKey
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery
-from tenure.domain.quotas import QuotaKind, deliveries_allowed, recheck_seconds
+from tenure.domain.quotas import QuotaKind, QuotaUse, deliveries_allowed, recheck_seconds
 from tenure.runtime.observability import metrics
-
-if TYPE_CHECKING:
-    from services.checkpoint.tenants.rows import TenantRow
-    from services.checkpoint.webhooks.event_writer import SenderLeaseKey
-    from tenure.domain.quotas import QuotaUse
-    from tenure.runtime.store.postgres import Connection
+from tenure.runtime.store.postgres import Connection
 
 _KIND: Final = QuotaKind.EMAILS_PER_HOUR
 

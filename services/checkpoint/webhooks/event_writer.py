@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import uuid_utils
 
@@ -15,13 +16,9 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, event_of, wants
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.sdk.json_shape import json_value
 from tenure.v1 import ledger_pb2, task_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.runtime.store.postgres import Connection, Pool
 
 _log: Final = logging.getLogger(__name__)
 for _reason in GapReason:
@@ -111,11 +108,7 @@ class EventWriter(NamedTuple):
         """Moves the cursor and writes the events. Returns False, and writes nothing, when another sender lease
         began.
         """
-
-        async def work(connection: Connection) -> bool:
-            return await self._move(connection, cursor, behind, events)
-
-        return await in_ledger_transaction(self.pool, work)
+        return await in_ledger_transaction(self.pool, lambda ledger: self._move(ledger, cursor, behind, events))
 
     async def _move(
         self, connection: Connection, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.columns import Unlisted, Uuid, Xid, select_list
@@ -11,16 +12,12 @@ from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound
 from tenure.domain.outbound import origin_only
 from tenure.domain.webhooks import GapReason, WebhookKind
+from tenure.runtime.store.postgres import Connection
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.codec import writer
 from tenure.wire.common import timestamp
 from tenure.wire.webhook_service import GAP_REASONS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenure.runtime.store.postgres import Connection
 
 GAPS_SHOWN: Final = 10
 NO_TASK: Final = "webhook/"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import secret_owner
 from tenure.domain.errors import Unavailable
-from tenure.runtime.security.secret_box import SECRET_NOT_READABLE
-
-if TYPE_CHECKING:
-    from tenure.runtime.security.secret_box import SecretBox
-    from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.security.secret_box import SECRET_NOT_READABLE, SecretBox
+from tenure.runtime.store.postgres import Connection, Pool
 
 PAGE: Final = 50
 
@@ -68,13 +65,10 @@ async def seal_again(pool: Pool, secrets: SecretBox) -> Resealed:
                 unreadable.append(row.webhook_id)
 
 
-async def _replace(pool: Pool, former: SealedSecrets, sealed: SealedSecrets) -> bool:
+@ledger_transaction
+async def _replace(connection: Connection, former: SealedSecrets, sealed: SealedSecrets) -> bool:
     """Writes the row unless nothing is new, or its secrets have changed meanwhile."""
     if sealed == former:
         return False
     formers = {"former": former.secret, "former_old": former.old_secret}
-
-    async def work(connection: Connection) -> bool:
-        return await fetch_one(connection, WEBHOOKS.seal_again, {**sealed._asdict(), **formers}) is not None
-
-    return await in_ledger_transaction(pool, work)
+    return await fetch_one(connection, WEBHOOKS.seal_again, {**sealed._asdict(), **formers}) is not None

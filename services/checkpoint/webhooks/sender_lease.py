@@ -13,29 +13,27 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
+from services.checkpoint.approvals.issuing import LinkIssuer
 from services.checkpoint.queries import fetch_all, in_ledger_transaction
+from services.checkpoint.queue.due import DueWork
 from services.checkpoint.row_lease import RowLease
 from services.checkpoint.watch.change_feed import ChangeCursor
 from services.checkpoint.webhooks.deliveries import give_back, record
 from services.checkpoint.webhooks.email_quota import take_deliveries, take_emails
 from services.checkpoint.webhooks.event_writer import EventWriter, SenderLeaseKey
 from services.checkpoint.webhooks.rows import WEBHOOKS
-from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender
+from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, WebhookSettings
 from tenure.domain.errors import TenureError
 from tenure.domain.webhooks import MAX_RECEIVED_KEPT, chosen, decide_delivery, surplus
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import task_pb2
-
-if TYPE_CHECKING:
-    from services.checkpoint.approvals.issuing import LinkIssuer
-    from services.checkpoint.queue.due import DueWork
-    from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
-    from tenure.runtime.store.postgres import Connection, Pool
 
 LONGEST_LEASE_SECONDS: Final = 60.0
 """The longest time that a replica keeps a sender lease, however much remains to be sent."""
@@ -144,13 +142,11 @@ class SenderLease:
         free = self._dependencies.settings.max_requests - self._in_flight
         if free <= 0:
             return []
-
-        async def work(connection: Connection) -> list[OutgoingDelivery]:
-            if recipients:
-                return await take_emails(connection, self._lease_key, recipients, free)
-            return await take_deliveries(connection, self._lease_key, free)
-
-        return await in_ledger_transaction(self._dependencies.pool, work)
+        if recipients:
+            take = partial(take_emails, lease_key=self._lease_key, recipients=recipients, limit=free)
+        else:
+            take = partial(take_deliveries, lease_key=self._lease_key, limit=free)
+        return await in_ledger_transaction(self._dependencies.pool, take)
 
     async def _deliver(self, delivery: OutgoingDelivery) -> None:
         is_sent = False

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
 
@@ -24,11 +26,6 @@ from tenure.runtime.http.outbound_http import HttpResponse as Response
 from tenure.runtime.observability import metrics
 from tenure.runtime.security.secret_box import SecretBox
 from tenure.runtime.settings import setting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import datetime
-
 
 # Settings. They may differ between replicas during a rolling update.
 

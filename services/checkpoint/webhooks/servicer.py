@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import uuid_utils
 
 from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import (
+    fetch_all,
+    fetch_one,
+    fetch_row,
+    in_ledger_transaction,
+    ledger_connection,
+    ledger_transaction,
+)
 from services.checkpoint.reads import filter_parameters
 from services.checkpoint.webhooks import deliveries
 from services.checkpoint.webhooks.rows import WEBHOOKS, WebhookRow, read_webhook, to_messages
-from services.checkpoint.webhooks.sending import secret_owner
+from services.checkpoint.webhooks.sending import WebhookPolicy, secret_owner
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, Unavailable, WrongState
 from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.webhooks import DEFAULT_OVERLAP_SECONDS, PauseCode, WebhookKind
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.security.secret_box import SecretBox
+from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceServicer
 from tenure.wire.common import seconds
 from tenure.wire.webhook_service import WEBHOOK_KINDS, new_secret, read_secret, with_secret
-
-if TYPE_CHECKING:
-    from services.checkpoint.webhooks.sending import WebhookPolicy
-    from tenure.runtime.security.secret_box import SecretBox
-    from tenure.runtime.store.postgres import Connection, Pool
-
 
 # The methods of WebhookService on webhooks.
 
@@ -96,32 +99,26 @@ async def list_webhooks(pool: Pool, tenant: str, request: pb.ListWebhooksRequest
     return pb.ListWebhooksResponse(webhooks=webhooks, next_page_token=token)
 
 
-async def pause_webhook(pool: Pool, tenant: str, request: pb.PauseWebhookRequest) -> pb.Webhook:
+@ledger_transaction
+async def pause_webhook(connection: Connection, tenant: str, request: pb.PauseWebhookRequest) -> pb.Webhook:
     """Pauses a webhook. Raises NotFound."""
-
-    async def work(connection: Connection) -> pb.Webhook:
-        row = await read_webhook(connection, tenant, request.webhook, lock=True)
-        parameters = {
-            "webhook_id": row.webhook_id,
-            "code": PauseCode.OPERATOR,
-            "reason": request.reason,
-            "actor": request.actor,
-        }
-        await connection.execute(WEBHOOKS.pause, parameters)
-        return await _to_message(connection, tenant, row.webhook_id)
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_webhook(connection, tenant, request.webhook, lock=True)
+    parameters = {
+        "webhook_id": row.webhook_id,
+        "code": PauseCode.OPERATOR,
+        "reason": request.reason,
+        "actor": request.actor,
+    }
+    await connection.execute(WEBHOOKS.pause, parameters)
+    return await _to_message(connection, tenant, row.webhook_id)
 
 
-async def resume_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
+@ledger_transaction
+async def resume_webhook(connection: Connection, tenant: str, webhook: str) -> pb.Webhook:
     """Resumes a webhook. Raises NotFound."""
-
-    async def work(connection: Connection) -> pb.Webhook:
-        row = await read_webhook(connection, tenant, webhook, lock=True)
-        await connection.execute(WEBHOOKS.resume, {"webhook_id": row.webhook_id})
-        return await _to_message(connection, tenant, row.webhook_id)
-
-    return await in_ledger_transaction(pool, work)
+    row = await read_webhook(connection, tenant, webhook, lock=True)
+    await connection.execute(WEBHOOKS.resume, {"webhook_id": row.webhook_id})
+    return await _to_message(connection, tenant, row.webhook_id)
 
 
 async def rotate_secret(
@@ -163,18 +160,15 @@ def _readable(secrets: SecretBox, stored: bytes, owner: str) -> bytes | None:
         return None
 
 
-async def delete_webhook(pool: Pool, tenant: str, webhook: str) -> bool:
+@ledger_transaction
+async def delete_webhook(connection: Connection, tenant: str, webhook: str) -> bool:
     """Deletes a webhook. Returns whether it existed."""
-
-    async def work(connection: Connection) -> bool:
-        try:
-            row = await read_webhook(connection, tenant, webhook, lock=True)
-        except NotFound:
-            return False
-        await connection.execute(WEBHOOKS.delete, {"webhook_id": row.webhook_id})
-        return True
-
-    return await in_ledger_transaction(pool, work)
+    try:
+        row = await read_webhook(connection, tenant, webhook, lock=True)
+    except NotFound:
+        return False
+    await connection.execute(WEBHOOKS.delete, {"webhook_id": row.webhook_id})
+    return True
 
 
 def _check_target(request: pb.CreateWebhookRequest, policy: WebhookPolicy) -> None:
@@ -213,8 +207,7 @@ async def _is_repeat(connection: Connection, tenant: str, name: str, digest: byt
 
 
 async def _check_room(connection: Connection, tenant: str, most: int) -> None:
-    row = await fetch_one(connection, WEBHOOKS.count, {"tenant": tenant})
-    assert row is not None, "a count has a row"
+    row = await fetch_row(connection, WEBHOOKS.count, {"tenant": tenant})
     if row[0] >= most:
         message = f"the tenant has {most:,} webhooks, the most that it may have: delete one first"
         raise LimitReached(message, reason="TOO_MANY_WEBHOOKS")

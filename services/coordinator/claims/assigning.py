@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from services.coordinator.sessions.session import AttachedSession
 from tenure.domain.task import Priority
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import PRIORITIES
-
-if TYPE_CHECKING:
-    from services.coordinator.sessions.session import AttachedSession
-    from tenure.v1 import checkpoint_service_pb2 as pb
 
 _Entry = tuple[bool, int, int]
 

@@ -14,12 +14,18 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import uuid4
 
-from services.coordinator.claims.lost_claims import LostClaim
-from services.coordinator.lease_store import ClaimRecord, HeldClaim
+from services.coordinator.claims.issuing import Issuer
+from services.coordinator.claims.lost_claims import LostClaim, LostClaims
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import ClaimRecord, HeldClaim, LeaseStore
 from services.coordinator.lease_store.claim_keys import ClaimRefusal, NewClaim
+from services.coordinator.ledger_client import LedgerClient
+from services.coordinator.sessions.own_session import OwnSession
+from services.coordinator.sessions.session_attach import Sessions
+from services.coordinator.tools_client import ToolsClient
 from tenure.domain.close_out import Unfinished, outcomes_after_refusal, outcomes_of_ended_calls, unfinished
 from tenure.domain.entries import ToolOutcome
 from tenure.domain.errors import Fenced, InvalidRequest, TenureError, Unavailable, WrongState
@@ -33,24 +39,12 @@ from tenure.runtime.process import note_progress, rest, resting
 from tenure.runtime.request_context import set_tenant
 from tenure.runtime.retrying import retrying
 from tenure.runtime.task_group import TaskGroup
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, token_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
-from tenure.v1 import ledger_pb2, token_pb2
-from tenure.validators import MAX_TRANSITION_MESSAGE
+from tenure.validators.common import MAX_TRANSITION_MESSAGE
 from tenure.wire.checkpoint_service import portions
-from tenure.wire.ledger import new_entry
-
-if TYPE_CHECKING:
-    from services.coordinator.claims.issuing import Issuer
-    from services.coordinator.claims.lost_claims import LostClaims
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.ledger_client import LedgerClient
-    from services.coordinator.sessions.own_session import OwnSession
-    from services.coordinator.sessions.session_attach import Sessions
-    from services.coordinator.tools_client import ToolsClient
-    from tenure.v1 import checkpoint_service_pb2, task_pb2
-    from tenure.wire.ledger import OpenedTask
+from tenure.wire.ledger import OpenedTask, new_entry
 
 _log: Final = logging.getLogger(__name__)
 _COMMIT: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=2.0, cap_seconds=1.0)

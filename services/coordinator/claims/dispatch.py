@@ -9,22 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.coordinator.claims.assigning import tier_of
+from services.coordinator.claims.granting import ClaimGranter
+from services.coordinator.generation import Generation
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
+from services.coordinator.ledger_client import LedgerClient
+from services.coordinator.sessions.session import AttachedSession, WorkerProfile
+from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.errors import TenureError
 from tenure.domain.fairness import NO_SLOTS, Slots
+from tenure.domain.task import Priority
 from tenure.runtime.process import note_progress, resting
 from tenure.runtime.rpc.status import PeerFailed
-
-if TYPE_CHECKING:
-    from services.coordinator.claims.granting import ClaimGranter
-    from services.coordinator.generation import Generation
-    from services.coordinator.ledger_client import LedgerClient
-    from services.coordinator.sessions.session import AttachedSession, WorkerProfile
-    from services.coordinator.sessions.session_attach import Sessions
-    from tenure.domain.task import Priority
 
 _log: Final = logging.getLogger(__name__)
 MAX_WORKERS_NAMED: Final = 1000

@@ -10,12 +10,17 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import uuid4
 
 from services.coordinator.claims.assigning import Assigned, assign
-from services.coordinator.lease_store import ClaimRecord, HeldClaim
+from services.coordinator.claims.issuing import Issuer
+from services.coordinator.claims.lost_claims import LostClaims
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import ClaimRecord, HeldClaim, LeaseStore
 from services.coordinator.lease_store.claim_keys import ClaimRefusal, ClaimResult, NewClaim
+from services.coordinator.ledger_client import LedgerClient
+from services.coordinator.sessions.session import AttachedSession
 from tenure.domain.errors import TenureError
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
@@ -23,17 +28,9 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.status import PeerFailed
+from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.wire.common import seconds
-
-if TYPE_CHECKING:
-    from services.coordinator.claims.issuing import Issuer
-    from services.coordinator.claims.lost_claims import LostClaims
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.ledger_client import LedgerClient
-    from services.coordinator.sessions.session import AttachedSession
-    from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 
 _log: Final = logging.getLogger(__name__)
 _REGISTER: Final = RetryPolicy(max_attempts=3, initial_seconds=0.05, factor=2.0, cap_seconds=0.5)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
+from services.coordinator.lease_store import HeldClaim
+from services.coordinator.lease_store.named_leases import NamedLease
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Audience, Claims
 from tenure.runtime.process import rest
 from tenure.runtime.security.signing import Signer, Verifier
 from tenure.v1 import lease_service_pb2 as pb
+from tenure.v1 import token_pb2
 from tenure.wire.token import TokenChecker, sign_claims, sign_task_claims
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from services.coordinator.lease_store import HeldClaim
-    from services.coordinator.lease_store.named_leases import NamedLease
-    from tenure.v1 import token_pb2
 
 _log: Final = logging.getLogger(__name__)
 _CHECK_SECONDS: Final = 5.0

@@ -11,24 +11,22 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
 from services.coordinator.lease_store.events import DeletedKeys, GenerationDoubt
 from services.coordinator.lease_store.session_keys import DrainMark
+from services.coordinator.operator_requests import OperatorRequests
+from services.coordinator.sessions.session import AttachedSession
+from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.errors import Unavailable
+from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.states import Reason
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress
 from tenure.runtime.task_group import TaskGroup
-
-if TYPE_CHECKING:
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
-    from services.coordinator.operator_requests import OperatorRequests
-    from services.coordinator.sessions.session import AttachedSession
-    from services.coordinator.sessions.session_attach import Sessions
-    from tenure.domain.in_doubt import ReportedCall
 
 _MAX_REMEMBERED: Final = 10_000
 _OTHERS_HEAD_START_SECONDS: Final = 0.3

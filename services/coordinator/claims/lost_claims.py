@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
+from services.coordinator.lease_store import HeldClaim, LeaseStore
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from services.coordinator.ledger_client import MAX_CLAIMS, LedgerClient
+from services.coordinator.sessions.session import AttachedSession, WorkedClaim
 from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.retry import RetryPolicy
@@ -20,13 +22,9 @@ from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.store.batching import Batcher, BatchLimits
 from tenure.v1 import checkpoint_service_pb2
-from tenure.validators import MAX_TRANSITION_MESSAGE
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.validators.common import MAX_TRANSITION_MESSAGE
 from tenure.wire.task import reported_call_to_wire
-
-if TYPE_CHECKING:
-    from services.coordinator.lease_store import HeldClaim, LeaseStore
-    from services.coordinator.sessions.session import AttachedSession, WorkedClaim
-    from tenure.v1 import coordinator_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
 _AGAIN: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap_seconds=2.0)

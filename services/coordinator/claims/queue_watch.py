@@ -6,14 +6,12 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from services.coordinator.ledger_client import LedgerClient
 from tenure.domain.errors import TenureError
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.process import note_progress, rest
-
-if TYPE_CHECKING:
-    from services.coordinator.ledger_client import LedgerClient
 
 _log: Final = logging.getLogger(__name__)
 _AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)

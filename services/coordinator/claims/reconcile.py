@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
+from services.coordinator.lease_store import HeldClaim, LeaseStore
 from services.coordinator.ledger_client import MAX_CLAIMS, LedgerClient
+from services.coordinator.operator_requests import OperatorRequests
+from services.coordinator.sessions.session import AttachedSession, Timing
+from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.errors import TenureError
 from tenure.domain.states import Reason
 from tenure.runtime.process import note_progress, rest
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-
-if TYPE_CHECKING:
-    from services.coordinator.lease_store import HeldClaim, LeaseStore
-    from services.coordinator.operator_requests import OperatorRequests
-    from services.coordinator.sessions.session import AttachedSession, Timing
-    from services.coordinator.sessions.session_attach import Sessions
-    from tenure.v1 import checkpoint_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
 _LASTING_SECONDS: Final = 1.0

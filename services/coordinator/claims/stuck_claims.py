@@ -6,21 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
+from services.coordinator.lease_store import LeaseStore
+from services.coordinator.sessions.session import AttachedSession, WorkedClaim
+from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.errors import TenureError
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
 from tenure.runtime.process import rest
 from tenure.runtime.task_group import TaskGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.sessions.session import AttachedSession, WorkedClaim
-    from services.coordinator.sessions.session_attach import Sessions
 
 _log: Final = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.5

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
 from grpc import StatusCode
+from grpc.aio import AioRpcError
 
 from services.coordinator.etcd.endpoints import REQUIRE_LEADER, Endpoint, Endpoints
 from tenure.runtime.observability import metrics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from grpc.aio import AioRpcError
-
 
 # The failures of a call to etcd, by the knowledge about its effect.
 

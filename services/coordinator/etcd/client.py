@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Self
 
 from services.coordinator.etcd import stubs, transactions
 from services.coordinator.etcd.calls import (
@@ -31,9 +32,6 @@ from services.coordinator.etcd.transactions import (
     prefix_end,
 )
 from services.coordinator.etcd.watch import EtcdWatch, WatchItem, WatchPatience
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
 
 _PAGE_KEYS = 1_000
 _LIST_TRIES = 3

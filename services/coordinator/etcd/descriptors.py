@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import grpc.aio
-    from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import MethodDescriptor
 
 # In the order of their imports: rpc.proto needs the other two.
 _FILES = ("kv_pb2.py", "auth_pb2.py", "rpc_pb2.py")

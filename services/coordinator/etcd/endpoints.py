@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import grpc
 import grpc.aio
 
-from services.coordinator.etcd.stubs import (
-    KVStub,
-    LeaseStub,
-    MaintenanceStub,
-    WatchStub,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from services.coordinator.etcd.stubs import KVStub, LeaseStub, MaintenanceStub, WatchStub
 
 # etcd answers pings that come more often than every 5 s (its --grpc-keepalive-min-time) with GOAWAY.
 _PING_INTERVAL_MS = 6_000

@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import grpc.aio
 
 from services.coordinator.etcd import stubs
 from services.coordinator.etcd.calls import EtcdUnavailable, EtcdUnclear, LeaseExpired, backoff_seconds
 from services.coordinator.etcd.endpoints import REQUIRE_LEADER, Endpoint, Endpoints
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 log = logging.getLogger(__name__)
 

@@ -9,23 +9,18 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import grpc.aio
 
 from services.coordinator.etcd import stubs
 from services.coordinator.etcd.calls import EtcdError, backoff_seconds, read
-from services.coordinator.etcd.endpoints import REQUIRE_LEADER, Endpoint
+from services.coordinator.etcd.endpoints import REQUIRE_LEADER, Endpoint, Endpoints
 from services.coordinator.etcd.transactions import KeyValue, key_value, prefix_end
 from tenure.runtime.process import note_progress
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from services.coordinator.etcd.endpoints import Endpoints
-
 
 # One connection of a watch, with detection of silence.
 

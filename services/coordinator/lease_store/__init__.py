@@ -24,12 +24,7 @@ and `GenerationMoved` when etcd refuses.
 """
 
 from services.coordinator.lease_store.records import ClaimRecord, HeldClaim, HeldSession, SessionRecord
-from services.coordinator.lease_store.refusals import (
-    ETCD_OUT_OF_SPACE,
-    ETCD_UNAVAILABLE,
-    GenerationMoved,
-    SessionLost,
-)
+from services.coordinator.lease_store.refusals import ETCD_OUT_OF_SPACE, ETCD_UNAVAILABLE, GenerationMoved, SessionLost
 from services.coordinator.lease_store.store import LeaseStore, open_lease_store
 
 __all__ = [

@@ -6,14 +6,17 @@ A claim is put once, under its session's lease; each deletion names its claim.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from services.coordinator.etcd.calls import EtcdUnclear, LeaseExpired
+from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.etcd.transactions import (
     Delete,
     Get,
+    KeyValue,
     Put,
     Txn,
     TxnResult,
@@ -38,12 +41,6 @@ from services.coordinator.lease_store.records import (
 from services.coordinator.lease_store.refusals import translated_errors
 from tenure.domain.errors import Unavailable
 from tenure.runtime.failpoints import failpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from services.coordinator.etcd.client import EtcdClient
-    from services.coordinator.etcd.transactions import KeyValue
 
 _log: Final = logging.getLogger(__name__)
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from services.coordinator.etcd.watch import (
-    KeyChange,
-    KeyChanges,
-    Resync,
-    ResyncReason,
-    WatchReconnected,
-)
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.watch import KeyChange, KeyChanges, Resync, ResyncReason, WatchReconnected
 from services.coordinator.lease_store.named_leases import NamedLease, read_lease, tenant_prefix
 from services.coordinator.lease_store.records import (
     CLAIMS,
@@ -27,12 +22,6 @@ from services.coordinator.lease_store.records import (
 from services.coordinator.lease_store.refusals import translated_errors
 from services.coordinator.lease_store.session_keys import DrainMark, read_drain
 from tenure.runtime.failpoints import failpoint_enabled
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from services.coordinator.etcd.client import EtcdClient
-
 
 # Changes of named leases from a revision on, without gaps.
 

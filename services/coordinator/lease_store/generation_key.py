@@ -5,20 +5,14 @@ Every claim and session is made on the condition that the generation is unchange
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from services.coordinator.etcd.transactions import (
-    Compare,
-    absent,
-    value_is,
-)
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.transactions import Compare, absent, value_is
 from services.coordinator.lease_store.records import GENERATION_KEY
 from services.coordinator.lease_store.refusals import ETCD_UNREADABLE, translated_errors
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import MAX_GENERATION
-
-if TYPE_CHECKING:
-    from services.coordinator.etcd.client import EtcdClient
 
 
 class EtcdGeneration(NamedTuple):

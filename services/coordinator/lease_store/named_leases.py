@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from services.coordinator.etcd.calls import EtcdError, EtcdUnclear, LeaseExpired
+from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.etcd.transactions import (
+    Compare,
     Delete,
     Get,
+    KeyValue,
     Put,
     Txn,
     created_at,
@@ -30,10 +33,6 @@ from services.coordinator.lease_store.records import GENERATION_KEY, read_record
 from services.coordinator.lease_store.refusals import GenerationMoved, translated_errors
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import compose_epoch
-
-if TYPE_CHECKING:
-    from services.coordinator.etcd.client import EtcdClient
-    from services.coordinator.etcd.transactions import Compare, KeyValue
 
 LEASES: Final = b"leases/"
 _log: Final = logging.getLogger(__name__)

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from services.coordinator.etcd.calls import EtcdError, LeaseExpired, SpaceExhausted
 from tenure.domain.errors import Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ETCD_UNAVAILABLE = "ETCD_UNAVAILABLE"
 ETCD_OUT_OF_SPACE = "ETCD_OUT_OF_SPACE"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from services.coordinator.etcd.calls import LeaseExpired
-from services.coordinator.etcd.transactions import absent, modified_at, under_lease, value_is
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.transactions import KeyValue, absent, modified_at, under_lease, value_is
 from services.coordinator.lease_store.generation_key import write_generation
 from services.coordinator.lease_store.records import (
     DRAINS,
@@ -22,11 +22,6 @@ from services.coordinator.lease_store.records import (
 )
 from services.coordinator.lease_store.refusals import GenerationMoved, translated_errors
 from tenure.runtime.failpoints import failpoint
-
-if TYPE_CHECKING:
-    from services.coordinator.etcd.client import EtcdClient
-    from services.coordinator.etcd.transactions import KeyValue
-
 
 # Drain marks: one key per session, under the session's own lease, so that it ends with the session.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.etcd.endpoints import TlsIdentity
@@ -14,10 +15,6 @@ from services.coordinator.lease_store.named_leases import NamedLeases
 from services.coordinator.lease_store.refusals import translated_errors
 from services.coordinator.lease_store.session_keys import DrainMarks, SessionKeys
 from tenure.runtime.settings import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-    from pathlib import Path
 
 
 class LeaseStore:

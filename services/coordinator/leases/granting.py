@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import logging
 from time import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import uuid4
 
+from services.coordinator.generation import Generation
 from services.coordinator.lease_store import GenerationMoved, SessionLost
-from services.coordinator.lease_store.named_leases import LeaseRecord, LeaseTaken, NamedLease
+from services.coordinator.lease_store.named_leases import LeaseRecord, LeaseTaken, NamedLease, NamedLeases
 from services.coordinator.leases.messages import Target, is_meant, lost
+from services.coordinator.ledger_client import LeaseGrantClient
 from tenure.domain.errors import AlreadyExists, LeaseHeld, LimitReached, Unavailable
 from tenure.domain.fencing import LeaseReason, describe_epoch
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
-
-if TYPE_CHECKING:
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store.named_leases import NamedLeases
-    from services.coordinator.ledger_client import LeaseGrantClient
-    from tenure.v1 import checkpoint_service_pb2 as pb
-
+from tenure.v1 import checkpoint_service_pb2 as pb
 
 # Renewal and release of a held lease.
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from services.coordinator.claims.issuing import Issuer
+from services.coordinator.lease_store.named_leases import NamedLease
 from tenure.domain.errors import PermissionDenied, StaleEpoch
 from tenure.v1 import lease_service_pb2 as pb
+from tenure.v1 import token_pb2
 from tenure.wire.common import duration, timestamp
-
-if TYPE_CHECKING:
-    from services.coordinator.claims.issuing import Issuer
-    from services.coordinator.lease_store.named_leases import NamedLease
-    from tenure.v1 import token_pb2
-
 
 # The lease that a request means: that of a token, or that of an operator's request.
 

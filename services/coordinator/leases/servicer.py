@@ -8,9 +8,13 @@ import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from services.coordinator.leases.granting import LeaseGranter, LeaseRenewal, LeaseRequest
+from services.coordinator.claims.issuing import Issuer
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import LeaseStore
+from services.coordinator.lease_store.named_leases import NamedLease, NamedLeases
+from services.coordinator.leases.granting import GrantedLease, LeaseGranter, LeaseRenewal, LeaseRequest
 from services.coordinator.leases.messages import (
     Target,
     lost,
@@ -21,24 +25,16 @@ from services.coordinator.leases.messages import (
 )
 from services.coordinator.leases.watching import LeaseWatch
 from services.coordinator.ledger_client import MAX_INSPECTED, LeaseGrantClient
+from services.coordinator.settings import CoordinatorSettings
 from tenure.domain.errors import NotFound, TenureError
 from tenure.domain.fencing import LeaseReason, compose_epoch
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.request_context import current_tenant
+from tenure.runtime.rpc.client import TenureChannel
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceServicer
 from tenure.wire.common import seconds
-
-if TYPE_CHECKING:
-    from services.coordinator.claims.issuing import Issuer
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.lease_store.named_leases import NamedLease, NamedLeases
-    from services.coordinator.leases.granting import GrantedLease
-    from services.coordinator.settings import CoordinatorSettings
-    from tenure.runtime.rpc.client import TenureChannel
-
 
 # The list of leases, in pages.
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import LeaseStore
+from services.coordinator.lease_store.events import LeaseChange
 from services.coordinator.leases.messages import to_message
 from tenure.domain.errors import LimitReached, OutOfRange, TenureError
 from tenure.domain.fencing import compose_epoch, split_epoch
 from tenure.runtime.rpc.server import draining
 from tenure.v1 import lease_service_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.lease_store.events import LeaseChange
 
 _Changes: TypeAlias = "asyncio.Queue[list[LeaseChange] | TenureError]"
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from services.coordinator.lease_store import LeaseStore
 from tenure.domain.errors import NotFound
 from tenure.domain.fencing import describe_epoch
-from tenure.domain.outbound import LiveAddress, LiveNetworks, is_from_this_machine, refusal_of
-from tenure.runtime.http.name_lookups import Unresolved
+from tenure.domain.outbound import IPAddress, LiveAddress, LiveNetworks, is_from_this_machine, refusal_of
+from tenure.runtime.http.name_lookups import NameLookups, Unresolved
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import coordinator_service_pb2 as pb
-
-if TYPE_CHECKING:
-    from services.coordinator.lease_store import LeaseStore
-    from tenure.domain.outbound import IPAddress
-    from tenure.runtime.http.name_lookups import NameLookups
 
 _log: Final = logging.getLogger(__name__)
 RESOLVE_SECONDS: Final = 1.0

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 from uuid import uuid4
 
-from services.coordinator.lease_store import GenerationMoved, HeldSession, SessionLost, SessionRecord
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import GenerationMoved, HeldSession, LeaseStore, SessionLost, SessionRecord
+from services.coordinator.sessions.session import Timing
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.runtime.process import note_progress
-
-if TYPE_CHECKING:
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.sessions.session import Timing
 
 _log: Final = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from time import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from services.coordinator.lease_store import HeldClaim, HeldSession
 from tenure.domain.access import certificate_name
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.fairness import NO_SLOTS, Slots
@@ -17,14 +18,10 @@ from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE, Priority
 from tenure.runtime.observability import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import task_pb2
 from tenure.wire.common import PRIORITIES, seconds
 from tenure.wire.coordinator_service import slots_to_domain
 from tenure.wire.task import reported_call_to_domain
-
-if TYPE_CHECKING:
-    from services.coordinator.lease_store import HeldClaim, HeldSession
-    from tenure.v1 import task_pb2
-
 
 # Progress of a claim: a live worker may make no progress, so it is watched apart from the lease. This rule reads no
 # clock.

@@ -8,27 +8,23 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import grpc
 
-from services.coordinator.lease_store import SessionLost
-from services.coordinator.sessions.session import reported_slots
+from services.coordinator.claims.dispatch import Dispatch
+from services.coordinator.claims.issuing import Issuer
+from services.coordinator.claims.lost_claims import ClaimReleases
+from services.coordinator.generation import Generation
+from services.coordinator.lease_store import LeaseStore, SessionLost
+from services.coordinator.sessions.session import AttachedSession, reported_slots
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.states import Reason
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.rpc.server import draining
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import coordinator_service_pb2 as pb
-
-if TYPE_CHECKING:
-    from services.coordinator.claims.dispatch import Dispatch
-    from services.coordinator.claims.issuing import Issuer
-    from services.coordinator.claims.lost_claims import ClaimReleases
-    from services.coordinator.generation import Generation
-    from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.sessions.session import AttachedSession
-    from tenure.v1 import token_pb2
+from tenure.v1 import token_pb2
 
 _log: Final = logging.getLogger(__name__)
 GOAWAY_SECONDS: Final = 3.0

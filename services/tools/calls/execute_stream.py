@@ -20,7 +20,7 @@ from tenure.domain.tools import Outcome
 from tenure.runtime.rpc.frame_server import MAX_IN_FLIGHT, FrameServer
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
-from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
+from tenure.validators.common import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 from tenure.wire.common import refusal_to_wire
 
 _log: Final = logging.getLogger(__name__)

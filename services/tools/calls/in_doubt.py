@@ -15,7 +15,7 @@ from tenure.domain.tools import EffectClass
 from tenure.runtime.store.postgres import Pool, connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
-from tenure.validators import CALL_ID
+from tenure.validators.rules import CALL_ID
 from tenure.wire.common import EFFECT_CLASSES, timestamp
 
 DEFAULT_PAGE: Final = 50

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
 from uuid import UUID
 
 from services.tools.runners.identity import ProcessIdentity, is_dead, uptime_seconds
@@ -18,9 +19,6 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater
 from tenure.runtime.process import rest
 from tenure.runtime.store.postgres import Connection, Pool, connection
-
-if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
 
 _log: Final = logging.getLogger(__name__)
 _EVERY_SECONDS: Final = 2.0

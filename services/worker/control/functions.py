@@ -11,7 +11,8 @@ from tenure.agents.functions import function_table
 from tenure.control import Function
 from tenure.model_providers.proxies import problem_of_agents_proxy
 from tenure.runtime.settings import ConfigurationError
-from tenure.validators import FUNCTION_NAME, MAX_CHOICES
+from tenure.validators.common import MAX_CHOICES
+from tenure.validators.rules import FUNCTION_NAME
 
 TABLE: Final = "FUNCTIONS"
 MAX_FUNCTIONS: Final = MAX_CHOICES - 1

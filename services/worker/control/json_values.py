@@ -8,7 +8,7 @@ from typing import Any
 from tenure.control import StepFailed
 from tenure.domain.entries import ControlStep
 from tenure.domain.tool_arguments import storable_json
-from tenure.validators import MAX_CONTROL_JSON_BYTES
+from tenure.validators.common import MAX_CONTROL_JSON_BYTES
 
 
 def result_of(recorded: ControlStep) -> Any:

@@ -1,6 +1,5 @@
 """Agents of Pydantic AI as durable functions, through its interface for durable execution (`pydantic_ai.durable_exec`).
 
-arguments.py     the arguments of tools as JSON, the same in each execution
 agent.py         Agent and durable: an agent as a durable function
 content.py       the content of an agent's revisions besides the code
 durability.py    the capability that routes an agent's operations, and its backend

@@ -14,12 +14,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast
 
 import pydantic_ai
 from pydantic_ai import AgentRunResult
-from pydantic_ai.capabilities import (
-    AbstractCapability,
-    ValidatedToolArgs,
-    WrapRunHandler,
-    WrapToolExecuteHandler,
-)
+from pydantic_ai.capabilities import AbstractCapability, ValidatedToolArgs, WrapRunHandler, WrapToolExecuteHandler
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,

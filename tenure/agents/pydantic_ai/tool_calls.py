@@ -4,23 +4,58 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_ai.durable_exec import DurableOperation, DynamicToolsetCallToolParams, ToolsetCallToolParams
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext, ToolDefinition
+from pydantic_core import to_jsonable_python
 
 from tenure.agents.approvals import ANY_OBJECT
 from tenure.agents.calls import running_call
 from tenure.agents.effects import effect_class
 from tenure.agents.execution import Execution, unit
 from tenure.agents.own_calls import check_finite, value_of
-from tenure.agents.pydantic_ai.arguments import recordable
 from tenure.agents.shared_state import unchanged
 from tenure.control.own_tools import DEFAULT_OUTPUT_BYTES, ForModel, OwnTool, OwnToolContext, ToolError
 from tenure.domain.tools import EffectClass, Outcome
+
+# Makes JSON of a tool's validated arguments, the same in each execution of the task: it names the recorded call.
+
+
+def recordable(arguments: Any) -> Any:
+    """Returns the arguments as JSON. The order of a set is another one in each process, so sets are sorted."""
+    return _ordered(arguments, to_jsonable_python(arguments, fallback=str))
+
+
+def _ordered(value: Any, written: Any) -> Any:
+    """Returns the JSON that was written of a value, with its sets in order."""
+    match value:
+        case set() | frozenset() if isinstance(written, list):
+            return sorted(written, key=lambda item: json.dumps(item, sort_keys=True))
+        case dict() if isinstance(written, dict) and len(written) == len(value):
+            pairs = zip(value.values(), written.items(), strict=True)
+            return {name: _ordered(inner, json_value) for inner, (name, json_value) in pairs}
+        case list() | tuple() if isinstance(written, list) and len(written) == len(value):
+            return [_ordered(*pair) for pair in zip(value, written, strict=True)]
+        case _ if isinstance(written, dict):
+            inner = _members(value)
+            return {name: _ordered(inner[name], each) if name in inner else each for name, each in written.items()}
+        case _:
+            return written
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """Returns the members of a model or a dataclass, by their names in JSON."""
+    if isinstance(value, BaseModel):
+        known = type(value).model_fields.items()
+        return {field.serialization_alias or field.alias or name: getattr(value, name) for name, field in known}
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return {}
+
 
 KEY: Final = "tenure"
 """The key of a tool's metadata that has its effect class: `{"tenure": {"effect": "KEYED"}}`, or False for none."""

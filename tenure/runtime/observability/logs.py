@@ -11,16 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 from tenure.runtime.observability import metrics
 from tenure.runtime.request_context import DEFAULT_TENANT, current_tenant, traceparent
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import AbstractContextManager
 
 _CONTEXT: ContextVar[Mapping[str, Any]] = ContextVar("log_context", default={})  # noqa: B039  never changed in place
 _RECORD_ATTRIBUTES: Final = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"))

@@ -21,14 +21,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from tenure.domain.models import vendor_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 LabelSet = tuple[tuple[str, str], ...]
 

@@ -5,14 +5,11 @@ OTEL_EXPORTER_OTLP_NAME is for all signals, OTEL_EXPORTER_OTLP_TRACES_NAME (or M
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 GRPC: Final = "grpc"

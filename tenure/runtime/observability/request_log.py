@@ -7,16 +7,14 @@ request. Between the services there are many, so the others log only failed ones
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from grpc import StatusCode
 
+from tenure.domain.errors import TenureError
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.rpc.status import DRAINING
 from tenure.runtime.security.access_control import current_principal
-
-if TYPE_CHECKING:
-    from tenure.domain.errors import TenureError
 
 LOGGER: Final = "tenure.requests"
 _log: Final = logging.getLogger(LOGGER)

@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.resources import Resource
 
 from tenure.runtime.observability.metrics import BUCKETS_SECONDS, REGISTRY, MetricRegistry
 from tenure.runtime.observability.otlp_target import HTTP, PROTOCOLS, http_target, protocol_of
 from tenure.runtime.request_context import Exporting
 from tenure.runtime.settings import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-
-    from opentelemetry.sdk.metrics.export import MetricReader
-    from opentelemetry.sdk.resources import Resource
-
 
 # The numbers of the registry as OpenTelemetry instruments, which read them only when the metric reader collects.
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Final, Generic, Protocol, TypeVar
 
 from tenure.runtime.rpc.server import draining
 from tenure.runtime.rpc.stream_rules import current_stream_rules
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
 
 MAX_IN_FLIGHT: Final = 1024
 """The most requests without a result, and the most unsent results, of one stream."""

@@ -1,7 +1,7 @@
 """The gRPC server of every Tenure process, with the error interceptor, health, reflection and an orderly drain.
 
     server = RpcServer("0.0.0.0:8472", security=security, validate=validate, stopping=process.stopping)
-    server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, servicer)
+    server.add("tenure.v1.CheckpointService", servicer)
     async with server:
         …  # server.address is the bound address
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import cache
+from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
@@ -116,7 +118,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
 
 
 _log: Final = logging.getLogger(__name__)
-_Servicer = TypeVar("_Servicer")
 REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"
 
 
@@ -158,14 +159,13 @@ class RpcServer:
         self.health = Health()
         self.stopping = stopping or asyncio.Event()
 
-    def add(self, service: str, register: Callable[[_Servicer, grpc.aio.Server], Any], servicer: _Servicer) -> None:
-        """Registers `servicer` for `service` (the full name) with the generated `add_…Servicer_to_server`.
+    def add(self, service: str, servicer: object, register: Callable[[Any, Any], None] | None = None) -> None:
+        """Registers `servicer` for `service`, a full name. Raises ValueError for a method without an access rule.
 
-        Raises ValueError for a service with a method without an access rule.
+        `register`: instead of the function that is generated for a service of the contract.
         """
         self._access.add(service)
-        server: Any = self._registered
-        register(servicer, server)
+        (register or _registering(service))(servicer, self._registered)
         self._services.append(service)
 
     def in_process(self, default_timeout_seconds: float) -> InProcessChannel:
@@ -255,6 +255,14 @@ class _Registered:
             if (handler := service.service(details)) is not None:
                 return handler
         raise PeerFailed(grpc.StatusCode.UNIMPLEMENTED, f"method {method} not found")
+
+
+def _registering(service: str) -> Callable[[Any, Any], None]:
+    """Returns the function `add_…Servicer_to_server`, which is generated beside the messages of the service."""
+    described = descriptor_pool.Default().FindServiceByName(service)
+    generated = import_module(f"{described.file.name.removesuffix('.proto').replace('/', '.')}_pb2_grpc")
+    register: Callable[[Any, Any], None] = getattr(generated, f"add_{described.name}Servicer_to_server")
+    return register
 
 
 def draining(retry_after_seconds: float = 0.2) -> Unavailable:

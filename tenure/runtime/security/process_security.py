@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
+import grpc
+
+from tenure.domain.access import Access, Role
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.security.access_control import (
     AccessControl,
@@ -22,12 +25,6 @@ from tenure.runtime.security.access_control import (
 from tenure.runtime.security.certificate_files import CertificateFiles, PeerTls, server_credentials
 from tenure.runtime.security.tls import MutualTlsSettings
 from tenure.runtime.settings import Address, ConfigurationError
-
-if TYPE_CHECKING:
-    import grpc
-
-    from tenure.domain.access import Access, Role
-
 
 _INSECURE: Final = (
     "{} can be reached from other machines, and this process has no TLS and no authentication: set "

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edges.notifications.mail import mail_of
 from edges.notifications.slack import MAX_HEADER, MAX_SECTION, escape, slack_message
+from edges.notifications.smtp import mail_of
 from edges.notifications.texts import MAX_TITLE_CHARACTERS, Notification, notification_of
 from tenure.domain.email_addresses import is_email_address
 from tenure.domain.errors import InvalidRequest

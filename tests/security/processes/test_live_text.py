@@ -35,7 +35,7 @@ from tenure.v1 import worker_service_pb2 as worker_pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
-from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from tenure.wire.access import access_rules
 from tenure.wire.token import read_claims
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -101,7 +101,7 @@ class Installation:
         server = RpcServer(
             "127.0.0.1:0", security=Security(access_rules, CertificateFiles(settings)), grace_seconds=0.1
         )
-        server.add("tenure.v1.WorkerService", add_WorkerServiceServicer_to_server, speaker)
+        server.add("tenure.v1.WorkerService", speaker)
         await self._opened.enter_async_context(server)
         return server.address
 
