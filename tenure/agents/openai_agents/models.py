@@ -33,6 +33,7 @@ from pydantic import TypeAdapter
 from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.failures import ModelRequestFailed
 from tenure.agents.openai_agents.model_errors import exception_of, recorded_failures
+from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER
 from tenure.agents.output_report import OutputReport
 from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, PromptPart
@@ -135,8 +136,11 @@ class DurableModel(Model):
                 recorded = await current.work.call_model("model", request, run)
             except StepFailed as failed:
                 raise exception_of(failed) from failed
+        output = _ITEMS.validate_python(recorded["output"])
+        if (answer := NEWEST_ANSWER.get()) is not None:
+            answer.begin(output)
         return ModelResponse(
-            output=_ITEMS.validate_python(recorded["output"]),
+            output=output,
             usage=deserialize_usage(recorded["usage"]),
             response_id=recorded["response_id"],
         )
