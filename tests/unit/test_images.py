@@ -160,6 +160,9 @@ def test_an_image_costs_its_pixels(model: str, size: tuple[int, int], tokens: in
         ("openai/qwen2.5-vl:7b", True),
         ("openai/google/gemini-2.5-pro", True),
         ("openai/anthropic/claude-sonnet-4-5", True),
+        ("google/gemini-2.5-pro", True),
+        ("groq/llama-3.1-8b", False),
+        ("aws/us.anthropic.claude-sonnet-4-5-v1:0", True),
     ],
 )
 def test_a_model_sees_images_if_it_is_known_to(model: str, sees: bool) -> None:
