@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import click
 from google.protobuf import json_format
 
-from tenure.cli.parameters import DOLLARS, DURATION, JSON_OBJECT, LABEL, NAMES, TIMEOUT
+from tenure.cli.parameters import DOLLARS, DURATION, FILE, JSON_OBJECT, LABEL, NAMES, TIMEOUT
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.domain.budget import NANO_USD
 from tenure.domain.model_parameters import Effort
@@ -99,8 +99,6 @@ class PhaseTimeoutType(click.ParamType[tuple[str, task_pb2.PhaseTimeout]]):
 
 MOMENT = MomentType()
 PHASE_TIMEOUT = PhaseTimeoutType()
-FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-
 
 IN_DOUBT: Final = {
     "wait": task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON,

@@ -281,7 +281,7 @@ def files_text(files: Sequence[SubmittedFile]) -> str:
 
 def with_files(text: str, files: Sequence[SubmittedFile]) -> str:
     """Returns the text of a submit or of a message, and what the model reads about its files."""
-    return f"{text}\n\n{files_text(files)}" if files else text
+    return "\n\n".join(filter(None, (text, files_text(files) if files else "")))
 
 
 def not_shown(why: str) -> str:

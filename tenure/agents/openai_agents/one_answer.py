@@ -52,8 +52,8 @@ class NewestAnswer:
         """
         async with self._lock:
             if self._made is None:
-                found = {call.call_id: each for call in self._calls if (each := await look(call)) is not None}
-                together = found if any(each.asks for each in found.values()) else {}
+                calls = {call.call_id: each for call in self._calls if (each := await look(call)) is not None}
+                together = calls if any(each.asks for each in calls.values()) else {}
                 outcomes = await asyncio.gather(*(each.outcome() for each in together.values()))
                 pairs = zip(together.items(), outcomes, strict=True)
                 self._made = {call_id: (each.tool, outcome) for (call_id, each), outcome in pairs}
