@@ -231,6 +231,7 @@ MAX_FILES_BYTES: Final = 3_000_000
 MESSAGES_DIRECTORY: Final = "messages"
 """Has a directory for each message with files, so that no message replaces a file that the agent works on."""
 MAX_FILE_DEPTH: Final = 8
+_TOO_LARGE: Final = "send it in parts with messages, or let a tool of the agent fetch it"
 _PLAIN_NAME: Final = re.compile(rb"(?!\.tenure-)(?!\.\.?\Z)[^/\0-\x1f\x7f]{1,255}")
 
 
@@ -268,8 +269,9 @@ def problems_of_files(files: Iterable[tuple[str, int]]) -> Iterator[tuple[int, s
         elif path in taken or any(taken.get(one) for one in above):
             yield index, f"{path!r} is the path of another file or directory, too, or within a file"
         elif total > MAX_FILES_BYTES:
-            limit = f"the files of a request have {MAX_FILES_BYTES} bytes at most; send others with messages"
-            yield index, f"{path!r} does not fit: {limit}"
+            cure = _TOO_LARGE if size_bytes > MAX_FILES_BYTES else "send others with messages"
+            limit = f"the files of a request have {MAX_FILES_BYTES} bytes at most"
+            yield index, f"{path!r} does not fit: {limit}; {cure}"
         taken |= dict.fromkeys(above, False) | {path: True}
 
 

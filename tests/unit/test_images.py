@@ -248,6 +248,13 @@ def test_files_of_a_submit_have_plain_paths() -> None:
     assert [index for index, _ in problems(("a", MAX_FILES_BYTES), ("b", 0), ("c", 1))] == [2]
 
 
+def test_a_file_that_does_not_fit_says_what_to_do() -> None:
+    ((_, other),) = problems_of_files([("a", MAX_FILES_BYTES), ("b", 1)])
+    assert other.endswith("at most; send others with messages")
+    ((_, alone),) = problems_of_files([("a", MAX_FILES_BYTES + 1)])
+    assert alone.endswith("at most; send it in parts with messages, or let a tool of the agent fetch it")
+
+
 def test_a_repeated_submit_has_the_same_paths_and_bytes() -> None:
     def digest(path: str, content: bytes, *, is_image: bool = True) -> bytes:
         file = submitted_file(path, content)
