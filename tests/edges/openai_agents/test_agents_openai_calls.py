@@ -16,7 +16,13 @@ from agents import (
     set_tracing_disabled,
     tool_input_guardrail,
 )
-from openai.types.responses import ResponseErrorEvent, ResponseFunctionCallArgumentsDeltaEvent
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseErrorEvent,
+    ResponseFunctionCallArgumentsDeltaEvent,
+    ResponseTextDeltaEvent,
+)
 
 from tenure.agents import Effect
 from tenure.agents.openai_agents import durable
@@ -64,6 +70,27 @@ async def test_error_in_a_stream_is_raised_and_its_output_billed() -> None:
         await durable(Agent(name="support", model=Stream(*events))).run(work, None)
     assert failure_of(failed.value).retryable
     assert work.reports[0].usages == [TokenUsage(output_tokens=3)]
+
+
+async def test_text_of_a_stream_is_reported_as_it_comes() -> None:
+    def delta(text: str) -> ResponseTextDeltaEvent:
+        return ResponseTextDeltaEvent(
+            content_index=0,
+            delta=text,
+            item_id="m",
+            logprobs=[],
+            output_index=0,
+            sequence_number=1,
+            type="response.output_text.delta",
+        )
+
+    response = Response.model_construct(id="r", output=text_message("Hello!"), usage=None)
+    end = ResponseCompletedEvent.model_construct(response=response, sequence_number=3, type="response.completed")
+    work = JournalWork("Greet")
+    assert (
+        await durable(Agent(name="support", model=Stream(delta("Hel"), delta("lo!"), end))).run(work, None) == "Hello!"
+    )
+    assert work.reports[0].texts == ["Hel", "lo!"]
 
 
 @pytest.mark.parametrize(
