@@ -84,12 +84,20 @@ async def test_text_of_a_stream_is_reported_as_it_comes() -> None:
             type="response.output_text.delta",
         )
 
-    response = Response.model_construct(id="r", output=text_message("Hello!"), usage=None)
-    end = ResponseCompletedEvent.model_construct(response=response, sequence_number=3, type="response.completed")
-    work = JournalWork("Greet")
-    assert (
-        await durable(Agent(name="support", model=Stream(delta("Hel"), delta("lo!"), end))).run(work, None) == "Hello!"
+    response = Response(
+        id="r",
+        created_at=0,
+        model="m",
+        object="response",
+        output=text_message("Hello!"),
+        parallel_tool_calls=True,
+        tool_choice="auto",
+        tools=[],
     )
+    end = ResponseCompletedEvent(response=response, sequence_number=3, type="response.completed")
+    events: list[Any] = [delta("Hel"), delta("lo!"), end]
+    work = JournalWork("Greet")
+    assert await durable(Agent(name="support", model=Stream(*events))).run(work, None) == "Hello!"
     assert work.reports[0].texts == ["Hel", "lo!"]
 
 
