@@ -248,7 +248,7 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "assistant_message": _answer,
     "tool_intent": lambda body: f"{body.call_id} {body.tool} {arguments_text(body.arguments_json)}",
     "tool_outcome": _outcome,
-    "user_message": lambda body: " ".join([*filter(None, [body.text]), *(f"[{file.path}]" for file in body.files)]),
+    "user_message": lambda body: " ".join([body.text, *(f"[{file.path}]" for file in body.files)]),
     "forked": _forked,
     "cancel_request": lambda body: body.reason or "(no reason given)",
     "operator_request": _operator,

@@ -131,8 +131,8 @@ class Conversation:
 
 def said_content(text: str, files: Sequence[SubmittedFile]) -> list[ContentBlock]:
     """Returns what the model reads of a goal or a message: the text, the names of its files, and its images."""
-    texts = [text_block(each) for each in (text, files_text(files) if files else "") if each]
-    return [*texts, *(image_block(file.image) for file in files if file.image is not None)]
+    names = [text_block(files_text(files))] if files else []
+    return [text_block(text), *names, *(image_block(file.image) for file in files if file.image is not None)]
 
 
 def result_text(block: ContentBlock) -> str:

@@ -230,6 +230,8 @@ MAX_FILES_BYTES: Final = 3_000_000
 """Of all files of a request: in base64, they fit into one over HTTP."""
 MESSAGES_DIRECTORY: Final = "messages"
 """Has a directory for each message with files, so that no message replaces a file that the agent works on."""
+ANSWER_TEXT: Final = "These files came with the answer."
+"""The text of the message that has the files of an answer."""
 MAX_FILE_DEPTH: Final = 8
 _TOO_LARGE: Final = "send it in parts with messages, or let a tool of the agent fetch it"
 _PLAIN_NAME: Final = re.compile(rb"(?!\.tenure-)(?!\.\.?\Z)[^/\0-\x1f\x7f]{1,255}")
@@ -283,7 +285,7 @@ def files_text(files: Sequence[SubmittedFile]) -> str:
 
 def with_files(text: str, files: Sequence[SubmittedFile]) -> str:
     """Returns the text of a submit or of a message, and what the model reads about its files."""
-    return "\n\n".join(filter(None, (text, files_text(files) if files else "")))
+    return f"{text}\n\n{files_text(files)}" if files else text
 
 
 def not_shown(why: str) -> str:

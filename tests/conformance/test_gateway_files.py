@@ -21,7 +21,7 @@ from tenure.client.files import download_file, read_file
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, Unavailable, WrongState
 from tenure.domain.fencing import Claims
-from tenure.domain.images import MAX_FILES_BYTES
+from tenure.domain.images import ANSWER_TEXT, MAX_FILES_BYTES
 from tenure.domain.texts import kept_as
 from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin
@@ -467,7 +467,7 @@ async def test_files_of_an_answer_are_a_message_with_it(world: Any) -> None:
     await world.stub.ResumeTask(reply)
     [message] = await messages_of(world, task.task_id)
     root = world.workspace(task.task_id)
-    assert (message.text, (root / message.files[0].path).read_bytes()) == ("", b"42")
+    assert (message.text, (root / message.files[0].path).read_bytes()) == (ANSWER_TEXT, b"42")
     late = api.ResumeTaskRequest()
     late.CopyFrom(reply)
     late.request_id = "a-2"

@@ -28,6 +28,7 @@ from services.checkpoint.waits.operator_waits import keep_starts
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding, refuse_message
 from tenure.domain.errors import AlreadyExists, WrongState
+from tenure.domain.images import ANSWER_TEXT
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime.failpoints import failpoint
@@ -156,7 +157,7 @@ async def _answer(connection: Connection, draft: Draft, request: pb.AppendForeig
     """Answers the wait. The files that came with the answer are those of a message. Returns the approved calls."""
     if request.wait_answer.files:
         await _check_readers(connection, draft.row)
-        _append_message(draft, request, ledger_pb2.UserMessage(files=request.wait_answer.files))
+        _append_message(draft, request, ledger_pb2.UserMessage(text=ANSWER_TEXT, files=request.wait_answer.files))
     members = await members_for(connection, draft.row.tenant, waits.approvers_of(draft))
     return waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
 
