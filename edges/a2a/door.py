@@ -25,14 +25,17 @@ from edges.a2a.shapes import (
     NO_PUSH,
     NOT_CANCELABLE,
     UNSUPPORTED,
+    base_url_of,
     context_of,
     error_json,
+    output_artifacts,
     refusal,
     task_json,
     updates_of,
 )
 from edges.chats.ai_chat import Approval, answer_approvals
 from edges.chats.conversation import TERMINAL_STATES, ChatThread, ChatTurn, message_request_id
+from edges.chats.files import NOT_FETCHED, input_file
 from edges.chats.turn import frame, is_end_of_turn
 from services.gateway.http.body import parsed_json, raw_body
 from services.gateway.http.call import HttpCall, Stubs
@@ -43,7 +46,11 @@ from services.gateway.http.requests import SubmitBody
 from services.gateway.http.shapes import read_json
 from services.gateway.http.streams import EventWatch, first_parts
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
+from tenure.domain.images import MEDIA_TYPES
+from tenure.domain.states import TERMINAL
+from tenure.domain.task import InputFile
 from tenure.runtime.rpc.status import PeerFailed
+from tenure.sdk.events import TransitionEvent
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
@@ -98,14 +105,14 @@ class A2aDoor:
         return answer
 
     async def _card(self, call: HttpCall) -> Response:
-        url = f"{str(call.request.base_url).rstrip('/')}{PATH}"
+        url = f"{base_url_of(call)}{PATH}"
         card: dict[str, Any] = {
             "name": "Tenure",
             "description": "Runs tasks of AI agents that survive crashes, and waits for people where they must decide.",
             "version": version("tenure"),
             "supportedInterfaces": [{"url": url, "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}],
             "capabilities": {"streaming": True, "pushNotifications": False},
-            "defaultInputModes": ["text/plain"],
+            "defaultInputModes": ["text/plain", *MEDIA_TYPES, "application/octet-stream"],
             "defaultOutputModes": ["text/plain", "application/json"],
             "skills": [
                 {
@@ -203,19 +210,21 @@ async def _turn(call: HttpCall, body: dict[str, Any]) -> ChatTurn:
     message = body.get("message")
     if not isinstance(message, dict) or not isinstance(message.get("messageId"), str) or not message["messageId"]:
         raise InvalidRequest(violations=[("message.messageId", "must be the id of the message")])
-    text, data = _contents(message.get("parts"))
+    text, data, files = _contents(message.get("parts"))
     if task_id := _text(message, "taskId"):
         task = await _task(call, task_id)
         if _text(message, "contextId") not in {"", context_of(task)}:
             raise InvalidRequest(violations=[("message.contextId", "is not the context of the task")])
-        return await _turn_of_task(call, task, message["messageId"], text, data)
+        return await _turn_of_task(call, task, message["messageId"], text, data, files)
     context = _text(message, "contextId") or message["messageId"]  # so that a repeat has the same context
     request_id = _request_id(context, message["messageId"])
     options = read_json(SubmitBody, _options(body) or _options(message) or {})
-    return await ChatThread(call, context, options).say(request_id, _said(text, data))
+    return await ChatThread(call, context, options).say(request_id, _said(text, data), files)
 
 
-async def _turn_of_task(call: HttpCall, task: task_pb2.Task, message_id: str, text: str, data: Any) -> ChatTurn:
+async def _turn_of_task(
+    call: HttpCall, task: task_pb2.Task, message_id: str, text: str, data: Any, files: Sequence[InputFile] = ()
+) -> ChatTurn:
     """Sends a message to a task that the client names."""
     thread = ChatThread(call, context_of(task), SubmitBody())
     request_id = _request_id(context_of(task), message_id)
@@ -224,13 +233,13 @@ async def _turn_of_task(call: HttpCall, task: task_pb2.Task, message_id: str, te
     if approvals := _approvals(data, text):
         if not all(one.identity.startswith(f"{task.task_id}/") for one in approvals):
             raise InvalidRequest(violations=[("message.parts", "the approvalId is not of the task")])
-        if (answered := await answer_approvals(call, approvals)) is not None:
+        if (answered := await answer_approvals(call, approvals, files)) is not None:
             return await thread.after_answer(*answered)
     if task.state in TERMINAL_STATES:
         raise refusal(UNSUPPORTED, "the task has ended: send the message in its context, without a task")
     if not task.spec.source.exclusive:
         raise refusal(UNSUPPORTED, "the task did not begin by a message: its own client steers it")
-    return await thread.say(request_id, _said(text, data))
+    return await thread.say(request_id, _said(text, data), files)
 
 
 def _request_id(context: str, message_id: str) -> str:
@@ -255,13 +264,18 @@ def _options(holder: dict[str, Any]) -> Any:
     return metadata.get("task") if isinstance(metadata, dict) else None
 
 
-def _contents(parts: Any) -> tuple[str, Any]:
-    """Returns the texts of a message, joined, and its first data."""
+def _contents(parts: Any) -> tuple[str, Any, list[InputFile]]:
+    """Returns the texts of a message, joined, its first data, and its files."""
     usable = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    if any("raw" in part or "url" in part for part in usable):
-        raise refusal("CONTENT_TYPE_NOT_SUPPORTED", "messages may have texts and data, and no files")
+    if any("url" in part for part in usable):
+        raise refusal("CONTENT_TYPE_NOT_SUPPORTED", f"a file of a message {NOT_FETCHED}")
     texts = [part["text"] for part in usable if isinstance(part.get("text"), str)]
-    return "\n".join(texts), next((part["data"] for part in usable if "data" in part), None)
+    files = [
+        input_file(part["raw"], part.get("filename"), part.get("mediaType"), "message.parts")
+        for part in usable
+        if "raw" in part
+    ]
+    return "\n".join(texts), next((part["data"] for part in usable if "data" in part), None), files
 
 
 def _approvals(data: Any, text: str) -> list[Approval]:
@@ -299,7 +313,7 @@ async def _get(call: HttpCall) -> Response:
 
 async def _task_json(call: HttpCall, task_id: str, length: int | None) -> dict[str, Any]:
     task = await _task(call, task_id)
-    return task_json(task, history=await history_of(call, task, length))
+    return task_json(task, base_url=base_url_of(call), history=await history_of(call, task, length))
 
 
 async def _list(call: HttpCall) -> Response:
@@ -316,7 +330,7 @@ async def _cancel(call: HttpCall) -> Response:
         raise refusal(NOT_CANCELABLE, "the task has ended") from None
     wait = api.WaitTaskRequest(task_id=task.task_id, timeout=duration(CANCEL_SECONDS))
     ended = await call.while_connected(call.one(call.stubs.tasks.WaitTask, wait, timeout=CANCEL_SECONDS + 15))
-    return _answer(task_json(ended.task))
+    return _answer(task_json(ended.task, base_url=base_url_of(call)))
 
 
 async def _subscribe(call: HttpCall) -> Response:
@@ -333,13 +347,17 @@ async def _updates(
     """Yields the updates of a turn, None for a heartbeat. `starts`, `now`: with the task before them."""
     task = now or await _task(call, turn.task_id)
     if starts or now is not None:
-        yield {"task": task_json(task, starts=starts)}
+        yield {"task": task_json(task, base_url=base_url_of(call), starts=starts)}
     watch = EventWatch(call, turn.task_id, turn.after_sequence, task.sequence, live=False)
     async with aclosing(watch.events()) as events:
         async for event in events:
             if event is None:
                 yield None
                 continue
+            if isinstance(event, TransitionEvent) and event.state in TERMINAL:
+                for artifact in output_artifacts(await _task(call, turn.task_id), base_url_of(call)):
+                    identity = {"taskId": task.task_id, "contextId": context_of(task)}
+                    yield {"artifactUpdate": {**identity, "artifact": artifact, "lastChunk": True}}
             for update in updates_of(task, event):
                 yield update
             if is_end_of_turn(event):

@@ -21,6 +21,7 @@ from edges.a2a.history import history_of
 from edges.a2a.shapes import (
     UNSUPPORTED,
     WIRE_STATES,
+    base_url_of,
     context_of,
     refusal,
     state_of,
@@ -175,7 +176,8 @@ async def list_json(call: HttpCall) -> dict[str, Any]:
 
 async def _listed(call: HttpCall, query: TaskListQuery, task: task_pb2.Task) -> dict[str, Any]:
     history = await history_of(call, task, query.history_length)
-    return task_json(task, history=history, with_artifacts=query.with_artifacts)
+    base_url = base_url_of(call)
+    return task_json(task, base_url=base_url, history=history, with_artifacts=query.with_artifacts)
 
 
 async def _candidates(call: HttpCall, query: TaskListQuery) -> AsyncGenerator[list[task_pb2.Task]]:

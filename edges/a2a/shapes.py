@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
+from pathlib import PurePosixPath
 from typing import Any, Final
+from urllib.parse import quote
 
 from edges.chats.ai_chat import approvals_of
+from services.gateway.http.call import HttpCall
 from services.gateway.http.problems import HttpRefusal, status_of
 from tenure.domain.errors import InvalidRequest, NotFound, TenureError
 from tenure.domain.states import TERMINAL, Reason, TaskState
@@ -61,6 +64,11 @@ def refusal(reason: str, message: str) -> HttpRefusal:
     return HttpRefusal(HTTPStatus.BAD_REQUEST, reason, message)
 
 
+def base_url_of(call: HttpCall) -> str:
+    """Returns the address of the gateway, as the client wrote it."""
+    return str(call.request.base_url).rstrip("/")
+
+
 def context_of(task: task_pb2.Task) -> str:
     """Returns the context of a task: its conversation, or else its tree."""
     source = task.spec.source
@@ -77,18 +85,20 @@ def state_of(task: task_pb2.Task) -> str:
 def task_json(
     task: task_pb2.Task,
     *,
+    base_url: str,
     starts: bool = False,
     history: Sequence[dict[str, Any]] = (),
     with_artifacts: bool = True,
 ) -> dict[str, Any]:
-    """Returns a task. `starts`: as it is when a turn begins, whose updates follow."""
+    """Returns a task. `starts`: as it is when a turn begins, whose updates follow. `base_url`: of the gateway."""
     info = task_info(task)
     identity = {"id": task.task_id, "contextId": context_of(task)}
     if starts:
         return {**identity, "status": {"state": SUBMITTED}}
     answer: dict[str, Any] = {**identity, "status": _status(task, info, info.sequence, info.updated_at)}
-    if info.result and with_artifacts:
-        answer["artifacts"] = [_artifact(info.result, info.result_data)]
+    artifacts = [_artifact(info.result, info.result_data)] if info.result else []
+    if with_artifacts and (artifacts := [*artifacts, *output_artifacts(task, base_url)]):
+        answer["artifacts"] = artifacts
     if history:
         answer["history"] = list(history)
     return answer
@@ -150,6 +160,19 @@ def _artifact(result: str, data: Any) -> dict[str, Any]:
     if data is not None:
         parts.append({"data": data, "mediaType": "application/json"})
     return {"artifactId": "result", "name": "result", "parts": parts}
+
+
+def output_artifacts(task: task_pb2.Task, base_url: str) -> list[dict[str, Any]]:
+    """Returns the outputs of a task. A file of the workspace has its address at the gateway, which asks for the key."""
+    artifacts = []
+    for output in task_info(task).outputs:
+        part = {"url": output.uri}
+        if path := output.path:
+            url = f"{base_url}/v1/tasks/{task.task_id}/files/{quote(path)}"
+            part = {"url": url, "filename": PurePosixPath(path).name}
+        named = {"artifactId": output.call_id or output.uri, "name": output.kind, "description": output.description}
+        artifacts.append({**named, "parts": [part]})
+    return artifacts
 
 
 def error_json(error: Exception) -> tuple[int, dict[str, Any]]:

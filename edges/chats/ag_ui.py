@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from edges.chats.ai_chat import Approval, answer_approvals, answer_question, approval_id, approvals_of
 from edges.chats.conversation import ChatThread, ChatTurn, message_request_id
+from edges.chats.files import files_of
 from edges.chats.text import ChatText, TextPart
 from edges.chats.turn import turn_parts
 from services.gateway.http.call import HttpCall
@@ -106,7 +107,7 @@ async def _turn(call: HttpCall, conversation: ChatThread, body: RunBody) -> Chat
     message_id = message_request_id(body.threadId, str(last["id"]))
     if not text or len(message_id) > MAX_ID:
         raise InvalidRequest(violations=[("messages", "needs a last message with a text")])
-    return await conversation.say(message_id, text)
+    return await conversation.say(message_id, text, files_of(last.get("content"), "messages"))
 
 
 def _text(content: Any) -> str:

@@ -7,7 +7,7 @@ running turn again, from its beginning, as `useChat({resume: true})` expects.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -15,6 +15,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from edges.chats.conversation import ChatThread, ChatTurn, message_request_id
+from edges.chats.files import files_of
 from edges.chats.text import ChatText, TextPart
 from edges.chats.turn import turn_parts
 from services.gateway.http.call import HttpCall
@@ -24,6 +25,7 @@ from services.gateway.http.shapes import given
 from services.gateway.http.streams import first_parts
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TaskState
+from tenure.domain.task import InputFile
 from tenure.domain.tools import OutcomeStatus
 from tenure.domain.waits import ALLOW, APPROVE, DENY, EDIT, WaitKind
 from tenure.sdk.events import (
@@ -38,6 +40,7 @@ from tenure.sdk.events import (
     TransitionEvent,
     WaitResolutionEvent,
 )
+from tenure.sdk.option_values import files as input_files
 from tenure.sdk.task_info import CallToApprove, TaskWait
 from tenure.v1 import task_service_pb2 as api
 
@@ -79,7 +82,7 @@ async def chat(call: HttpCall, _query: NoQuery, body: ChatBody) -> Response:
     message_id = message_request_id(body.id, str(last.get("id", "")))
     if not text or not last.get("id") or len(message_id) > MAX_ID:
         raise InvalidRequest(violations=[("messages", "needs a last message with an id and a text")])
-    turn = await conversation.say(message_id, text)
+    turn = await conversation.say(message_id, text, files_of(last.get("parts"), "messages"))
     return await _stream(call, turn, _message_id(turn))
 
 
@@ -149,15 +152,21 @@ def approvals_of(task_id: str, wait: TaskWait) -> list[tuple[str, TaskWait | Cal
     return [(f"{task_id}/{wait.wait_id}/{call.call_digest}/{call.call_id}", call) for call in wait.calls]
 
 
-async def answer_approvals(call: HttpCall, approvals: Iterable[Approval]) -> tuple[str, str] | None:
+async def answer_approvals(
+    call: HttpCall, approvals: Iterable[Approval], files: Sequence[InputFile] = ()
+) -> tuple[str, str] | None:
     """Answers the waits that the approvals are for, each once, also when it is repeated. Those of one wait go together,
-    because a wait takes one answer. Returns the task and the wait of the last answer.
+    because a wait takes one answer; the files go with the first. Returns the task and the wait of the last answer.
     """
+    sent = input_files("files", files)
     answered: dict[tuple[str, str], list[Approval]] = {}
     for one in {each.identity: each for each in approvals}.values():
         answered.setdefault(one.parts[:2], []).append(one)
     for together in answered.values():
-        await call.one(call.stubs.tasks.ResumeTask, _request_of(together))
+        request = _request_of(together)
+        request.files.extend(sent)
+        await call.one(call.stubs.tasks.ResumeTask, request)
+        sent = ()
     return list(answered)[-1] if answered else None
 
 

@@ -6,7 +6,7 @@ id of a message is its request id, so a repeat of a request finds the turn that 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -17,7 +17,8 @@ from services.gateway.http.requests import SubmitBody
 from services.gateway.http.tasks import FORK_SECONDS, submitted
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
 from tenure.domain.states import TERMINAL
-from tenure.domain.task import Source, SourceKind
+from tenure.domain.task import InputFile, Source, SourceKind
+from tenure.sdk.option_values import files as input_files
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import SOURCES, STATES
@@ -70,14 +71,14 @@ class ChatThread:
             more = bool(token)
         return None
 
-    async def say(self, message_id: str, text: str) -> ChatTurn:
+    async def say(self, message_id: str, text: str, files: Sequence[InputFile] = ()) -> ChatTurn:
         """Begins the turn of a message, once, also when it is repeated. Raises the errors of the calls."""
         for tries_left in reversed(range(_TRIES)):
             task = await self.newest()
             if task is not None and (turn := await self.turn_of(task, message_id)) is not None:
                 return turn
             try:
-                return await self._begin(task, message_id, text)
+                return await self._begin(task, message_id, text, files)
             except AlreadyExists as error:
                 if (known := error.metadata.get("task_id")) and error.reason == "REQUEST_ID_REUSED":
                     begun = await self.turn_of(task_pb2.Task(task_id=known), message_id)
@@ -107,13 +108,16 @@ class ChatThread:
                 return ChatTurn(task_id, entry.sequence)
         raise NotFound(f"the task {task_id} had no wait {wait_id}")
 
-    async def _begin(self, task: task_pb2.Task | None, message_id: str, text: str) -> ChatTurn:
-        tasks = self._call.stubs.tasks
+    async def _begin(
+        self, task: task_pb2.Task | None, message_id: str, text: str, files: Sequence[InputFile]
+    ) -> ChatTurn:
+        tasks, sent_files = self._call.stubs.tasks, input_files("files", files)
         if task is None:
-            begun = await submitted(self._call, self._options.changed(goal=text), message_id)
+            options = self._options.changed(goal=text, files=(*(getattr(self._options, "files", None) or ()), *files))
+            begun = await submitted(self._call, options, message_id)
             return ChatTurn(begun.task_id, 1)
         if task.state in TERMINAL_STATES:
-            fork = api.ForkTaskRequest(task_id=task.task_id, request_id=message_id, message=text)
+            fork = api.ForkTaskRequest(task_id=task.task_id, request_id=message_id, message=text, files=sent_files)
             forked = (await self._call.one(tasks.ForkTask, fork, timeout=FORK_SECONDS)).task
             return await self.turn_of(forked, message_id) or ChatTurn(forked.task_id, 1)
         if task.HasField("wait") and task.wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
@@ -122,11 +126,11 @@ class ChatThread:
             raise HttpRefusal(HTTPStatus.CONFLICT, "WAITS_FOR_APPROVAL", message)
         if task.HasField("wait") and task.wait.kind in _ANSWERED_BY_TEXT:
             answer = api.ResumeTaskRequest(
-                task_id=task.task_id, wait_id=task.wait.wait_id, request_id=message_id, reply=text
+                task_id=task.task_id, wait_id=task.wait.wait_id, request_id=message_id, reply=text, files=sent_files
             )
             await self._call.one(tasks.ResumeTask, answer)
         else:
-            sent = api.SendMessageRequest(task_id=task.task_id, request_id=message_id, text=text)
+            sent = api.SendMessageRequest(task_id=task.task_id, request_id=message_id, text=text, files=sent_files)
             await self._call.one(tasks.SendMessage, sent)
         return await self.turn_of(task, message_id) or ChatTurn(task.task_id, task.sequence)
 

@@ -33,7 +33,8 @@ def copy_shared(request: Message, part: Message) -> None:
     """Copies the fields that a request has in common with a part of an entry, and marks the part as given."""
     part.SetInParent()
     for field, value in request.ListFields():
-        if field.name not in part.DESCRIPTOR.fields_by_name:
+        of_part = part.DESCRIPTOR.fields_by_name.get(field.name)
+        if of_part is None or of_part.message_type is not field.message_type:  # files: the ledger has no bytes of them
             continue
         if field.is_repeated or field.message_type is not None:
             getattr(part, field.name).MergeFrom(value)

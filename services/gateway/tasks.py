@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -22,33 +23,34 @@ from tenure.domain.images import message_name, of_message, submitted_file
 from tenure.domain.states import is_terminal
 from tenure.runtime.request_context import traceparent
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.common import STATES, seconds
 from tenure.wire.tool import submitted_file_to_wire
 
 # ForkTask, and SubmitTask with files: reserves the task id, puts the files under it, then creates the task. SendMessage
-# with files: checks the message, puts the files, then records it.
+# and ResumeTask with files: checks the message or the answer, puts the files, then records it.
 
 COPY_TIMEOUT_SECONDS: Final = 120.0
 
 
-async def fork_task(peers: Peers, request: api.ForkTaskRequest) -> api.ForkTaskResponse:
-    """Forks a task.
+async def fork_task(peers: Peers, fork: api.ForkTaskRequest, sent: SentFiles) -> api.ForkTaskResponse:
+    """Forks a task. `fork`: as the ledger takes it; `sent`: the files of its message.
 
     Raises the ledger's errors, and WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE) for the files.
     """
-    if request.without_files:
-        return await with_retries(lambda: peers.checkpoint.ForkTask(request))
-    prepare = ledger.PrepareForkRequest(fork=request)
+    if fork.without_files and not sent.files:
+        return await with_retries(lambda: peers.checkpoint.ForkTask(fork))
+    prepare = ledger.PrepareForkRequest(fork=fork)
     prepared = await with_retries(lambda: peers.checkpoint.PrepareFork(prepare))
     if prepared.WhichOneof("result") == "task":
         return api.ForkTaskResponse(task=prepared.task)
-    copy = tools.CopyFilesRequest(from_task_id=request.task_id, task_id=prepared.prepared_task_id)
-    done = await with_retries(lambda: peers.tools.CopyFiles(copy, timeout=COPY_TIMEOUT_SECONDS))
-    fork = api.ForkTaskRequest()
-    fork.CopyFrom(request)
+    done = tools.CopyFilesResponse()
+    if not fork.without_files:
+        copy = tools.CopyFilesRequest(from_task_id=fork.task_id, task_id=prepared.prepared_task_id)
+        done = await with_retries(lambda: peers.tools.CopyFiles(copy, timeout=COPY_TIMEOUT_SECONDS))
+    await sent.put(peers, prepared.prepared_task_id)
     fork.prepared_task_id = prepared.prepared_task_id
     task = (await with_retries(lambda: peers.checkpoint.ForkTask(fork))).task
     made_now = task.task_id == prepared.prepared_task_id and done.HasField("copied")
@@ -69,19 +71,38 @@ async def submit_with_files(
     return api.SubmitTaskResponse(task=created.task)
 
 
-async def send_message(peers: Peers, request: api.SendMessageRequest) -> task_pb2.Task:
-    """Sends a message whose files are in place before the agent reads it. Raises as the ledger does, WORKSPACE_LIMIT
-    and WORKSPACE_UNREADABLE.
+@dataclass(frozen=True, slots=True)
+class SentFiles:
+    """The files of a message, of an answer, or of the message of a fork. `name`: of their directory."""
+
+    name: str
+    files: Sequence[workspace_pb2.InputFile]
+    submitted: list[workspace_pb2.SubmittedFile]
+
+    @classmethod
+    def of(cls, request: api.SendMessageRequest | api.ResumeTaskRequest | api.ForkTaskRequest) -> SentFiles:
+        """Returns the files of a request."""
+        files = [submitted_file(file.path, file.content) for file in request.files]
+        name = message_name(request.request_id, files)
+        return cls(name, request.files, [submitted_file_to_wire(of_message(name, file)) for file in files])
+
+    async def put(self, peers: Peers, task_id: str) -> None:
+        """Puts the files into the workspace. Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE)."""
+        if self.files:
+            await _put(peers, tools.PutFilesRequest(task_id=task_id, files=self.files, message=self.name))
+
+
+async def append_with_files(
+    peers: Peers, request: api.SendMessageRequest | api.ResumeTaskRequest, sent: SentFiles, **fact: Any
+) -> task_pb2.Task:
+    """Records a message or an answer whose files are in place before the agent reads it.
+
+    Raises as the ledger does, WORKSPACE_LIMIT and WORKSPACE_UNREADABLE.
     """
-    files = [submitted_file(file.path, file.content) for file in request.files]
-    name = message_name(request.request_id, files)
-    message = ledger_pb2.UserMessage(
-        text=request.text, files=[submitted_file_to_wire(of_message(name, file)) for file in files]
-    )
-    append = partial(append_external, peers, request.task_id, request.request_id, user_message=message)
-    if files:
+    append = partial(append_external, peers, request.task_id, request.request_id, **fact)
+    if sent.files:
         await append(only_check=True)
-        await _put(peers, tools.PutFilesRequest(task_id=request.task_id, files=request.files, message=name))
+        await sent.put(peers, request.task_id)
     return (await append()).task
 
 
@@ -214,21 +235,27 @@ class TaskServicer(Forwarder):
         if request.correlation_id:
             event = ledger.SendSignalRequest(actor=caller())
             copy_shared(request, event)
-            sent = await with_retries(lambda: self._peers.checkpoint.SendSignal(event))
-            return api.ResumeTaskResponse(task=sent.task if sent.HasField("task") else None)
-        answer = ledger.WaitAnswer()
+            signalled = await with_retries(lambda: self._peers.checkpoint.SendSignal(event))
+            return api.ResumeTaskResponse(task=signalled.task if signalled.HasField("task") else None)
+        sent = SentFiles.of(request)
+        answer = ledger.WaitAnswer(files=sent.submitted)
         copy_shared(request, answer)
-        appended = await append_external(self._peers, request.task_id, request.request_id, wait_answer=answer)
-        return api.ResumeTaskResponse(task=appended.task)
+        return api.ResumeTaskResponse(task=await append_with_files(self._peers, request, sent, wait_answer=answer))
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
-        return api.SendMessageResponse(task=await send_message(self._peers, request))
+        sent = SentFiles.of(request)
+        message = ledger_pb2.UserMessage(text=request.text, files=sent.submitted)
+        return api.SendMessageResponse(task=await append_with_files(self._peers, request, sent, user_message=message))
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
-        check = check_names_of_fork(self._peers, request.task_id, request.overrides)
-        if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(fork_task=request)):
+        sent = SentFiles.of(request)
+        fork = api.ForkTaskRequest(message_files=sent.submitted)
+        fork.MergeFrom(request)
+        fork.ClearField("files")
+        check = check_names_of_fork(self._peers, fork.task_id, fork.overrides)
+        if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(fork_task=fork)):
             return api.ForkTaskResponse(task=earlier.task)
-        return await fork_task(self._peers, request)
+        return await fork_task(self._peers, fork, sent)
 
     async def ListFiles(self, request: api.ListFilesRequest, _context: Any) -> api.ListFilesResponse:
         return await list_files(self._peers, request)

@@ -11,7 +11,7 @@ from services.worker.kept_content import KeptContents
 from tenure.control import ResultLost
 from tenure.domain.conversation import text_block
 from tenure.domain.errors import TryLater
-from tenure.domain.images import images_in, left_out, with_parts
+from tenure.domain.images import images_in, left_out, not_shown, with_parts
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelCallFailed, ModelRequest
 from tenure.model_providers.message_texts import as_json
@@ -49,21 +49,17 @@ class ShownImages:
         if not self.sees:
             return None
         if why_not:
-            return _not_shown(why_not)
+            return text_block(not_shown(why_not))
         try:
             content = await self.contents.read(source["path"], source["digest"])
         except ResultLost as lost:
-            return _not_shown(str(lost))
+            return text_block(not_shown(str(lost)))
         except (TryLater, PeerFailed) as error:
             failure = ModelCallFailed(FailureClass.CONNECTION, f"the tool service did not return an image: {error}")
             failure.was_sent = False
             raise failure from error
         data = b64encode(content).decode()
         return {"type": "image", "source": {"type": "base64", "media_type": source["media_type"], "data": data}}
-
-
-def _not_shown(why: str) -> dict[str, Any]:
-    return text_block(f"[This image is not shown: {why}.]")
 
 
 def _texts(request: ModelRequest, messages: list[dict[str, Any]]) -> list[str]:

@@ -19,6 +19,7 @@ from tenure.agents.own_calls import OwnCalls
 from tenure.control.failures import NOT_REPLAYABLE, NotReplayable
 from tenure.control.own_tools import OwnTool
 from tenure.control.work import Work
+from tenure.domain.images import SubmittedFile
 from tenure.domain.tools import Outcome
 
 _log: Final = logging.getLogger(__name__)
@@ -46,10 +47,15 @@ class Execution(Inside):
     """Held for each request to `work`, which takes one at a time. Waiters are served in the order of their arrival."""
     own_calls: OwnCalls = field(init=False)
     """The tool calls, which are made in parallel."""
+    unseen: list[SubmittedFile] = field(default_factory=list)
+    """The files whose images no model request has had."""
+    shown: int = 0
+    shown_bytes: int = 0
     active: dict[str, str] = field(default_factory=dict)
     """The agent that runs now, by the agent run whose tool runs it; "" for the function itself."""
 
     def __post_init__(self) -> None:
+        self.unseen += self._work.files
         self.own_calls = OwnCalls(self._work, self.lock)
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -177,6 +178,12 @@ EARLIER: Final = Typed("duration or time", _earlier)
 LABEL: Final = Typed("label", _label)
 JSON_OBJECT: Final = Typed("json", _json_object)
 NAMES: Final = Typed("names", _names)
+FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+MESSAGE_FILES: Final[Mapping[str, Any]] = {
+    "type": FILE,
+    "multiple": True,
+    "help": "Put this file into a new directory of the workspace, and show the agent an image. May be repeated.",
+}
 DOLLARS: Final = Typed("dollars", _dollars)
 REPLICAS: Final = Typed("replicas", _replicas)
 SETTING: Final = Typed("setting", _setting)

@@ -12,8 +12,8 @@ from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import short_id, why
 from tenure.cli.output import echo
-from tenure.cli.parameters import find_task, task_argument
-from tenure.cli.task_options import FILE, FORK_TASK_OPTIONS
+from tenure.cli.parameters import MESSAGE_FILES, find_task, task_argument
+from tenure.cli.task_options import FORK_TASK_OPTIONS
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.cli.watch import watch_task
 from tenure.client import Client
@@ -26,13 +26,7 @@ from tenure.v1 import task_service_pb2 as api
 @click.command(short_help="Send a message to the agent of TASK.")
 @task_argument
 @click.argument("text")
-@click.option(
-    "--file",
-    "files",
-    type=FILE,
-    multiple=True,
-    help="Put this file into a new directory of the workspace, and show the agent an image. May be repeated.",
-)
+@click.option("--file", "files", **MESSAGE_FILES)
 @click.option(
     "--request-id",
     default="",
@@ -61,6 +55,7 @@ def send(context: Context, task: str, text: str, files: tuple[Path, ...], reques
     "--step", type=click.IntRange(min=0), default=None, help="Copy the history up to this step; 0: without any step."
 )
 @click.option("--message", default="", help="A message that the agent reads next; `-` reads it from standard input.")
+@click.option("--file", "files", **MESSAGE_FILES)
 @click.option("--no-tools", is_flag=True, help="Give the agent no tools.")
 @click.option("--all-tools", is_flag=True, help="Give the agent all tools.")
 @click.option(
@@ -112,6 +107,7 @@ def fork_request(
     all_tools: bool = False,
     request_id: str = "",
     result_schema: str | None = None,
+    files: tuple[Path, ...] = (),
     without_files: bool = False,
     agent_revision: int | None = None,
     **options: Any,
@@ -129,6 +125,7 @@ def fork_request(
         request_id=request_id,
         without_files=without_files,
         message=sys.stdin.read().strip() if message == "-" else message,
+        files=input_files("--file", files),
         overrides=task_pb2.ForkOverrides(
             tools=task_pb2.ToolAllowlist() if no_tools else None,
             all_tools=all_tools,

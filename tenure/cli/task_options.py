@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import click
 from google.protobuf import json_format
 
-from tenure.cli.parameters import DOLLARS, JSON_OBJECT, LABEL, NAMES, TIMEOUT, Typed, read_duration
+from tenure.cli.parameters import DOLLARS, FILE, JSON_OBJECT, LABEL, NAMES, TIMEOUT, Typed, read_duration
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.domain.budget import NANO_USD
 from tenure.domain.model_parameters import Effort
@@ -75,8 +75,6 @@ def _phase_timeout(typed: str) -> tuple[str, task_pb2.PhaseTimeout]:
 MOMENT: Final = Typed("time", _moment)
 ESCALATIONS: Final = Typed("file", _escalations)
 PHASE_TIMEOUT: Final = Typed("phase=duration:action", _phase_timeout)
-FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-
 
 IN_DOUBT: Final = {
     "wait": task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON,

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,12 +36,13 @@ from tenure.cli.formatting import (
     why,
 )
 from tenure.cli.output import echo
-from tenure.cli.parameters import DOLLARS, find_task, task_argument
+from tenure.cli.parameters import DOLLARS, MESSAGE_FILES, find_task, task_argument
 from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.states import Reason
 from tenure.domain.waits import APPROVE, EDIT, call_digest
+from tenure.sdk.option_values import files as input_files
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name, unix_seconds
 
@@ -82,6 +84,7 @@ async def waits(context: Context, client: Client, external: bool, limit: int) ->
 )
 @click.option("--all", "all_calls", is_flag=True, help="Of several calls that wait: all of them.")
 @click.option("--comment", default="", help="A comment for the agent; recorded in the ledger.")
+@click.option("--file", "files", **MESSAGE_FILES)
 @click.option(
     "--tokens",
     "--extra-tokens",
@@ -102,7 +105,15 @@ async def waits(context: Context, client: Client, external: bool, limit: int) ->
 )
 @with_client
 async def resume(
-    context: Context, client: Client, /, task: str, yes_or_no: str | None, yes: bool, wait_id: str, **options: Any
+    context: Context,
+    client: Client,
+    /,
+    task: str,
+    yes_or_no: str | None,
+    yes: bool,
+    wait_id: str,
+    files: tuple[Path, ...],
+    **options: Any,
 ) -> None:
     """Answer the wait of TASK. A wait takes one answer; a second answer is refused.
 
@@ -116,6 +127,7 @@ async def resume(
     answer = TypedAnswer(yes_or_no, **options)
     if sum(one is not None for one in (yes_or_no, answer.option, answer.reply, answer.edit)) != 1:
         raise click.UsageError("give one of --approve, --deny, --option, --reply and --edit, or --tokens or --usd")
+    sent = input_files("--file", files)
     if not wait_id and (yes or not is_interactive()):
         raise click.UsageError("give the id of the wait that you answer, --wait ID; `tenure waits` shows it")
 
@@ -139,6 +151,7 @@ async def resume(
         edited_arguments_json=answer.edit or "",
         extra_budget_tokens=answer.extra_tokens,
         extra_budget_nano_usd=answer.usd,
+        files=sent,
         request_id=answer.request_id,
     )
     context.say(resumed, f"answered; {short_id(resumed.task_id)} is {why(resumed.state, '', '')}")

@@ -335,11 +335,12 @@ class Client:
         edited_arguments_json: str = "",
         extra_budget_tokens: int = 0,
         extra_budget_nano_usd: int = 0,
+        files: Iterable[workspace_pb2.InputFile] = (),
         request_id: str = "",
     ) -> task_pb2.Task:
         """Answers the wait `wait_id` with a decision, a reply, or decisions on its `calls`.
 
-        A decision on a call needs its `call_digest`.
+        A decision on a call needs its `call_digest`. The agent gets the `files` with the answer.
 
         The extra amounts raise the caps of the task's root. The approval of a wait for budget grants them, or without
         any amount the suggested ones; BudgetExhausted: they are too small for the next model call.
@@ -357,6 +358,7 @@ class Client:
             extra_budget_tokens=extra_budget_tokens,
             extra_budget_nano_usd=extra_budget_nano_usd,
             calls=calls,
+            files=files,
         )
         if calls:
             request.call_digest = ""

@@ -8,6 +8,8 @@ from typing import Any, Final, Protocol
 
 from tenure.control.model_calls import ModelCallRequest, RunModelCall
 from tenure.control.own_tools import OwnTool
+from tenure.domain.entries import UserMessage
+from tenure.domain.images import SubmittedFile
 from tenure.domain.tools import Outcome
 
 STEP_TIMEOUT_SECONDS: Final = 600.0
@@ -102,7 +104,20 @@ class Work(Protocol):
         For libraries that make calls in parallel, and must make the same ones in the same step again.
         """
 
-    async def new_messages(self) -> Sequence[str]:
+    @property
+    def files(self) -> Sequence[SubmittedFile]:
+        """The files that came with the submit."""
+
+    async def read_file(self, file: SubmittedFile) -> bytes:
+        """Returns the content of a file of the submit or of a message, the same in each execution.
+
+        Raises ResultLost if the file is gone from the workspace, or another one now.
+        """
+
+    async def image_for(self, model: str, file: SubmittedFile) -> bytes | None:
+        """Returns the content of an image; None: the model does not see images. Raises ResultLost."""
+
+    async def new_messages(self) -> Sequence[UserMessage]:
         """Returns the messages that users have sent since the last look, which a later execution gets there again.
 
         Only agents get messages: the ledger refuses those to functions. A task does not succeed before its agent has

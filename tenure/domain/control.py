@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from tenure.domain.entries import ControlFailure, ControlStep, ToolIntent, Transition
+from tenure.domain.entries import ControlFailure, ControlStep, ToolIntent, Transition, UserMessage
 from tenure.domain.fold import ResumePoint
 from tenure.domain.retry import PROVIDER_AWAY, RetryPolicy, reason_of_retry, wait_for_provider
 from tenure.domain.states import Reason, TaskState
@@ -48,7 +48,7 @@ def recorded_step(point: ResumePoint, step: int, name: str, *, is_model_call: bo
     return None
 
 
-def messages_at(point: ResumePoint, step: int) -> list[str]:
+def messages_at(point: ResumePoint, step: int) -> list[UserMessage]:
     """Returns the messages of users that the function reads as this step. If there are none, the step does not exist.
 
     A look after the newest step reads all messages that came since the last one. Each later execution reads the same.

@@ -36,7 +36,7 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
-from tenure.domain.images import files_text, images_in
+from tenure.domain.images import images_in
 from tenure.domain.in_doubt import Resolution, ResolveCall
 from tenure.domain.outputs import TaskOutput, output_of
 from tenure.domain.progress import Progress
@@ -116,7 +116,7 @@ class ResumePoint:
     refused_tokens: int = 0
     has_new_summary: bool = False
     refused_images: set[str] = field(default_factory=set)
-    said: list[str] = field(default_factory=list)
+    said: list[UserMessage] = field(default_factory=list)
     refused_tools: set[str] = field(default_factory=set)
     counted: tuple[int, int] | None = None
     window_tokens: int = 0
@@ -228,7 +228,7 @@ class ResumePoint:
                 if body.request_id:  # of a person: what it says is new
                     self.progress = Progress()
             case UserMessage():
-                self.said.append("\n\n".join([body.text, *([files_text(body.files)] if body.files else [])]))
+                self.said.append(body)
             case CancelRequest():
                 self.cancel_reason = body.reason
             case ControlStep():

@@ -206,11 +206,13 @@ def _pieces(width: float, height: float, side: int) -> int:
 
 _BLIND: Final = re.compile(r"claude-(2|instant)")
 _SEEING: Final = re.compile(
-    r"(.*/)?(gpt-4o|gpt-4\.|gpt-4-turbo|gpt-5|chatgpt-4o|o1(?!-mini|-preview)|o3(?!-mini)|o4|gemini|claude-(?!2|instant)"
+    r"(.*/)?(gpt-4o|gpt-4\.|gpt-4-turbo|gpt-5|chatgpt-4o|o1(?!-mini|-preview)|o3(?!-mini)|o4|gemini|(.*anthropic\.)?claude-(?!2|instant)"
     r"|grok-4|pixtral|gemma-?3|llama-?4|llava|.*vision|.*[-_:]?vl\b)",
     re.IGNORECASE,
 )
-"""The families behind chat servers that see images. Others refuse a whole request for one."""
+"""The families of other vendors than Anthropic, and behind chat servers, that see images. Others refuse a whole request
+for one.
+"""
 
 
 def sees_images(model: str, own: Iterable[str] = ()) -> bool:
@@ -219,7 +221,7 @@ def sees_images(model: str, own: Iterable[str] = ()) -> bool:
         if fnmatchcase(model, pattern.removeprefix("!")):
             return not pattern.startswith("!")
     vendor, name = vendor_of(model)
-    return not _BLIND.match(name) if vendor == ANTHROPIC else bool(_SEEING.match(name))
+    return not _BLIND.match(name) if vendor == ANTHROPIC and "/" not in name else bool(_SEEING.match(name))
 
 
 # The files of a submit or of a message.
@@ -228,7 +230,10 @@ MAX_FILES_BYTES: Final = 3_000_000
 """Of all files of a request: in base64, they fit into one over HTTP."""
 MESSAGES_DIRECTORY: Final = "messages"
 """Has a directory for each message with files, so that no message replaces a file that the agent works on."""
+ANSWER_TEXT: Final = "These files came with the answer."
+"""The text of the message that has the files of an answer."""
 MAX_FILE_DEPTH: Final = 8
+_TOO_LARGE: Final = "send it in parts with messages, or let a tool of the agent fetch it"
 _PLAIN_NAME: Final = re.compile(rb"(?!\.tenure-)(?!\.\.?\Z)[^/\0-\x1f\x7f]{1,255}")
 
 
@@ -266,8 +271,9 @@ def problems_of_files(files: Iterable[tuple[str, int]]) -> Iterator[tuple[int, s
         elif path in taken or any(taken.get(one) for one in above):
             yield index, f"{path!r} is the path of another file or directory, too, or within a file"
         elif total > MAX_FILES_BYTES:
-            limit = f"the files of a request have {MAX_FILES_BYTES} bytes at most; send others with messages"
-            yield index, f"{path!r} does not fit: {limit}"
+            cure = _TOO_LARGE if size_bytes > MAX_FILES_BYTES else "send others with messages"
+            limit = f"the files of a request have {MAX_FILES_BYTES} bytes at most"
+            yield index, f"{path!r} does not fit: {limit}; {cure}"
         taken |= dict.fromkeys(above, False) | {path: True}
 
 
@@ -275,6 +281,16 @@ def files_text(files: Sequence[SubmittedFile]) -> str:
     """Returns what the model reads about the files of a submit or of a message."""
     lines = [f"- {one.path} ({one.size_bytes} bytes{_image_text(one)})" for one in files]
     return "\n".join(["Files in the workspace, which came with this message:", *lines])
+
+
+def with_files(text: str, files: Sequence[SubmittedFile]) -> str:
+    """Returns the text of a submit or of a message, and what the model reads about its files."""
+    return f"{text}\n\n{files_text(files)}" if files else text
+
+
+def not_shown(why: str) -> str:
+    """Returns what the model reads in the place of an image."""
+    return f"[This image is not shown: {why}.]"
 
 
 def _image_text(file: SubmittedFile) -> str:

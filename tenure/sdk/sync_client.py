@@ -112,6 +112,7 @@ class SyncTask(Generic[T]):
         extra_tokens: int = 0,
         comment: str = "",
         calls: Iterable[str] | None = None,
+        files: Iterable[InputFile | Path] = (),
         request_id: str = "",
     ) -> TaskInfo:
         """Approves what the wait asks for: a tool call, the agent's request for approval, more budget, to continue.
@@ -122,6 +123,7 @@ class SyncTask(Generic[T]):
         `calls`: of a wait for several calls, the ids of those to approve; None: all. The others wait on.
         `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
         of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
+        `files`: as those of a message, see `send`; the agent reads their names with the answer.
         `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
 
         Raises InvalidRequest for a wait that asks no yes or no: use `answer`. Raises WrongState, NotFound,
@@ -135,25 +137,44 @@ class SyncTask(Generic[T]):
                 extra_tokens=extra_tokens,
                 comment=comment,
                 calls=calls,
+                files=files,
                 request_id=request_id,
             )
         )
 
     def deny(
-        self, wait: TaskWait, *, reason: str = "", calls: Iterable[str] | None = None, request_id: str = ""
+        self,
+        wait: TaskWait,
+        *,
+        reason: str = "",
+        calls: Iterable[str] | None = None,
+        files: Iterable[InputFile | Path] = (),
+        request_id: str = "",
     ) -> TaskInfo:
         """Denies what the wait asks for. The agent reads the denial with its `reason`, and continues.
 
         A task that asked for budget ends as COST_EXCEEDED. Otherwise as `approve`.
         """
-        return self._calls.run(lambda: self._task.deny(wait, reason=reason, calls=calls, request_id=request_id))
+        return self._calls.run(
+            lambda: self._task.deny(wait, reason=reason, calls=calls, files=files, request_id=request_id)
+        )
 
-    def answer(self, wait: TaskWait, answer: str, *, comment: str = "", request_id: str = "") -> TaskInfo:
+    def answer(
+        self,
+        wait: TaskWait,
+        answer: str,
+        *,
+        comment: str = "",
+        files: Iterable[InputFile | Path] = (),
+        request_id: str = "",
+    ) -> TaskInfo:
         """Answers the wait with one of its `options`, or with a text (at most 64 KiB) if it takes one.
 
         Raises InvalidRequest if it takes neither. Otherwise as `approve`.
         """
-        return self._calls.run(lambda: self._task.answer(wait, answer, comment=comment, request_id=request_id))
+        return self._calls.run(
+            lambda: self._task.answer(wait, answer, comment=comment, files=files, request_id=request_id)
+        )
 
     def send(self, text: str, *, files: Iterable[InputFile | Path] = (), request_id: str = "") -> TaskInfo:
         """Sends a message to the agent, which reads it at its next model call. Sent once, also after retries.

@@ -129,6 +129,7 @@ class Task(Generic[T]):
         extra_tokens: int = 0,
         comment: str = "",
         calls: Iterable[str] | None = None,
+        files: Iterable[InputFile | Path] = (),
         request_id: str = "",
     ) -> TaskInfo:
         """Approves what the wait asks for: a tool call, the agent's request for approval, more budget, to continue.
@@ -139,29 +140,45 @@ class Task(Generic[T]):
         `calls`: of a wait for several calls, the ids of those to approve; None: all. The others wait on.
         `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
         of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
+        `files`: as those of a message, see `send`; the agent reads their names with the answer.
         `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
 
         Raises InvalidRequest for a wait that asks no yes or no: use `answer`. Raises WrongState, NotFound,
         PermissionDenied, BudgetExhausted.
         """
         reply = approval(wait, arguments, calls)
-        return await self._answer(wait, reply, comment, request_id, extra_tokens, nano_usd("extra_cost", extra_cost))
+        extra = (extra_tokens, nano_usd("extra_cost", extra_cost))
+        return await self._answer(wait, reply, comment, request_id, files, *extra)
 
     async def deny(
-        self, wait: TaskWait, *, reason: str = "", calls: Iterable[str] | None = None, request_id: str = ""
+        self,
+        wait: TaskWait,
+        *,
+        reason: str = "",
+        calls: Iterable[str] | None = None,
+        files: Iterable[InputFile | Path] = (),
+        request_id: str = "",
     ) -> TaskInfo:
         """Denies what the wait asks for. The agent reads the denial with its `reason`, and continues.
 
         A task that asked for budget ends as COST_EXCEEDED. Otherwise as `approve`.
         """
-        return await self._answer(wait, denial(wait, calls), reason, request_id)
+        return await self._answer(wait, denial(wait, calls), reason, request_id, files)
 
-    async def answer(self, wait: TaskWait, answer: str, *, comment: str = "", request_id: str = "") -> TaskInfo:
+    async def answer(
+        self,
+        wait: TaskWait,
+        answer: str,
+        *,
+        comment: str = "",
+        files: Iterable[InputFile | Path] = (),
+        request_id: str = "",
+    ) -> TaskInfo:
         """Answers the wait with one of its `options`, or with a text (at most 64 KiB) if it takes one.
 
         Raises InvalidRequest if it takes neither. Otherwise as `approve`.
         """
-        return await self._answer(wait, free_answer(wait, answer), comment, request_id)
+        return await self._answer(wait, free_answer(wait, answer), comment, request_id, files)
 
     async def send(self, text: str, *, files: Iterable[InputFile | Path] = (), request_id: str = "") -> TaskInfo:
         """Sends a message to the agent, which reads it at its next model call. Sent once, also after retries.
@@ -224,9 +241,11 @@ class Task(Generic[T]):
         reply: WaitReply,
         comment: str,
         request_id: str,
+        files: Iterable[InputFile | Path],
         extra_tokens: int = 0,
         extra_nano_usd: int = 0,
     ) -> TaskInfo:
+        sent = input_files("files", files)
         with self._connection.use() as client:
             answered = await client.resume(
                 self.id,
@@ -239,6 +258,7 @@ class Task(Generic[T]):
                 edited_arguments_json=reply.edited_arguments_json,
                 extra_budget_tokens=extra_tokens,
                 extra_budget_nano_usd=extra_nano_usd,
+                files=sent,
                 request_id=request_id,
             )
             return self._seen(answered)

@@ -20,6 +20,9 @@ from tenure.sdk.events import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tenure.domain.task import InputFile
     from tenure.sdk.sync_client import SyncTask
     from tenure.sdk.task_info import TaskInfo, TaskWait
 
@@ -138,10 +141,10 @@ class TaskHandle(Generic[T]):
         self._go()
         return self.handle.answer(wait or self._wait(), answer)
 
-    def send(self, text: str) -> TaskInfo:
+    def send(self, text: str, *, files: Iterable[InputFile | Path] = ()) -> TaskInfo:
         """Sends a message to the agent, as `SyncTask.send`. The task may read it at its next model call."""
         self._go()
-        return self.handle.send(text)
+        return self.handle.send(text, files=files)
 
     def cancel(self, *, reason: str = "") -> TaskInfo:
         """Requests the cancel of the task."""

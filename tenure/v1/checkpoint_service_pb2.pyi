@@ -1851,7 +1851,7 @@ class AppendForeignRequest(message.Message):
     actor: builtins.str
     """The author."""
     only_check: builtins.bool
-    """Only checks that a message would be accepted, before its files are put into the workspace."""
+    """Only checks that a message or an answer would be accepted, before its files are put into the workspace."""
     @builtins.property
     def user_message(self) -> ledger_pb2.UserMessage:
         """A message for the agent."""
@@ -1915,6 +1915,7 @@ class WaitAnswer(message.Message):
     CLIENT_ADDRESS_FIELD_NUMBER: builtins.int
     SHOWN_DIGEST_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait; empty: the present wait, which an operator began. FAILED_PRECONDITION / WRONG_STATE: there is none."""
     decision: builtins.str
@@ -1943,6 +1944,10 @@ class WaitAnswer(message.Message):
     def calls(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.CallDecision]:
         """Instead of `answer`: decisions on calls of a TOOL_APPROVAL."""
 
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.SubmittedFile]:
+        """The files that came with it: they are recorded as a message for the agent, together with the answer."""
+
     def __init__(
         self,
         *,
@@ -1958,10 +1963,11 @@ class WaitAnswer(message.Message):
         client_address: builtins.str = ...,
         shown_digest: builtins.str = ...,
         calls: abc.Iterable[task_pb2.CallDecision] | None = ...,
+        files: abc.Iterable[workspace_pb2.SubmittedFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "shown_digest", b"shown_digest", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "files", b"files", "reply", b"reply", "shown_digest", b"shown_digest", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

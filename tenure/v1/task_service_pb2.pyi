@@ -603,6 +603,8 @@ class ForkTaskRequest(message.Message):
     WITHOUT_FILES_FIELD_NUMBER: builtins.int
     ACTOR_FIELD_NUMBER: builtins.int
     PREPARED_TASK_ID_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    MESSAGE_FILES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this fork, as in a submit: unique in the tenant, 1 to 128 characters, kept as long as the task.
     Empty: the gateway creates one.
@@ -625,6 +627,14 @@ class ForkTaskRequest(message.Message):
     def overrides(self) -> task_pb2.ForkOverrides:
         """The fields in which the fork differs."""
 
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.InputFile]:
+        """Only with a message: its files, as those of SendMessageRequest; at most 16."""
+
+    @builtins.property
+    def message_files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.SubmittedFile]:
+        """For the ledger, set by the gateway: the files of the message, without their bytes."""
+
     def __init__(
         self,
         *,
@@ -637,10 +647,12 @@ class ForkTaskRequest(message.Message):
         without_files: builtins.bool = ...,
         actor: builtins.str = ...,
         prepared_task_id: builtins.str = ...,
+        files: abc.Iterable[workspace_pb2.InputFile] | None = ...,
+        message_files: abc.Iterable[workspace_pb2.SubmittedFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["at_sequence", b"at_sequence", "overrides", b"overrides", "point", b"point", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "at_sequence", b"at_sequence", "message", b"message", "overrides", b"overrides", "point", b"point", "prepared_task_id", b"prepared_task_id", "request_id", b"request_id", "step", b"step", "task_id", b"task_id", "without_files", b"without_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "at_sequence", b"at_sequence", "files", b"files", "message", b"message", "message_files", b"message_files", "overrides", b"overrides", "point", b"point", "prepared_task_id", b"prepared_task_id", "request_id", b"request_id", "step", b"step", "task_id", b"task_id", "without_files", b"without_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_point: _TypeAlias = typing.Literal["at_sequence", "step"]  # noqa: Y015
     _WhichOneofArgType_point: _TypeAlias = typing.Literal["point", b"point"]  # noqa: Y015
@@ -865,6 +877,7 @@ class ResumeTaskRequest(message.Message):
     CALL_DIGEST_FIELD_NUMBER: builtins.int
     EXTRA_BUDGET_NANO_USD_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task that waits."""
     wait_id: builtins.str
@@ -896,6 +909,10 @@ class ResumeTaskRequest(message.Message):
     def calls(self) -> containers.RepeatedCompositeFieldContainer[task_pb2.CallDecision]:
         """Instead of `answer`: decisions on calls of a WAIT_KIND_TOOL_APPROVAL. `answer` decides on its first call only."""
 
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.InputFile]:
+        """Files that the agent gets with the answer, as those of SendMessageRequest; at most 16. Not with a correlation_id."""
+
     def __init__(
         self,
         *,
@@ -912,10 +929,11 @@ class ResumeTaskRequest(message.Message):
         call_digest: builtins.str = ...,
         extra_budget_nano_usd: builtins.int = ...,
         calls: abc.Iterable[task_pb2.CallDecision] | None = ...,
+        files: abc.Iterable[workspace_pb2.InputFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "payload_json", b"payload_json", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "payload_json", b"payload_json", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "files", b"files", "payload_json", b"payload_json", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply", "payload_json"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

@@ -92,7 +92,7 @@ class ReadContentRequest(message.Message):
     PATH_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
     path: builtins.str
-    """The path of the kept content."""
+    """The path of the file in the workspace."""
     offset: builtins.int
     """Where the part begins."""
     @builtins.property

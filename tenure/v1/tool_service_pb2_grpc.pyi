@@ -112,8 +112,9 @@ class ToolServiceStub:
     not have the digest, and nothing is kept: send all of them again.
     """
     ReadContent: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]
-    """Reads a part of kept content of the claim's task, as the file has it now: the caller compares the digest of all
-    parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file. FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE.
+    """Reads a part of kept content of the claim's task, or of a file that came with its submit or a message, as the file is
+    now: the caller compares the digest of all parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file.
+    FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE. INVALID_ARGUMENT / BAD_PATH.
     """
 
 @_typing.type_check_only

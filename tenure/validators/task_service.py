@@ -51,6 +51,9 @@ def check_send(request: tasks.SendMessageRequest, v: Violations) -> None:
 def check_fork(request: tasks.ForkTaskRequest, v: Violations) -> None:
     if request.message:
         check_message_text("message", request.message, v)
+    else:
+        v.require(not request.files, "files", "needs a message")
+    check_files(request, v)
     _overrides(request.overrides, v)
 
 
@@ -72,7 +75,12 @@ def check_copy_files(request: tools.CopyFilesRequest, v: Violations) -> None:
 
 
 def check_files(
-    request: tasks.SubmitTaskRequest | tasks.SendMessageRequest | tools.PutFilesRequest, v: Violations
+    request: tasks.SubmitTaskRequest
+    | tasks.SendMessageRequest
+    | tasks.ForkTaskRequest
+    | tasks.ResumeTaskRequest
+    | tools.PutFilesRequest,
+    v: Violations,
 ) -> None:
     files = ((file.path, len(file.content)) for file in request.files)
     for index, problem in problems_of_files(files):
@@ -150,11 +158,12 @@ def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
         v.require(bool(request.wait_id), "wait_id", "must be set without a correlation_id")
         v.require(request.WhichOneof("answer") != "payload_json", "payload_json", "needs a correlation_id")
         check_wait_answer(request, v)
+        check_files(request, v)
         return
     _signal(request, v)
     v.require(request.WhichOneof("answer") == "payload_json", "answer", "must be a payload_json")
     amounts = ("extra_budget_tokens", "extra_budget_nano_usd")
-    for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "call_digest", "calls", *amounts):
+    for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "call_digest", "calls", "files", *amounts):
         v.require(not getattr(request, field), field, "must be empty with a correlation_id")
 
 

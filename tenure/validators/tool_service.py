@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tenure.domain.texts import MAX_KEPT_BYTES, MAX_PART_BYTES, digest_of_path
+from tenure.domain.texts import MAX_KEPT_BYTES, MAX_PART_BYTES
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tools import MAX_OWN_DESCRIPTION, MAX_OWN_OUTPUT_BYTES, MAX_OWN_SCHEMA, OWN_STATUSES, OWN_TOOL_NAME
 from tenure.v1 import tool_service_pb2 as tools
@@ -62,7 +62,7 @@ def _keep(request: tools.KeepContentRequest, v: Violations) -> None:
 
 def _read_content(request: tools.ReadContentRequest, v: Violations) -> None:
     check_guarded(request, v)
-    v.require(bool(digest_of_path(request.path)), "path", "must be the path of kept content")
+    v.require(bool(request.path.strip("./")), "path", "must be the path of a file")
     v.require(0 <= request.offset <= MAX_KEPT_BYTES, "offset", f"must be 0 to {MAX_KEPT_BYTES}")
 
 

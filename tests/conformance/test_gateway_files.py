@@ -21,7 +21,7 @@ from tenure.client.files import download_file, read_file
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, Unavailable, WrongState
 from tenure.domain.fencing import Claims
-from tenure.domain.images import MAX_FILES_BYTES
+from tenure.domain.images import ANSWER_TEXT, MAX_FILES_BYTES
 from tenure.domain.texts import kept_as
 from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin
@@ -30,7 +30,8 @@ from tenure.v1 import task_pb2, tool_service_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.token import sign_task_claims
 from tenure.wire.tool import kept_to_wire
-from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, reserve
+from tests.conformance.test_ledger_waits import waiting
+from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, kinds, reserve
 from tests.support.fix_gateway import NOBODYS, Serve, StubOfTenant
 from tests.support.fix_tools import Grants, Outside, SharedService, StartTools, ToolClient
 from tests.support.images import png
@@ -392,8 +393,9 @@ async def message_with(world: Any, request_id: str = "m-1", task_id: str = "", *
     return (await world.stub.SendMessage(request)).task
 
 
-async def messages_of(world: Any) -> list[Any]:
-    entries = (await world.stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=world.task_id))).entries
+async def messages_of(world: Any, task_id: str = "") -> list[Any]:
+    request = api.ListTaskEntriesRequest(task_id=task_id or world.task_id)
+    entries = (await world.stub.ListTaskEntries(request)).entries
     return [entry.body.user_message for entry in entries if entry.body.HasField("user_message")]
 
 
@@ -434,6 +436,47 @@ async def test_files_of_a_refused_message_are_not_put(world: Any) -> None:
         await message_with(world, task_id=NOBODYS, a=b"1")
     assert not list(world.workspace(world.task_id).iterdir())
     assert world.directories() == {world.task_id}
+
+
+@pytest.mark.parametrize("without_files", [False, True])
+async def test_files_of_the_message_of_a_fork_are_there_with_it(world: Any, *, without_files: bool) -> None:
+    world.write("facts", b"the other task's")
+    inputs = [workspace_pb2.InputFile(path="facts", content=b"42")]
+    sent = {"message": "And these.", "files": inputs, "without_files": without_files}
+    first = await world.fork("f-1", **sent)
+    again = await world.fork("f-1", **sent)
+    assert first.task.task_id == again.task.task_id
+    root = world.workspace(first.task.task_id)
+    [message] = await messages_of(world, first.task.task_id)
+    assert (message.text, (root / message.files[0].path).read_bytes()) == ("And these.", b"42")
+    assert (root / "facts").exists() is not without_files
+    with pytest.raises(AlreadyExists):
+        await world.fork("f-1", **{**sent, "files": [workspace_pb2.InputFile(path="facts", content=b"43")]})
+    with pytest.raises(InvalidRequest, match="needs a message"):
+        await world.fork("f-2", **{**sent, "message": ""})
+    assert world.directories() == {world.task_id, first.task.task_id}
+
+
+async def test_files_of_an_answer_are_a_message_with_it(world: Any) -> None:
+    task = await waiting(world.replica)
+    inputs = [workspace_pb2.InputFile(path="facts", content=b"42")]
+    reply = api.ResumeTaskRequest(
+        request_id="a-1", task_id=task.task_id, wait_id=task.wait.wait_id, decision="approve", files=inputs
+    )
+    await world.stub.ResumeTask(reply)
+    await world.stub.ResumeTask(reply)
+    [message] = await messages_of(world, task.task_id)
+    root = world.workspace(task.task_id)
+    assert (message.text, (root / message.files[0].path).read_bytes()) == (ANSWER_TEXT, b"42")
+    late = api.ResumeTaskRequest()
+    late.CopyFrom(reply)
+    late.request_id = "a-2"
+    with pytest.raises(WrongState) as over:
+        await world.stub.ResumeTask(late)
+    assert over.value.reason == "WAIT_OVER"
+    assert len(list((root / "messages").iterdir())) == 1
+    recorded = kinds(await world.replica.entries(task.task_id))
+    assert recorded[-4:-1] == ["user_message", "wait_resolution", "tool_outcome"]
 
 
 async def test_files_of_a_message_that_do_not_fit_are_refused(

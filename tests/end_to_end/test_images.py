@@ -77,8 +77,8 @@ async def test_files_come_by_http_and_from_python_too(installation: Installation
 
 
 async def test_the_images_of_messages_are_shown(installation: Installation, tmp_path: Path) -> None:
-    """Sent by the command, by HTTP and from Python while the task waits; the next model call has all of them."""
-    address, photos = installation.stack.gateway_address, [png(5, height) for height in (7, 8, 9)]
+    """Sent by the command, by HTTP and from Python while the task waits, and with the answer: the next call has all."""
+    address, photos = installation.stack.gateway_address, [png(5, height) for height in (7, 8, 9, 10)]
     (tmp_path / "photo.png").write_bytes(photos[0])
     async with tenure.Client(address) as client:
         task = await client.submit("Look.", model="sim-e2e-vision", approve_tools=["execute_python"])
@@ -95,7 +95,7 @@ async def test_the_images_of_messages_are_shown(installation: Installation, tmp_
             answer = await http.post(f"/v1/tasks/{task.id}/messages", json={"text": "By HTTP.", "files": files})
         assert answer.status_code == 200, answer.text
         await task.send("From Python.", files=[InputFile("photo.png", photos[2])])
-        await task.approve(wait)
+        await task.approve(wait, files=[InputFile("photo.png", photos[3])])
         result = await task.result()
         messages = [event async for event in task.events() if isinstance(event, UserMessageEvent)]
         assert [await task.read_file(message.files[0]) for message in messages] == photos
@@ -103,15 +103,17 @@ async def test_the_images_of_messages_are_shown(installation: Installation, tmp_
     assert result == f"Now I see {'; '.join([*seen, SEEN])}."
 
 
-async def test_forks_and_replays_show_the_images(installation: Installation) -> None:
+async def test_forks_and_replays_show_the_images(installation: Installation, tmp_path: Path) -> None:
     address = installation.stack.gateway_address
     async with tenure.Client(address) as client:
         task = await client.submit("Look.", model="sim-e2e-vision", files=[InputFile("photo.png", PHOTO)])
         both = f"Now I see {PHOTO_SEEN}; {SEEN}."
         assert await task.result() == both
         model = "openai/sim-e2e-vision"
-        fork = await tenure_command("fork", task.id, "--step", "2", "--model", model, address=address)
-        assert (await installation.ended(fork.out.strip())).result == both
+        (tmp_path / "second.png").write_bytes(PICTURE)
+        more = ("--message", "And this.", "--file", str(tmp_path / "second.png"))
+        fork = await tenure_command("fork", task.id, "--step", "2", "--model", model, *more, address=address)
+        assert (await installation.ended(fork.out.strip())).result == f"Now I see {PHOTO_SEEN}; {SEEN}; {SEEN}."
         replay = ("tasks", "replay", task.id, "--model", "sim-e2e-vision", "--recorded-tools")
         replayed = await tenure_command("--data", str(installation.stack.layout.data_dir), *replay, address=address)
         assert (replayed.code, replayed.out.splitlines()[-1]) == (0, both), replayed

@@ -38,11 +38,6 @@ class Cell:
         return f"{self.library}-{self.where}-{self.effect or 'inline'}"
 
     @property
-    def waits_together(self) -> bool:
-        """The OpenAI Agents SDK runs the tools of an agent with an inline tool one at a time."""
-        return self.library == PYDANTIC or self.effect is not None
-
-    @property
     def approve_tools(self) -> list[str]:
         return ["act"] if self.where == SUBMIT else []
 

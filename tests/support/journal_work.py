@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from services.worker.control.json_values import encode
-from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, StepFailed, failure_of_call
+from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, ResultLost, StepFailed, failure_of_call
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext, ToolError
 from tenure.control.work import RecordedCall
 from tenure.domain.budget import TokenUsage
 from tenure.domain.control import MESSAGES
-from tenure.domain.entries import ControlFailure
+from tenure.domain.entries import ControlFailure, UserMessage
+from tenure.domain.images import SubmittedFile
 from tenure.domain.tools import Outcome, OutcomeStatus
 
 
@@ -65,7 +66,11 @@ class JournalWork:
     journal: list[tuple[str, Any]] = field(default_factory=list)
     requests: list[ModelCallRequest] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    said: list[str | UserMessage] = field(default_factory=list)
+    heard: list[UserMessage] = field(default_factory=list)
+    files: tuple[SubmittedFile, ...] = ()
+    contents: dict[str, bytes] = field(default_factory=dict)
+    is_blind: bool = False
     tools: list[OwnTool] = field(default_factory=list)
     position: int = 0
     busy: bool = False
@@ -125,17 +130,27 @@ class JournalWork:
     async def recorded_calls(self) -> Sequence[RecordedCall]:
         return []
 
-    async def new_messages(self) -> list[str]:
+    async def read_file(self, file: SubmittedFile) -> bytes:
+        return self.contents[file.path]
+
+    async def image_for(self, model: str, file: SubmittedFile) -> bytes | None:
+        if file.path not in self.contents:
+            raise ResultLost(file.path, "it is not there any more")
+        return None if self.is_blind else self.contents[file.path]
+
+    async def new_messages(self) -> list[UserMessage]:
         """`said`: the messages that came since the last look."""
         is_recorded = self.position < len(self.journal) and self.kinds[self.position] == MESSAGES
         if not is_recorded and (self.position < len(self.journal) or not self.said):
             return []
 
-        async def made() -> list[str]:
-            texts, self.said = self.said, []
-            return texts
+        async def made() -> int:
+            said, self.said = self.said, []
+            self.heard += [UserMessage(each) if isinstance(each, str) else each for each in said]
+            return len(self.heard)
 
-        return list(await self._recorded(MESSAGES, made))
+        before = [json.loads(value) for name, value in self.journal[: self.position] if name == MESSAGES]
+        return self.heard[max(before, default=0) : await self._recorded(MESSAGES, made)]
 
     async def _call(self, call_id: str, tool: OwnTool, arguments: Mapping[str, Any]) -> Outcome:
         call: OwnToolContext = Call(self.task_id, call_id, 1, f"{self.task_id}/{call_id}")

@@ -13,7 +13,7 @@ import agents
 from agents import RunContextWrapper, function_tool
 from pydantic_ai import RunContext
 
-from tenure.agents import Agent, Effect, tool_call
+from tenure.agents import Agent, Effect, Work, function, tool_call
 from tenure.agents.openai_agents import durable
 
 Given = dict[str, Any]
@@ -68,10 +68,18 @@ async def other_openai(ctx: RunContextWrapper[Given], name: str) -> str:
 
 openai_agent = agents.Agent[Given](name="openai", instructions="Be quick.", tools=[slow_openai, other_openai])
 
+
+@function
+async def read_all(work: Work) -> list[str]:
+    """Returns the text of each file of the submit."""
+    return [(await work.read_file(file)).decode() for file in work.files]
+
+
 MODULES = ("tests.support.approval_agents", "tests.testing.parallel_agents")
 """What workers with agents run: the imports of one program take 7 s of processor time, so these tests share one."""
 
 FUNCTIONS = [
+    read_all,
     pydantic_agent,
     durable(openai_agent, effects={"slow": Effect.KEYED, "other": Effect.PURE}, context=given),
 ]

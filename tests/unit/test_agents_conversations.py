@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,17 @@ import agents
 import pydantic_ai
 import pytest
 from agents import RunConfig, function_tool
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolReturnPart, UserPromptPart
+from pydantic_ai.messages import BinaryContent, ModelMessage, ModelResponse, TextPart, ToolReturnPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from tenure.agents import Effect, durable
 from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents import durable as durable_openai
+from tenure.control import ResultLost
 from tenure.domain.control import MESSAGES
+from tenure.domain.entries import UserMessage
+from tenure.domain.images import MAX_SHOWN, Image, SubmittedFile
+from tenure.domain.texts import kept_as
 from tests.support import openai_script as sdk
 from tests.support.journal_work import JournalWork
 from tests.support.pydantic_script import Script, call, text_response
@@ -47,7 +52,10 @@ def pydantic_talk(during: Callable[[], None], *answers: str) -> Talk:
         return "noted"
 
     def line(part: Any) -> str:
-        return f"{part.tool_name}: {part.content}" if isinstance(part, ToolReturnPart) else str(part.content)
+        if isinstance(part, ToolReturnPart):
+            return f"{part.tool_name}: {part.content}"
+        parts = [part.content] if isinstance(part.content, str) else part.content
+        return "|".join(each.data.decode() if isinstance(each, BinaryContent) else each for each in parts)
 
     def lines(messages: list[ModelMessage]) -> list[str]:
         shown = (UserPromptPart, TextPart, ToolReturnPart)
@@ -70,7 +78,10 @@ def openai_talk(during: Callable[[], None], *answers: str) -> Talk:
         if "output" in item:
             return f"note: {item['output']}"
         content = item["content"]
-        return content if isinstance(content, str) else str(content[0]["text"])
+        return content if isinstance(content, str) else "|".join(map(text_of, content))
+
+    def text_of(part: Any) -> str:
+        return part["text"] if "text" in part else b64decode(part["image_url"].partition("base64,")[2]).decode()
 
     def lines(items: Any) -> list[str]:
         given = [{"content": items}] if isinstance(items, str) else items
@@ -165,3 +176,52 @@ async def test_the_next_turn_is_of_the_agent_that_answered() -> None:
     contents = [item.get("content") for item in second_script.seen[1] if item.get("role") == "user"]
     assert contents == ["Refund", "Please", "Thanks"]
     assert filtered[0] == 2
+
+
+def image(path: str, content: bytes) -> SubmittedFile:
+    kept = kept_as(content)
+    return SubmittedFile(path, kept.digest, kept.size_bytes, Image(kept, "image/png", 2, 2))
+
+
+CONTENTS = {"photo.png": b"<photo>", "messages/1/second.png": b"<second>", "messages/2/third.png": b"<third>"}
+PHOTO, SECOND, THIRD = (image(path, content) for path, content in CONTENTS.items())
+FACTS = SubmittedFile("facts.txt", kept_as(b"true").digest, 4)
+FILES = "\n\nFiles in the workspace, which came with this message:\n- "
+NAMED = f"Note this{FILES}photo.png (7 bytes, image/png, 2 x 2 pixels)\n- facts.txt (4 bytes)"
+
+
+@TALKS
+async def test_each_image_is_in_the_request_after_its_text(talk: MakeTalk) -> None:
+    """Of the submit, of a message to the running agent, and of one after its answer; in each execution the same."""
+    work = JournalWork("Note this", files=(PHOTO, FACTS), contents=CONTENTS)
+    agent = talk(lambda: work.said.append(UserMessage("See", files=(SECOND,))), "Seen.", "Twice.")
+    assert await agent.run.run(work.begin(), None) == "Seen."
+    work.said.append(UserMessage("Again", files=(THIRD,)))
+    for _ in range(2):
+        assert await agent.run.run(work.begin(), None) == "Twice."
+    second = f"See{FILES}messages/1/second.png (8 bytes, image/png, 2 x 2 pixels)"
+    third = f"Again{FILES}messages/2/third.png (7 bytes, image/png, 2 x 2 pixels)"
+    first = [NAMED, "<photo>"]
+    heard = [*first, NOTE, second, "<second>"]
+    said = [[line for lines in each for line in lines.split("|")] for each in agent.seen()]
+    assert said == [first, heard, [*heard, "Seen.", third, "<third>"]]
+
+
+@TALKS
+async def test_an_image_that_cannot_be_shown_says_why(talk: MakeTalk) -> None:
+    """It is gone, or one too many. A model that sees none reads the names only."""
+    many = tuple(image(f"{index}.png", b"i") for index in range(MAX_SHOWN + 1))
+    contents = {each.path: b"i" for each in many}
+    lost = await seen(talk, JournalWork("Note this", files=(PHOTO,)))
+    assert lost[1] == f"[This image is not shown: {ResultLost('photo.png', 'it is not there any more')}.]"
+    shown = await seen(talk, JournalWork("Note this", files=many, contents=contents))
+    assert shown[1:-1] == ["i"] * MAX_SHOWN
+    assert "a conversation shows 20 images" in shown[-1]
+    assert len(await seen(talk, JournalWork("Note this", files=(PHOTO,), contents=CONTENTS, is_blind=True))) == 1
+
+
+async def seen(talk: MakeTalk, work: JournalWork) -> list[str]:
+    """What the first request has."""
+    agent = talk(lambda: None, "Noted.")
+    assert await agent.run.run(work.begin(), None) == "Noted."
+    return [line for lines in agent.seen()[0] for line in lines.split("|")]

@@ -114,13 +114,14 @@ def test_a_function_that_returns_early_has_diverged() -> None:
 
 def test_messages_are_read_at_the_same_step_in_each_execution() -> None:
     """By number: a fork has the messages at other sequences."""
-    told: list[tuple[int, Body]] = [(0, UserMessage("a")), (1, ControlStep("count", "3")), (1, UserMessage("b"))]
+    a, b, c = map(UserMessage, "abc")
+    told: list[tuple[int, Body]] = [(0, a), (1, ControlStep("count", "3")), (1, b)]
     assert messages_at(after(*told), 1) == []
-    assert messages_at(after(*told), 2) == ["a", "b"]
-    read = [*told, (2, ControlStep(MESSAGES, "2")), (2, UserMessage("c"))]
-    assert [messages_at(after(*read), step) for step in (1, 2, 3)] == [[], ["a", "b"], ["c"]]
+    assert messages_at(after(*told), 2) == [a, b]
+    read = [*told, (2, ControlStep(MESSAGES, "2")), (2, c)]
+    assert [messages_at(after(*read), step) for step in (1, 2, 3)] == [[], [a, b], [c]]
     rest = [*read, (3, ControlStep("count", "4")), (4, ControlStep(MESSAGES, "3"))]
-    assert [messages_at(after(*rest), step) for step in (2, 3, 4, 5)] == [["a", "b"], [], ["c"], []]
+    assert [messages_at(after(*rest), step) for step in (2, 3, 4, 5)] == [[a, b], [], [c], []]
 
 
 async def test_a_step_has_not_the_name_of_those_that_read_messages() -> None:

@@ -160,6 +160,9 @@ def test_an_image_costs_its_pixels(model: str, size: tuple[int, int], tokens: in
         ("openai/qwen2.5-vl:7b", True),
         ("openai/google/gemini-2.5-pro", True),
         ("openai/anthropic/claude-sonnet-4-5", True),
+        ("google/gemini-2.5-pro", True),
+        ("groq/llama-3.1-8b", False),
+        ("aws/us.anthropic.claude-sonnet-4-5-v1:0", True),
     ],
 )
 def test_a_model_sees_images_if_it_is_known_to(model: str, sees: bool) -> None:
@@ -243,6 +246,13 @@ def test_files_of_a_submit_have_plain_paths() -> None:
     assert problems(("a", 1), ("a", 1), ("a/b", 1)) == [(1, another), (2, another)]
     assert problems(("a/b", 1), ("a", 1)) == [(1, another)]
     assert [index for index, _ in problems(("a", MAX_FILES_BYTES), ("b", 0), ("c", 1))] == [2]
+
+
+def test_a_file_that_does_not_fit_says_what_to_do() -> None:
+    ((_, other),) = problems_of_files([("a", MAX_FILES_BYTES), ("b", 1)])
+    assert other.endswith("at most; send others with messages")
+    ((_, alone),) = problems_of_files([("a", MAX_FILES_BYTES + 1)])
+    assert alone.endswith("at most; send it in parts with messages, or let a tool of the agent fetch it")
 
 
 def test_a_repeated_submit_has_the_same_paths_and_bytes() -> None:

@@ -28,6 +28,7 @@ from services.checkpoint.waits.operator_waits import keep_starts
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding, refuse_message
 from tenure.domain.errors import AlreadyExists, WrongState
+from tenure.domain.images import ANSWER_TEXT
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime.failpoints import failpoint
@@ -37,7 +38,7 @@ from tenure.v1 import ledger_pb2, task_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenure.domain.entries import OperatorRequest
+    from tenure.domain.entries import OperatorRequest, ToolIntent
     from tenure.runtime.store.postgres import Connection, Pool
 
 
@@ -118,7 +119,7 @@ async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeig
         draft = Draft(row, budgets[row.root_task_id])
         is_new = await _is_new(connection, request, digest)
         if is_new and request.only_check:
-            await _check_readers(connection, row)
+            await _check(connection, draft, request)
         elif is_new and not _is_settled(row, request):
             await _append(connection, draft, request)
             await carry_out_ending(connection, draft)
@@ -127,7 +128,8 @@ async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeig
             await keep_starts(connection, [draft])
             await _remember(connection, draft, request, digest)
         has_begun = request.operator_request.HasField("begin_wait") and not row.operator_wait
-        return AppendResult(await read_task(connection, tenant, row.task_id), announcement_of([draft]), has_begun)
+        task = await read_task(connection, tenant, row.task_id)
+        return AppendResult(task, announcement_of([] if request.only_check else [draft]), has_begun)
 
     await failpoint("checkpoint.before_foreign")
     appended = await in_ledger_transaction(pool, work)
@@ -145,11 +147,32 @@ async def _at_root(connection: Connection, tenant: str, wanted: pb.AppendForeign
     return request
 
 
+async def _check(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
+    """Raises what `_append` raises. The draft is not written."""
+    if request.WhichOneof("fact") == "wait_answer":
+        await _answer(connection, draft, request)
+    else:
+        await _check_readers(connection, draft.row)
+
+
+async def _answer(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> list[ToolIntent]:
+    """Answers the wait. The files that came with the answer are those of a message. Returns the approved calls."""
+    if request.wait_answer.files:
+        await _check_readers(connection, draft.row)
+        _append_message(draft, request, ledger_pb2.UserMessage(text=ANSWER_TEXT, files=request.wait_answer.files))
+    members = await members_for(connection, draft.row.tenant, waits.approvers_of(draft))
+    return waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
+
+
+def _append_message(draft: Draft, request: pb.AppendForeignRequest, sent: ledger_pb2.UserMessage) -> None:
+    message = ledger_pb2.UserMessage(text=sent.text, request_id=request.request_id, files=sent.files)
+    body = ledger_pb2.EntryBody(user_message=message).SerializeToString()
+    draft.append(KINDS["user_message"], body, step=draft.row.step, actor=request.actor, by_claim=False)
+
+
 async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
     if request.WhichOneof("fact") == "wait_answer":
-        members = await members_for(connection, draft.row.tenant, waits.approvers_of(draft))
-        allowed = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
-        for call in allowed:
+        for call in await _answer(connection, draft, request):
             if call.tool == SPAWN_SUB_AGENTS:
                 await spawn(connection, draft, call, is_approved=True)
         return
@@ -163,9 +186,8 @@ async def _append(connection: Connection, draft: Draft, request: pb.AppendForeig
         body = ledger_pb2.EntryBody(operator_request=request.operator_request)
     else:
         await _check_readers(connection, draft.row)
-        sent = request.user_message
-        message = ledger_pb2.UserMessage(text=sent.text, request_id=request.request_id, files=sent.files)
-        body = ledger_pb2.EntryBody(user_message=message)
+        _append_message(draft, request, request.user_message)
+        return
     kind = KINDS[body.WhichOneof("body") or ""]
     draft.append(kind, body.SerializeToString(), step=draft.row.step, actor=request.actor, by_claim=False)
     if wanted is not None:
@@ -221,4 +243,9 @@ def _digest(request: pb.AppendForeignRequest) -> bytes:
     content = getattr(request, fact)
     if fact == "user_message":
         content = ledger_pb2.UserMessage(text=content.text, files=as_sent(content.files))
+    elif fact == "wait_answer":
+        sent = as_sent(content.files)
+        content = pb.WaitAnswer.FromString(content.SerializeToString())
+        del content.files[:]
+        content.files.extend(sent)
     return hashlib.sha256(fact.encode() + b"\0" + content.SerializeToString(deterministic=True)).digest()

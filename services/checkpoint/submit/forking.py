@@ -29,6 +29,7 @@ from services.checkpoint.submit.create import (
     NewLedger,
     NewTask,
     TreePosition,
+    as_sent,
     find_earlier,
     find_repeat,
     in_creation,
@@ -304,7 +305,9 @@ def _begin(request: tasks_pb.ForkTaskRequest, start: StartDecision) -> list[tupl
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     begin = [(LEDGER, ledger_pb2.EntryBody(transition=queued))]
     if request.message:
-        message = ledger_pb2.UserMessage(text=request.message, request_id=request.request_id)
+        message = ledger_pb2.UserMessage(
+            text=request.message, request_id=request.request_id, files=request.message_files
+        )
         begin.append((request.actor, ledger_pb2.EntryBody(user_message=message)))
     return begin
 
@@ -312,10 +315,12 @@ def _begin(request: tasks_pb.ForkTaskRequest, start: StartDecision) -> list[tupl
 def digest_of(request: tasks_pb.ForkTaskRequest) -> bytes:
     """Returns a digest of what the fork will be.
 
-    A repeat may come through another identity of the same caller. Files are not the ledger's.
+    A repeat may come through another identity of the same caller. Files of the workspace are not the ledger's.
     """
     canonical = type(request)()
     canonical.CopyFrom(request)
     for name in ("actor", "prepared_task_id", "without_files"):
         canonical.ClearField(name)
+    del canonical.message_files[:]
+    canonical.message_files.extend(as_sent(request.message_files))
     return hashlib.sha256(b"fork\0" + canonical.SerializeToString(deterministic=True)).digest()

@@ -103,10 +103,10 @@ def parsed_json(raw: bytes) -> Any:
 
 async def raw_body(request: Request, most_bytes: int | None = None) -> bytes:
     """Returns the body. Raises HttpRefusal for one that is too large or too slow. `most_bytes`: MAX_BODY_BYTES."""
+    cure = ": send less at once, for example files with several messages" if most_bytes is None else ""
     most_bytes = MAX_BODY_BYTES if most_bytes is None else most_bytes
-    too_large = HttpRefusal(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", f"the body has more than {most_bytes:,} bytes"
-    )
+    message = f"the body has more than {most_bytes:,} bytes{cure}"
+    too_large = HttpRefusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "BODY_TOO_LARGE", message)
     stated = request.headers.get("content-length", "0")
     if not stated.isdecimal() or len(stated) > 18 or int(stated) > most_bytes:
         raise too_large

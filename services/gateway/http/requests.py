@@ -202,12 +202,16 @@ class ActBody:
     until: datetime | None = given("BEGIN_WAIT: the deadline, at most 30 days from now", None)
 
 
+def _message_files() -> Any:
+    return given("files for a new directory of the workspace, at most 16 and 3 MB together", ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageBody:
     """A message for the agent."""
 
     text: str = given("1 byte to 256 KiB")
-    files: tuple[InputFile, ...] = given("files for a new directory of the workspace, at most 16 and 3 MB together", ())
+    files: tuple[InputFile, ...] = _message_files()
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 
@@ -222,6 +226,7 @@ class ForkBody:
     at_sequence: int | None = given("cut the history after this entry; null: at the latest possible point", None)
     step: int | None = given("instead: cut it after this step", None)
     message: str = given("the next message for the agent; empty: it continues by itself", "")
+    files: tuple[InputFile, ...] = _message_files()
     without_files: bool = given("begin with an empty workspace", False)
     all_tools: bool = given("all of the tenant's tools", False)
     result: Any = given("another JSON Schema of the result; an empty text: any text", None)
@@ -252,6 +257,7 @@ class AnswerBody:
     calls: tuple[CallDecisionBody, ...] = given("instead of a decision: those on calls of a wait for several calls", ())
     extra_tokens: int = given("raises the cap in tokens of the tree", 0)
     extra_cost: Decimal | None = given("raises the cap in US dollars of the tree", None)
+    files: tuple[InputFile, ...] = _message_files()
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 

@@ -15,6 +15,7 @@ from services.gateway.http.call import HttpCall
 from tenure.domain.errors import InvalidRequest
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_file, task_info, task_page
+from tenure.sdk.option_values import files as input_files
 from tenure.sdk.option_values import json_text, nano_usd
 from tenure.sdk.submit_options import FORK_OPTIONS, PARAMETERS, argument_of
 from tenure.sdk.submit_request import function_request, overrides_of, submit_request
@@ -115,6 +116,7 @@ async def fork(call: HttpCall, _query: req.NoQuery, body: req.ForkBody) -> TaskI
         request_id=body.request_id or call.request_id,
         task_id=call.path("task_id"),
         message=body.message,
+        files=input_files("files", body.files),
         overrides=overrides,
         without_files=body.without_files,
     )
@@ -149,6 +151,7 @@ async def resume(call: HttpCall, _query: req.NoQuery, body: req.AnswerBody) -> T
         extra_budget_tokens=body.extra_tokens,
         extra_budget_nano_usd=nano_usd("extra_cost", body.extra_cost),
         calls=calls,
+        files=input_files("files", body.files),
     )
     if body.decision and body.reply:
         raise InvalidRequest(violations=[("reply", "cannot be given with decision")])

@@ -23,6 +23,7 @@ from services.tools.workspace.directories import (
     entered,
     give_to_owner,
     open_to_read,
+    split_path,
 )
 from tenure.domain.texts import CONTENT_MISMATCH, MAX_PART_BYTES, KeptContent, kept_path
 
@@ -90,11 +91,11 @@ def _kept_before(part: ContentPart, path: str, temporary: str, directory: int) -
 
 
 def read_part(workspaces: Workspaces, tenant: str, task_id: str, path: str, offset: int) -> bytes:
-    """Returns what the file has from the offset on, at most MAX_PART_BYTES. Raises OSError, ToolFailure."""
-    directory_name, name = path.split("/")
+    """Returns what a file has from the offset on, at most MAX_PART_BYTES. Raises OSError, ToolFailure."""
+    *above, name = split_path(path)
     with (
         workspaces.existing(tenant, task_id) as workspace,
-        entered(workspace, (directory_name,)) as directory,
+        entered(workspace, tuple(above)) as directory,
         closing_after(open_to_read(name, directory)) as descriptor,
     ):
         return os.pread(descriptor, MAX_PART_BYTES, offset)

@@ -20,7 +20,8 @@ from tenure.control import Function, ModelCallAnswer, ModelCallRequest, OwnTool,
 from tenure.control.failures import CallFailure, NotReplayable, failure_of, failure_of_call
 from tenure.control.work import STEP_TIMEOUT_SECONDS, RecordedCall
 from tenure.domain.control import MESSAGES, FunctionToolCall
-from tenure.domain.entries import ControlFailure, ControlStep
+from tenure.domain.entries import ControlFailure, ControlStep, UserMessage
+from tenure.domain.images import SubmittedFile
 from tenure.domain.task import ControlWork
 from tenure.domain.texts import MAX_KEPT_BYTES
 from tenure.domain.tool_arguments import well_formed_value
@@ -111,6 +112,14 @@ class ReadMessages:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFile:
+    """Asks for the content of a file. Answered with None if it is an image, and the model of this name sees none."""
+
+    file: SubmittedFile
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
     """The function returned, after this number of steps."""
 
@@ -135,6 +144,7 @@ Request = (
     | CallTools
     | FindCalls
     | ReadMessages
+    | ReadFile
     | Returned
     | Raised
 )
@@ -164,8 +174,15 @@ class _Made(NamedTuple):
 class FunctionWork:
     """Implements tenure.control.Work. Steps and calls share one number sequence: 1, 2, 3 and so on."""
 
-    def __init__(self, task_id: str, goal: str, ask: Ask, approve_tools: Collection[str] = ()) -> None:
-        self._task_id, self._goal, self._ask = task_id, goal, ask
+    def __init__(
+        self,
+        task_id: str,
+        goal: str,
+        ask: Ask,
+        approve_tools: Collection[str] = (),
+        files: Sequence[SubmittedFile] = (),
+    ) -> None:
+        self._task_id, self._goal, self._ask, self._files = task_id, goal, ask, files
         self._approve_tools = frozenset(approve_tools)
         self._is_busy = False
         self._unrecorded: list[RecordStep | CancelModelCall] = []
@@ -182,6 +199,10 @@ class FunctionWork:
     @property
     def approve_tools(self) -> Collection[str]:
         return self._approve_tools
+
+    @property
+    def files(self) -> Sequence[SubmittedFile]:
+        return self._files
 
     @property
     def key(self) -> str:
@@ -329,13 +350,27 @@ class FunctionWork:
             recorded: Sequence[RecordedCall] = await self._ask(FindCalls(self.steps + 1))
         return recorded
 
-    async def new_messages(self) -> list[str]:
+    async def new_messages(self) -> list[UserMessage]:
         """Returns the messages of users since the last look."""
         with self._one_at_a_time():
             await self.settle()
-            texts: list[str] = await self._ask(ReadMessages(self.steps + 1))
-            self.steps += bool(texts)
-        return texts
+            messages: list[UserMessage] = await self._ask(ReadMessages(self.steps + 1))
+            self.steps += bool(messages)
+        return messages
+
+    async def read_file(self, file: SubmittedFile) -> bytes:
+        """Returns the content of a file. Raises ResultLost."""
+        return await self._read(ReadFile(file)) or b""
+
+    async def image_for(self, model: str, file: SubmittedFile) -> bytes | None:
+        """Returns the content of an image; None: the model does not see images. Raises ResultLost."""
+        return await self._read(ReadFile(file, model))
+
+    async def _read(self, request: ReadFile) -> bytes | None:
+        with self._one_at_a_time():
+            await self.settle()
+            content: bytes | None = await self._ask(request)
+        return content
 
     async def _call(self, calls: Sequence[tuple[str, Mapping[str, Any]]], own: tuple[OwnTool, ...]) -> list[Outcome]:
         if not 0 < len(calls) <= MAX_CALLS:
@@ -452,10 +487,16 @@ class FunctionRun:
     """Runs the function in `async with`: starts it at the beginning, and cancels it at the end if it is not done."""
 
     def __init__(
-        self, function: Function, control: ControlWork, task_id: str, goal: str, approve_tools: Collection[str] = ()
+        self,
+        function: Function,
+        control: ControlWork,
+        task_id: str,
+        goal: str,
+        approve_tools: Collection[str] = (),
+        files: Sequence[SubmittedFile] = (),
     ) -> None:
         self._function, self._control = function, control
-        self._work = FunctionWork(task_id, goal, self._ask, approve_tools)
+        self._work = FunctionWork(task_id, goal, self._ask, approve_tools, files)
         self._requests: asyncio.Queue[FunctionRequest] = asyncio.Queue()  # each request has its number: none is lost
         self._is_over = False
         self._running: asyncio.Task[None]

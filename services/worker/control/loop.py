@@ -25,6 +25,7 @@ from services.worker.control.function_run import (
     FunctionRequest,
     FunctionRun,
     Raised,
+    ReadFile,
     ReadMessages,
     RecordModelCall,
     RecordStep,
@@ -61,6 +62,7 @@ from tenure.domain.control import (
     step_limit,
 )
 from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.images import sees_images
 from tenure.domain.long_output import SHORTENED
 from tenure.domain.next_action import calls_to_make
 from tenure.domain.states import Reason, ReleaseReason, TaskState
@@ -79,7 +81,8 @@ Answer = (
     | AttemptReport
     | Sequence[Outcome]
     | Sequence[RecordedCall]
-    | Sequence[str]
+    | Sequence[entries.UserMessage]
+    | bytes
     | None
 )
 
@@ -99,8 +102,8 @@ class ControlLoop(Loop):
             await close_out(self._dependencies, self._held_task, self._ledger, self._pending, unknown)
             return ReleaseReason.CLOSED
         with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
-            spec, task_id = self._spec, self._held_task.task_id
-            async with FunctionRun(function, control, task_id, spec.goal, spec.agent.approve_tools) as run:
+            spec, task_id, files = self._spec, self._held_task.task_id, self._point.conversation.files
+            async with FunctionRun(function, control, task_id, spec.goal, spec.agent.approve_tools, files) as run:
                 transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
@@ -184,7 +187,7 @@ class ControlLoop(Loop):
                 return await self._answer_model_call(request)
             case CallTools():
                 return await self._call_tools(request)
-            case FindCalls() | ReadMessages():
+            case FindCalls() | ReadMessages() | ReadFile():
                 return await self._look(request)
             case Returned(step=step, result_json=result):
                 check_end(self._point, step)
@@ -208,17 +211,27 @@ class ControlLoop(Loop):
         self._held_task.progress.announce_backoff(request.timeout_seconds)
         return None
 
-    async def _look(self, request: FindCalls | ReadMessages) -> Answer | entries.Transition:
+    async def _look(self, request: FindCalls | ReadMessages | ReadFile) -> Answer | entries.Transition:
+        if isinstance(request, ReadFile):
+            return await self._read_file(request)
         step = request.step
         if isinstance(request, FindCalls):
             intents = recorded_intents(self._point, step)
             return [RecordedCall(intent.tool, intent.arguments_json) for intent in intents]
-        texts, read = messages_at(self._point, step), len(self._point.said)
-        if texts and step > self._point.step:
+        messages, read = messages_at(self._point, step), len(self._point.said)
+        if messages and step > self._point.step:
             if (limit := step_limit(self._point, step)) is not None:
                 return limit
             await self._write([(step, entries.ControlStep(MESSAGES, str(read)))])
-        return texts
+        return messages
+
+    async def _read_file(self, request: ReadFile) -> bytes | None:
+        """Returns the content of a file; None for an image that the model does not see. Raises ResultLost."""
+        file, model = request.file, request.model
+        if model and not sees_images(model, self._dependencies.defaults.sees_images):
+            return None
+        path = file.path if file.image is None else file.image.kept.path
+        return await self._held_task.interrupts.guard(self._contents.read(path, file.digest))
 
     async def _answer_model_call(
         self, request: BeginModelCall | RecordModelCall | FailModelCall | CancelModelCall

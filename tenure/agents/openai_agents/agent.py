@@ -117,7 +117,7 @@ def durable(
                 )
                 return result.final_output, FinishedTurn(result.last_agent, messages.placed(result.to_input_list()))
 
-            answer = await answer_messages(current, prompt_of(name, work.goal, given), run_once)
+            answer = await answer_messages(current, prompt_of(name, work, given), run_once)
         return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agents import Agent, RunConfig
 from agents.items import TResponseInputItem
+from agents.models import get_default_model
 from agents.run_config import CallModelData, ModelInputData
+from openai.types.responses.response_input_content_param import ResponseInputContentParam
 
-from tenure.agents.conversation import new_message
+from tenure.agents.conversation import ShownImage, images_to_show, new_message
 from tenure.agents.execution import Execution
+from tenure.agents.openai_agents.models import DurableModel, ledger_model, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class MessagesOfUsers:
         if not self._current.is_nested:  # an agent that is a tool has this configuration, too
             if message := await new_message(self._current):
                 self._messages.append((len(given.input), _user_item(message)))
+            images = images_to_show(self._current, ledger_model(_model_of(data.agent, self.config)))
+            if parts := [_part(image) async for image in images]:
+                self._messages.append((len(given.input), _user_item(parts)))
             given = replace(given, input=self.placed(given.input))
         if self._filter is None:
             return given
@@ -72,5 +79,19 @@ def _between_calls(items: Sequence[TResponseInputItem], index: int) -> int:
     return len(items)
 
 
-def _user_item(text: str) -> TResponseInputItem:
-    return {"role": "user", "content": text}
+def _user_item(content: str | list[ResponseInputContentParam]) -> TResponseInputItem:
+    return {"role": "user", "content": content}
+
+
+def _model_of(agent: Agent[Any], config: RunConfig) -> str:
+    model = config.model or agent.model or get_default_model()
+    if isinstance(model, str):
+        return model
+    return model.name if isinstance(model, DurableModel) else name_of(model)
+
+
+def _part(image: ShownImage | str) -> ResponseInputContentParam:
+    if isinstance(image, str):
+        return {"type": "input_text", "text": image}
+    data = b64encode(image.content).decode()
+    return {"type": "input_image", "image_url": f"data:{image.media_type};base64,{data}", "detail": "auto"}

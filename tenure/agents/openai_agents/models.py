@@ -33,6 +33,7 @@ from pydantic import TypeAdapter
 from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.failures import ModelRequestFailed
 from tenure.agents.openai_agents.model_errors import exception_of, recorded_failures
+from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER
 from tenure.agents.output_report import OutputReport
 from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, PromptPart
@@ -67,7 +68,7 @@ class DurableModel(Model):
     """Sends the requests of a durable function through its `Work`, and all others directly."""
 
     def __init__(self, inner: Model, name: str, options: CallOptions) -> None:
-        self.inner, self._name, self._options = inner, name, options
+        self.inner, self.name, self._options = inner, name, options
 
     async def get_response(
         self,
@@ -97,7 +98,7 @@ class DurableModel(Model):
         def stream(settings: ModelSettings) -> AsyncIterator[TResponseStreamEvent]:
             return self.inner.stream_response(system_instructions, input, settings, *rest, **references)
 
-        current = execution_of(f"the model {self._name}")
+        current = execution_of(f"the model {self.name}")
         if current is None:
             return await send(model_settings)
         bound = input_bound(system_instructions, input, tools, output_schema, handoffs)
@@ -107,14 +108,15 @@ class DurableModel(Model):
     async def _call(
         self, current: Execution, bound: int, largest: PromptPart, settings: ModelSettings, sending: Request
     ) -> ModelResponse:
-        name = f"{OPENAI}/{self._name.removeprefix(f'{OPENAI}/')}"[:200]
         most = settings.max_tokens or self._options.max_output_tokens
-        request = ModelCallRequest(model=name, input_tokens=bound, max_output_tokens=most, largest_part=largest)
+        request = ModelCallRequest(
+            model=ledger_model(self.name), input_tokens=bound, max_output_tokens=most, largest_part=largest
+        )
 
         async def run(report: ModelCallReport) -> ModelCallAnswer:
             headers = {**(settings.extra_headers or {}), ATTEMPT_HEADER: report.attempt}
             granted = replace(settings, max_tokens=report.max_output_tokens, extra_headers=headers)
-            with unit(f"a model call of {self._name}"), recorded_failures():
+            with unit(f"a model call of {self.name}"), recorded_failures():
                 response = await sending.answer(granted, report)
             text = "".join(map(ItemHelpers.extract_last_content, response.output))
             return ModelCallAnswer(
@@ -125,7 +127,7 @@ class DurableModel(Model):
                 },
                 text=text,
                 usage=_token_usage(response.usage),
-                model=self._name,
+                model=self.name,
                 stop_reason="",
                 request_id=response.request_id or response.response_id or "",
             )
@@ -135,15 +137,18 @@ class DurableModel(Model):
                 recorded = await current.work.call_model("model", request, run)
             except StepFailed as failed:
                 raise exception_of(failed) from failed
+        output = _ITEMS.validate_python(recorded["output"])
+        if (answer := NEWEST_ANSWER.get()) is not None:
+            answer.begin(output)
         return ModelResponse(
-            output=_ITEMS.validate_python(recorded["output"]),
+            output=output,
             usage=deserialize_usage(recorded["usage"]),
             response_id=recorded["response_id"],
         )
 
     def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[TResponseStreamEvent]:
         """Streams a response outside of durable functions. Raises NotReplayable within one."""
-        if (current := execution_of(f"the model {self._name}")) is not None:
+        if (current := execution_of(f"the model {self.name}")) is not None:
             raise current.fail(NotReplayable("a task cannot stream an agent's events: use Runner.run"))
         return self.inner.stream_response(*arguments, **options)
 
@@ -243,6 +248,11 @@ class DurableProvider(ModelProvider):
 def name_of(model: Model) -> str:
     """Returns the name of a model, or of its class if it states none."""
     return str(getattr(model, "model", "") or type(model).__name__)
+
+
+def ledger_model(name: str) -> str:
+    """Returns the name of a model as the ledger prices it."""
+    return f"{OPENAI}/{name.removeprefix(f'{OPENAI}/')}"[:200]
 
 
 def _token_usage(usage: Usage) -> TokenUsage:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from agents.run_internal.model_provider_lifecycle import (
 from tenure.agents.execution import Execution, execution_of, execution_of_undeclared, unit
 from tenure.agents.failures import UnfinishedRun
 from tenure.agents.openai_agents.models import CallOptions, DurableModel, DurableProvider, name_of
+from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER, NewestAnswer
 from tenure.control.failures import NotReplayable
 
 Prepare = Callable[[Agent[Any]], tuple[CallOptions, bool]]
@@ -49,7 +51,7 @@ class DurableRunner(AgentRunner):
             options["session"] = DurableSession(current, session)
         options["run_config"] = durable_config(config, calls, one_tool=one_tool)
         try:
-            with current.running(starting_agent.name):
+            with current.running(starting_agent.name), _newest_answer(options["run_config"]):
                 result = await self._inner.run(starting_agent, input, **options)
         finally:
             if is_owned:
@@ -114,6 +116,18 @@ def durable_config(config: RunConfig, calls: CallOptions, *, one_tool: bool) -> 
         input_guardrails=None if before is None else [as_unit(each) for each in before],
         output_guardrails=None if after is None else [as_unit(each) for each in after],
     )
+
+
+@contextmanager
+def _newest_answer(config: RunConfig) -> Iterator[None]:
+    """Lets the calls of one answer ask for approvals together, if the SDK does not run them at the same time."""
+    tools = config.tool_execution
+    is_limited = tools is not None and tools.max_function_tool_concurrency is not None
+    token = NEWEST_ANSWER.set(NewestAnswer() if is_limited else None)
+    try:
+        yield
+    finally:
+        NEWEST_ANSWER.reset(token)
 
 
 def as_unit(guardrail: Any) -> Any:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from agents import RunContextWrapper
@@ -17,12 +18,14 @@ from agents.tool import (
 )
 from agents.tool_context import ToolContext
 from agents.util._approvals import evaluate_function_tool_approval
+from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from tenure.agents.approvals import ANY_OBJECT, permission
 from tenure.agents.calls import running_call
 from tenure.agents.execution import Execution, execution_of, unit
+from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER, CallToMake
 from tenure.agents.own_calls import value_of
 from tenure.agents.shared_state import unchanged
 from tenure.control.failures import NotReplayable
@@ -34,7 +37,7 @@ from tenure.control.own_tools import (
     OwnToolContext,
     ToolError,
 )
-from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, Outcome
 
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 _MEDIA: Final = frozenset({"image", "file"})
@@ -71,26 +74,62 @@ class DurableInvocation:
             if self.needs_approval:
                 raise ApprovalUnavailable(f"the durable tool {self._name} needs an approval, and so runs in tasks only")
             return await self._plain(context, arguments)
-        try:
-            sent = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):  # a model may write broken JSON: it gets an error, and can call again
-            sent = None
-        if not isinstance(sent, dict):
+        sent = _object_of(arguments)
+        if sent is None:
             return f"The arguments of {self._name} must be a JSON object."
-        asks = self._name in current.work.approve_tools or await self._asks(context, arguments)
+        outcome = await self._made(current, context, arguments, sent)
         if self.effect is None:
-            return await self._call_inline(current, context, arguments, sent if asks else None)
-        return await self._call(current, context, arguments, sent, self.effect, asks=asks)
+            return await self._run_inline(current, context, arguments, sent, outcome)
+        assert outcome is not None
+        if outcome.is_error:
+            return _refusal(outcome)
+        value = value_of(outcome.content)
+        return value if isinstance(value, str | dict | list) else outcome.content
 
-    async def _call_inline(
-        self, current: Execution, context: ToolContext[Any], arguments: str, arguments_to_allow: dict[str, Any] | None
+    async def _made(
+        self, current: Execution, context: ToolContext[Any], arguments: str, sent: dict[str, Any]
+    ) -> Outcome | None:
+        """Returns the outcome of the call, or of the permission for an inline tool. None: it needs no permission.
+
+        The calls of one answer of the model wait together for people. If the SDK runs them one at a time, the first one
+        makes all.
+        """
+        if (answer := NEWEST_ANSWER.get()) is not None:
+            tool, outcome = await answer.made(context.tool_call_id, partial(_look, current, context))
+            if tool is self and outcome is not None:
+                return outcome
+        return await (await self.call_to_make(current, context, arguments, sent)).outcome()
+
+    async def call_to_make(
+        self, current: Execution, context: ToolContext[Any], arguments: str, sent: dict[str, Any]
+    ) -> CallToMake:
+        """Returns the call, and whether a person must allow it."""
+        asks = self._name in current.work.approve_tools or await self._needs_approval(context, arguments)
+        if self.effect is not None:
+            return CallToMake(
+                self, asks, partial(self._call, current, context, arguments, sent, self.effect, asks=asks)
+            )
+        ask = partial(permission, current, self._name, self._description, self._schema, sent)
+        return CallToMake(self, asks, ask if asks else None)
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether a call must wait for its turn, because a guardrail may refuse it."""
+        return self.effect is not None and bool(self.original.tool_input_guardrails)
+
+    async def _run_inline(
+        self,
+        current: Execution,
+        context: ToolContext[Any],
+        arguments: str,
+        sent: dict[str, Any],
+        permitted: Outcome | None,
     ) -> Any:
-        """Runs the tool in the function itself. `arguments_to_allow`: for a person to allow; None: no approval."""
-        if arguments_to_allow is not None:
-            outcome = await permission(current, self._name, self._description, self._schema, arguments_to_allow)
-            if outcome.is_error:
-                return f"{outcome.status}: {outcome.text}"
-            arguments = arguments if json.loads(outcome.content) == arguments_to_allow else outcome.content
+        """Runs the tool in the function itself, with the arguments that a person permitted."""
+        if permitted is not None:
+            if permitted.is_error:
+                return _refusal(permitted)
+            arguments = arguments if json.loads(permitted.content) == sent else permitted.content
         return await _ending_the_task(self.original, current)(context, arguments)
 
     async def _call(
@@ -102,7 +141,7 @@ class DurableInvocation:
         effect: EffectClass,
         *,
         asks: bool,
-    ) -> Any:
+    ) -> Outcome:
         async def run(call: OwnToolContext, given: Mapping[str, Any]) -> str:
             edited = arguments if given == sent else json.dumps(dict(given))
             what = f"the tool {self._name}"
@@ -130,16 +169,38 @@ class DurableInvocation:
             needs_approval=asks,
             run=run,
         )
-        outcome = await current.call_own_tool(tool, sent)
-        if outcome.is_error:
-            return f"{outcome.status}: {outcome.text}"
-        value = value_of(outcome.content)
-        return value if isinstance(value, str | dict | list) else outcome.content
+        return await current.call_own_tool(tool, sent)
 
-    async def _asks(self, context: ToolContext[Any], arguments: str) -> bool:
+    async def _needs_approval(self, context: ToolContext[Any], arguments: str) -> bool:
         """Whether the SDK would ask for an approval: also if it cannot evaluate the arguments."""
         evaluated = await evaluate_function_tool_approval(self.original, context, arguments, context.tool_call_id)
         return evaluated.outcome != "invoke"
+
+
+async def _look(current: Execution, context: ToolContext[Any], call: ResponseFunctionToolCall) -> CallToMake | None:
+    """Returns a call of the answer to which the call of `context` belongs. None: it must be made on its turn."""
+    named = (tool for tool in getattr(context.agent, "tools", ()) if tool.name == call.name)
+    invocation = getattr(next(named, None), "on_invoke_tool", None)
+    sent = _object_of(call.arguments)
+    if sent is None or call.namespace is not None:
+        return None
+    if not isinstance(invocation, DurableInvocation) or invocation.has_turn:
+        return None
+    own_context = ToolContext.from_agent_context(context, call.call_id, tool_call=call)
+    return await invocation.call_to_make(current, own_context, call.arguments, sent)
+
+
+def _object_of(arguments: str) -> dict[str, Any] | None:
+    """Returns the arguments of a call; None: the model wrote no JSON object. It gets an error, and can call again."""
+    try:
+        sent = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return sent if isinstance(sent, dict) else None
+
+
+def _refusal(outcome: Outcome) -> str:
+    return f"{outcome.status}: {outcome.text}"
 
 
 Explain = Callable[[ToolContext[Any], Exception], Awaitable[str]]

@@ -89,7 +89,7 @@ def durable(
                     raise UnfinishedRun(f"agent {name} called the external tools {calls}: a task cannot answer them")
                 return result.output, result.all_messages()
 
-            answer = await answer_messages(current, prompt_of(name, work.goal, given), run_once)
+            answer = await answer_messages(current, prompt_of(name, work, given), run_once)
         return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, name, settings.effects, max_output_tokens, version))

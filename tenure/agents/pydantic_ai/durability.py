@@ -34,7 +34,7 @@ from pydantic_ai.durable_exec import (
 )
 from pydantic_ai.durable_exec._utils import DurableModel
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import ToolCallPart
+from pydantic_ai.messages import BinaryContent, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.tools import (
@@ -48,9 +48,15 @@ from pydantic_ai.tools import (
 from pydantic_ai.toolsets import ToolsetTool
 
 from tenure.agents.approvals import permission
-from tenure.agents.conversation import new_message
+from tenure.agents.conversation import ShownImage, images_to_show, new_message
 from tenure.agents.execution import Execution, execution, execution_of, unit
-from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, Handler, call_model, reporting_model
+from tenure.agents.pydantic_ai.model_calls import (
+    DEFAULT_MAX_OUTPUT_TOKENS,
+    Handler,
+    call_model,
+    ledger_model,
+    reporting_model,
+)
 from tenure.agents.pydantic_ai.tool_calls import (
     DEFAULT_TIMEOUT_SECONDS,
     KEY,
@@ -310,7 +316,7 @@ class TenureDurability(BaseDurabilityCapability[Any]):
 
 
 class ReadsMessages(AbstractCapability[Any]):
-    """Gives an agent the messages that users send while it works, in its next request."""
+    """Gives an agent the messages that users send while it works, in its next request, and the images of the task."""
 
     def __init__(self, current: Execution) -> None:
         self._current = current
@@ -318,9 +324,14 @@ class ReadsMessages(AbstractCapability[Any]):
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        if message := await new_message(self._current):
-            ctx.enqueue(message)
+        message = await new_message(self._current)
+        images = images_to_show(self._current, ledger_model(request_context.model))
+        ctx.enqueue(*filter(None, [message]), *[_content(each) async for each in images])
         return request_context
+
+
+def _content(image: ShownImage | str) -> BinaryContent | str:
+    return image if isinstance(image, str) else BinaryContent(image.content, media_type=image.media_type)
 
 
 async def _permission(current: Execution, ctx: RunContext[Any], call: ToolCallPart) -> ToolApproved | ToolDenied:

@@ -23,6 +23,7 @@ from pydantic_ai.messages import (
     ToolCallPartDelta,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
@@ -57,7 +58,12 @@ Handler = Callable[[ModelRequestParams], Awaitable[ModelResponse]]
 
 
 def ledger_model(model: Model) -> str:
-    """Returns the model's name as the ledger prices it: `claude-…`, `openai/gpt-…`, `google/gemini-…`."""
+    """Returns the model's name as the ledger prices it: `claude-…`, `openai/gpt-…`, `google/gemini-…`.
+
+    That of the first model of a FallbackModel, which asks each of its models in a call of its own.
+    """
+    if isinstance(model, FallbackModel):
+        return ledger_model(model.models[0])
     if model.system == ANTHROPIC:
         return model.model_name
     return f"{_PRICED_AS.get(model.system, model.system)}/{model.model_name}"[:200]

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from edges.a2a import door as a2a
-from edges.a2a.shapes import question_message
+from edges.a2a.shapes import question_message, task_json
 from edges.chats import ag_ui, ai_chat
 from edges.chats.ai_chat import UiMessageWriter
 from edges.chats.conversation import ChatThread, message_request_id
+from edges.chats.files import files_of
 from edges.chats.text import ChatText, TextPart
 from services.gateway.http.problems import HttpRefusal
 from services.gateway.http.requests import NoQuery, SubmitBody
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TaskState
+from tenure.domain.task import InputFile
 from tenure.sdk.events import (
     AssistantMessageEvent,
     Event,
@@ -29,7 +33,7 @@ from tenure.sdk.events import (
     TransitionEvent,
 )
 from tenure.sdk.from_wire import task_info
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.validators import validate
 
@@ -393,3 +397,89 @@ async def test_a_long_conversation_is_not_read_to_find_a_turn() -> None:
 def test_two_messages_never_have_one_request_id(first: tuple[str, str], second: tuple[str, str]) -> None:
     assert message_request_id(*first) != message_request_id(*second)
     assert message_request_id("chat-1", "m:1") == "chat-1/m:1"  # as it was for ids without a slash
+
+
+PHOTO = InputFile("photo.png", b"photo")
+IN_BASE64 = b64encode(PHOTO.content).decode()
+NAMED = {"filename": PHOTO.path}
+FILES: dict[str, Any] = {
+    "ai": {**NAMED, "type": "file", "mediaType": "image/png", "url": f"data:image/png;base64,{IN_BASE64}"},
+    "ag_ui": {**NAMED, "type": "binary", "mimeType": "image/png", "data": IN_BASE64},
+    "a2a": {**NAMED, "mediaType": "image/png", "raw": IN_BASE64},
+}
+TEXT = {"type": "text", "text": "Look."}
+
+
+async def say_by(protocol: str, call: ChatCall, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Any = call
+    said: dict[str, Any] = {"role": "user", "id": "m1"}
+    match protocol:
+        case "ai":
+            monkeypatch.setattr(ai_chat, "_stream", AsyncMock())
+            body = ai_chat.ChatBody(id="c1", messages=({**said, "parts": [TEXT, part]},))
+            await ai_chat.chat(told, NoQuery(), body)
+        case "ag_ui":
+            run = ag_ui.RunBody(threadId="c1", runId="r1", messages=({**said, "content": [TEXT, part]},))
+            await ag_ui._turn(told, thread(call), run)
+        case _:
+            await a2a._turn(told, {"message": {"messageId": "m1", "contextId": "c1", "parts": [TEXT, part]}})
+
+
+@pytest.mark.parametrize("protocol", FILES)
+async def test_a_file_of_a_message_is_one_of_the_submit(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted = api.SubmitTaskResponse(task=task(ROOT, exclusive=True))
+    call = ChatCall(ListTasks=[api.ListTasksResponse()], SubmitTask=[submitted])
+    await say_by(protocol, call, FILES[protocol], monkeypatch)
+    (request,) = call.sent("SubmitTask")
+    assert [(file.path, file.content) for file in request.files] == [(PHOTO.path, PHOTO.content)]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "part"),
+    [
+        ("ai", {"type": "file", "mediaType": "image/png", "url": "https://example.com/photo.png"}),
+        ("ag_ui", {"type": "image", "source": {"type": "url", "value": "https://example.com/photo.png"}}),
+        ("ag_ui", {"type": "binary", "mimeType": "image/png", "id": "7"}),
+        ("ag_ui", {**FILES["ag_ui"], "data": "no base64!"}),
+        ("a2a", {"url": "https://example.com/photo.png"}),
+    ],
+)
+async def test_a_file_without_its_bytes_is_refused(protocol: str, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenure fetches nothing that a message names."""
+    with pytest.raises((InvalidRequest, HttpRefusal), match="base64"):
+        await say_by(protocol, ChatCall(), part, monkeypatch)
+
+
+def test_a_file_without_a_name_is_named_after_its_type() -> None:
+    (file,) = files_of([{"type": "image", "source": {"type": "data", "value": IN_BASE64, "mimeType": "image/png"}}], "")
+    assert (file.path, file.content) == ("file.png", PHOTO.content)
+
+
+@pytest.mark.parametrize("method", ["SendMessage", "ForkTask", "ResumeTask"])
+async def test_files_go_with_each_kind_of_message(method: str) -> None:
+    newest = task(ROOT, exclusive=True)
+    if method == "ForkTask":
+        newest.state = task_pb2.TASK_STATE_SUCCEEDED
+    elif method == "ResumeTask":
+        newest.wait.CopyFrom(task_pb2.Wait(wait_id="w7", kind=task_pb2.WAIT_KIND_QUESTION))
+    call = ChatCall(
+        ListTasks=[api.ListTasksResponse(tasks=[newest])],
+        ListTaskEntries=[api.ListTaskEntriesResponse(), api.ListTaskEntriesResponse()],
+        SendMessage=[api.SendMessageResponse()],
+        ForkTask=[api.ForkTaskResponse(task=newest)],
+        ResumeTask=[api.ResumeTaskResponse()],
+    )
+    await thread(call).say("c1/m2", "And this?", [PHOTO])
+    (request,) = call.sent(method)
+    assert [(file.path, file.content) for file in request.files] == [(PHOTO.path, PHOTO.content)]
+
+
+def test_outputs_are_artifacts_with_addresses() -> None:
+    ended = task(ROOT, exclusive=True)
+    ended.state = task_pb2.TASK_STATE_SUCCEEDED
+    for kind, uri in (("report", "workspace:out/first page.md"), ("pull_request", "https://git.example/7")):
+        ended.outputs.add(kind=kind, uri=uri, state=tool_pb2.OUTPUT_STATE_STATED, call_id=f"{len(ended.outputs)}.0")
+    report, pull_request = task_json(ended, base_url="https://gateway")["artifacts"]
+    address = f"https://gateway/v1/tasks/{ROOT}/files/out/first%20page.md"
+    assert (report["name"], report["parts"]) == ("report", [{"url": address, "filename": "first page.md"}])
+    assert pull_request["parts"] == [{"url": "https://git.example/7"}]

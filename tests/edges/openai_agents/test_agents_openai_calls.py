@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx2
 import openai
 import pytest
-from agents import Agent, function_tool, set_tracing_disabled
-from openai.types.responses import ResponseErrorEvent, ResponseFunctionCallArgumentsDeltaEvent
+from agents import (
+    Agent,
+    FunctionTool,
+    ToolGuardrailFunctionOutput,
+    function_tool,
+    set_tracing_disabled,
+    tool_input_guardrail,
+)
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseErrorEvent,
+    ResponseFunctionCallArgumentsDeltaEvent,
+    ResponseTextDeltaEvent,
+)
 
+from tenure.agents import Effect
 from tenure.agents.openai_agents import durable
 from tenure.agents.openai_agents.models import input_bound
 from tenure.control.failures import failure_of
+from tenure.control.own_tools import OwnTool
 from tenure.domain.budget import TokenUsage
+from tenure.domain.tools import Outcome
 from tests.support.journal_work import JournalWork
 from tests.support.openai_script import Script, call, sent_to_the_model, text_message
 
@@ -53,6 +70,35 @@ async def test_error_in_a_stream_is_raised_and_its_output_billed() -> None:
         await durable(Agent(name="support", model=Stream(*events))).run(work, None)
     assert failure_of(failed.value).retryable
     assert work.reports[0].usages == [TokenUsage(output_tokens=3)]
+
+
+async def test_text_of_a_stream_is_reported_as_it_comes() -> None:
+    def delta(text: str) -> ResponseTextDeltaEvent:
+        return ResponseTextDeltaEvent(
+            content_index=0,
+            delta=text,
+            item_id="m",
+            logprobs=[],
+            output_index=0,
+            sequence_number=1,
+            type="response.output_text.delta",
+        )
+
+    response = Response(
+        id="r",
+        created_at=0,
+        model="m",
+        object="response",
+        output=text_message("Hello!"),
+        parallel_tool_calls=True,
+        tool_choice="auto",
+        tools=[],
+    )
+    end = ResponseCompletedEvent(response=response, sequence_number=3, type="response.completed")
+    events: list[Any] = [delta("Hel"), delta("lo!"), end]
+    work = JournalWork("Greet")
+    assert await durable(Agent(name="support", model=Stream(*events))).run(work, None) == "Hello!"
+    assert work.reports[0].texts == ["Hel", "lo!"]
 
 
 @pytest.mark.parametrize(
@@ -112,3 +158,43 @@ async def test_arguments_without_json_are_an_error_of_the_model(price: str) -> N
         "INVALID_ARGUMENTS: The arguments of order cannot be recorded: "
     )
     assert sent_to_the_model(script, "weigh") == ["weighed tea"]
+
+
+class Steps(JournalWork):
+    """`made`: the tools of each step, and whether their calls wait for a person."""
+
+    def __init__(self, goal: str) -> None:
+        super().__init__(goal)
+        self.made = list[list[tuple[str, bool]]]()
+
+    async def call_own_tools(self, calls: Sequence[tuple[OwnTool, Mapping[str, Any]]]) -> list[Outcome]:
+        self.made.append([(tool.name, tool.needs_approval) for tool, _ in calls])
+        return await super().call_own_tools(calls)
+
+
+async def test_calls_beside_an_inline_tool_wait_together() -> None:
+    """The SDK runs the tools of such an agent one at a time. A call that a guardrail may refuse keeps its turn."""
+    ran = []
+
+    @tool_input_guardrail
+    def refuse(_data: Any) -> ToolGuardrailFunctionOutput:
+        return ToolGuardrailFunctionOutput.reject_content("not today")
+
+    def tool(name: str, *, needs_approval: bool = True, refused: bool = False) -> FunctionTool:
+        def run() -> str:
+            ran.append(name)
+            return name
+
+        made = function_tool(run, name_override=name, needs_approval=needs_approval)
+        made.tool_input_guardrails = [refuse] if refused else None
+        return made
+
+    tools = [tool("look", needs_approval=False), tool("inline"), tool("pay"), tool("refused", refused=True)]
+    script = Script([call(each.name) for each in tools], [call("later")], text_message("Done."))
+    agent = Agent(name="support", model=script, tools=[*tools, tool("later")])
+    work = Steps("Act")
+    effects = {"inline": None, "look": Effect.PURE, "pay": Effect.KEYED}
+    assert await durable(agent, effects=effects).run(work, None) == "Done."
+    assert work.made == [[("look", False), ("inline", True), ("pay", True)], [("later", True)]]
+    assert ran == ["look", "pay", "inline", "later"]
+    assert sent_to_the_model(script, "refused", 1) == ["not today"]
