@@ -85,7 +85,17 @@ if TYPE_CHECKING:
     )
     from tenure.sdk.sync_client import SyncClient, SyncTask
     from tenure.sdk.task import Task
-    from tenure.sdk.task_info import BudgetNeed, TaskBudget, TaskFile, TaskInfo, TaskLimits, TaskPage, TaskWait
+    from tenure.sdk.task_info import (
+        BudgetNeed,
+        StateCount,
+        TaskBudget,
+        TaskCounts,
+        TaskFile,
+        TaskInfo,
+        TaskLimits,
+        TaskPage,
+        TaskWait,
+    )
 
 # gRPC reads it when it is imported. Otherwise it starts its threads again in each child of a fork, also in one that
 # does not call it, and the child crashes when a call ran during the fork.
@@ -107,7 +117,9 @@ _MODULES: Final = {
     "tenure.sdk.client": "Client",
     "tenure.sdk.sync_client": "SyncClient SyncTask",
     "tenure.sdk.task": "Task",
-    "tenure.sdk.task_info": "TaskInfo TaskWait TaskBudget TaskLimits TaskPage TaskFile BudgetNeed",
+    "tenure.sdk.task_info": (
+        "TaskInfo TaskWait TaskBudget TaskLimits TaskPage TaskCounts StateCount TaskFile BudgetNeed"
+    ),
     "tenure.sdk.events": _EVENTS,
     "tenure.sdk.errors": _ERRORS,
     "tenure.domain.errors": _DOMAIN_ERRORS,
@@ -171,6 +183,7 @@ __all__ = [
     "ServerFailed",
     "Source",
     "SourceKind",
+    "StateCount",
     "SubAgentLimits",
     "SubAgentsSpawnedEvent",
     "SubmittedEvent",
@@ -180,6 +193,7 @@ __all__ = [
     "TaskBudget",
     "TaskCancelled",
     "TaskChangeEvent",
+    "TaskCounts",
     "TaskEnded",
     "TaskFailed",
     "TaskFile",

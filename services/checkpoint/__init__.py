@@ -19,6 +19,8 @@ rows.py           the rows of a task: each column once, with the statements that
 columns.py        lists of columns in statements and arrays of batches, from the classes of rows
 locked_rows.py    batches whose locked rows are left out
 reads.py          reads of tasks and entries for the gateway
+lists.py          the tasks that a filter selects, in pages, and their numbers
+task_words.py     the words by which a search finds a task
 page_tokens.py    tokens of pages that are sorted by a time and a task id
 standby.py        chooses where a read runs: at a hot standby of Postgres, or at the primary
 watch/            streams of entries and changes

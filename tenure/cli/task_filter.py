@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from decimal import Decimal
 from functools import wraps
 from typing import Any, Final
 
 import click
 
-from tenure.cli.parameters import EARLIER, LABEL, SOURCE
+from tenure.cli.parameters import DOLLARS, EARLIER, LABEL, SOURCE, TIMEOUT
+from tenure.domain.budget import NANO_USD
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TaskState
 from tenure.domain.task import Source
-from tenure.sdk.task_filter import task_filter
+from tenure.sdk.task_filter import RANGES, task_filter
 from tenure.v1 import task_pb2
 
 Callback = Callable[..., Any]
@@ -35,10 +36,11 @@ def filter_options(*, reasons: str = "--reason") -> Callable[[Callback], Callbac
             queue: str,
             agent: str,
             source: Source | None,
-            since: datetime | None,
-            ended_since: datetime | None,
             **options: Any,
         ) -> Any:
+            ranges = {name: options.pop(name) for name in RANGES}
+            for cost in ("min_cost", "max_cost"):
+                ranges[cost] = ranges[cost] and Decimal(ranges[cost]) / NANO_USD
             try:
                 wanted = task_filter(
                     state=states,
@@ -47,11 +49,11 @@ def filter_options(*, reasons: str = "--reason") -> Callable[[Callback], Callbac
                     source=source,
                     reason=[reason.upper() for reason in state_reasons],
                     agent=agent,
-                    since=since,
-                    ended_since=ended_since,
+                    **ranges,
                 )
-            except InvalidRequest as error:  # the other options have their types
-                raise click.BadParameter(error.violations[0].description, param_hint="--agent") from error
+            except InvalidRequest as error:
+                flag = f"--{error.violations[0].field.replace('_', '-')}"
+                raise click.BadParameter(error.violations[0].description, param_hint=flag) from error
             return command(*arguments, task_filter=wanted, **options)
 
         decorated: Callback = with_filter
@@ -105,9 +107,33 @@ def _options(reasons: str) -> list[Callable[[Callback], Callback]]:
             help="Only tasks of this source, for example scheduler/nightly; a slash in the ID is written as %2F.",
         ),
         click.option(
+            "--text",
+            default="",
+            metavar="WORDS",
+            help="Only tasks with all of these words, or words that begin so, in the goal and the results.",
+        ),
+        click.option("--model", default="", metavar="ID", help="Only tasks whose newest model call was of this model."),
+        click.option(
             "--since", type=EARLIER, default=None, help="Only tasks submitted in the last 10m, 2h, …, or since a time."
+        ),
+        click.option(
+            "--before", type=EARLIER, default=None, help="Only tasks submitted before the last 10m, 2h, …, or a time."
         ),
         click.option(
             "--ended-since", type=EARLIER, default=None, help="Only tasks that ended in that time, or since a time."
         ),
+        click.option(
+            "--ended-before", type=EARLIER, default=None, help="Only tasks that ended before that time, or a time."
+        ),
+        click.option(
+            "--min-cost", type=DOLLARS, default=None, help="Only tasks that cost this many US dollars or more."
+        ),
+        click.option("--max-cost", type=DOLLARS, default=None, help="Only tasks that cost at most this."),
+        click.option(
+            "--min-duration",
+            type=TIMEOUT,
+            default=None,
+            help="Only tasks that took this long or longer, so far or in all.",
+        ),
+        click.option("--max-duration", type=TIMEOUT, default=None, help="Only tasks that took at most this long."),
     ]

@@ -63,6 +63,7 @@ from tenure.domain.task import result_text
 from tenure.sdk.from_wire import task_info
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import state_name
 from tenure.wire.task import held_back_seconds
 
@@ -125,6 +126,7 @@ async def get(context: Context, client: Client, task: str) -> None:
     "--output-uri", metavar="PREFIX", default="", help="Only tasks with an output whose URI begins like this."
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many.")
+@click.option("--count", is_flag=True, help="Show the numbers of the tasks by state instead, up to 10,000 of each.")
 @with_client
 async def list_tasks(
     context: Context,
@@ -134,6 +136,7 @@ async def list_tasks(
     output_kind: str,
     output_uri: str,
     limit: int,
+    count: bool,
 ) -> None:
     """List tasks, the newest first."""
     if output_kind or output_uri:
@@ -141,6 +144,9 @@ async def list_tasks(
 
     if forks_of:
         task_filter.forked_from_task_id = await find_task(client, forks_of)
+    if count:
+        context.show(await client.tasks.CountTasks(api.CountTasksRequest(filter=task_filter)), _show_counts)
+        return
     listed = client.list_tasks(task_filter, limit=limit, fresh=True)
     if context.as_json:
         async for task in listed:
@@ -161,6 +167,14 @@ async def entries(context: Context, client: Client, task: str, after: int) -> No
             context.emit(entry)
     else:
         await _show_entries(context, entry_stream)
+
+
+def _show_counts(context: Context, counted: api.CountTasksResponse) -> None:
+    table = make_list("TASKS", "STATE", right=(0,))
+    for one in counted.counts:
+        state = state_name(one.state)
+        table.add_row(f"{one.count:,}{'+' * one.at_least}", Text(state, state_style(state)))
+    context.console.print(table)
 
 
 def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import uuid_utils
 
 from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
+from services.checkpoint.lists import filter_parameters
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from services.checkpoint.reads import filter_parameters
 from services.checkpoint.webhooks import deliveries
 from services.checkpoint.webhooks.rows import WEBHOOKS, WebhookRow, read_webhook, to_messages
 from services.checkpoint.webhooks.sending import secret_owner
@@ -47,7 +47,7 @@ async def create_webhook(
         message = f"this installation sends no answer links: its operator has to set {LINK_PREFIX}PUBLIC_URL"
         metadata = {"setting": f"{LINK_PREFIX}PUBLIC_URL"}
         raise WrongState(message, reason="PUBLIC_URL_NOT_CONFIGURED", metadata=metadata)
-    filter_parameters(request.filter)
+    filter_parameters(current_tenant(), request.filter)
     request = with_secret(request)
     digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
 

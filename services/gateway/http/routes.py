@@ -16,7 +16,7 @@ from services.gateway.http.translation import Handler, translating
 from tenure.sdk import events
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
-from tenure.sdk.task_info import TaskInfo, TaskPage
+from tenure.sdk.task_info import TaskCounts, TaskInfo, TaskPage
 
 
 class _AnyPath(PathConvertor):
@@ -101,6 +101,12 @@ TASK_EVENTS: Final = tuple(
 ROUTES: Final = (
     _route("POST", "/v1/tasks", tasks.submit, TaskInfo, "Submit a task", body=req.SubmitBody, status=201),
     _route("GET", "/v1/tasks", tasks.list_tasks, TaskPage, "List tasks, the newest first", query=req.TasksQuery),
+    _route(
+        *("GET", "/v1/tasks/count", tasks.count, TaskCounts),
+        "Count tasks by state, up to 10,000 of each",
+        query=req.CountQuery,
+        name="count_tasks",
+    ),
     _route(
         *("POST", "/v1/tasks/act", operations.act, answers.ActPage),
         "Cancel or requeue many tasks, let them wait, or continue them",
