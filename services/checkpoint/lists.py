@@ -17,6 +17,7 @@ from services.checkpoint.reads import tasks_that_fit
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.search import searched_words
 from tenure.domain.states import TaskState
+from tenure.domain.task_ids import id_range
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -38,11 +39,12 @@ MAX_GROUPED: Final = 100_000
 _NEWEST: Final = ("infinity", "ffffffff-ffff-ffff-ffff-ffffffffffff")
 _LAST_CHARACTER: Final = "\U0010ffff"
 _SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
+_ALL_IDS: Final = (_SOONEST[1], _NEWEST[1])
 _ONLY_IN_INDEX: Final = frozenset({"states", "reasons", "queue", "created_since", "created_before"})
 _LAST_NANO_USD: Final = 2**63 - 1
 
 
-class _Found(NamedTuple):
+class _Places(NamedTuple):
     """The places of a page's tasks, (task id, time), and the place up to which it read if that was not the end."""
 
     places: list[tuple[str, str]]
@@ -61,32 +63,35 @@ async def list_tasks(reads: LedgerReads, tenant: str, request: tasks_pb.ListTask
         "most_read": MOST_READ,
     }
 
-    async def read(connection: Connection) -> tuple[_Found, list[task_pb2.Task], str]:
+    async def read(connection: Connection) -> tuple[_Places, list[task_pb2.Task], str]:
         known = parameters if by_deadline else await _with_ids(connection, parameters)
         listing = LISTS.list_waits if by_deadline else _listing(request.filter, known)
-        found = _found(await fetch_all(connection, listing, known))
-        return found, *await tasks_that_fit(connection, tenant, [task_id for task_id, _ in found.places])
+        kept = _complete(await fetch_all(connection, listing, known))
+        return kept, *await tasks_that_fit(connection, tenant, [task_id for task_id, _ in kept.places])
 
-    (found, tasks, last_id), as_of = await reads.stale(read, fresh=request.fresh)
+    (kept, tasks, last_id), as_of = await reads.stale(read, fresh=request.fresh)
     response = tasks_pb.ListTasksResponse(tasks=tasks, as_of_time=optional_timestamp(as_of))
-    if found.places and (len(found.places) == page_size or last_id != found.places[-1][0]):
-        response.next_page_token = write_token(dict(found.places)[last_id], last_id)
-    elif found.reached is not None:
-        task_id, at = found.reached
+    if kept.places and (len(kept.places) == page_size or last_id != kept.places[-1][0]):
+        response.next_page_token = write_token(dict(kept.places)[last_id], last_id)
+    elif kept.reached is not None and request.filter.task_id_prefix:
+        message = f"more than {MOST_READ:,} ids begin so: give more characters"
+        raise InvalidRequest(violations=[("filter.task_id_prefix", message)])
+    elif kept.reached is not None:
+        task_id, at = kept.reached
         response.next_page_token = write_token(at, task_id)
         response.searched_until_time.CopyFrom(timestamp(datetime.fromisoformat(at)))
     return response
 
 
-def _found(rows: list[tuple[Any, ...]]) -> _Found:
+def _complete(rows: list[tuple[Any, ...]]) -> _Places:
     """Returns what is complete: up to the newest place behind which some index was not read any more."""
     places: list[tuple[str, str]] = []
     for task_id, at, fits, is_last in rows:
         if fits:
             places.append((task_id, at))
         if is_last:
-            return _Found(places, (task_id, at))
-    return _Found(places, None)
+            return _Places(places, (task_id, at))
+    return _Places(places, None)
 
 
 async def _with_ids(connection: Connection, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -94,33 +99,30 @@ async def _with_ids(connection: Connection, parameters: dict[str, Any]) -> dict[
     if not parameters["words"]:
         return parameters
     wanted = {"words": parameters["words"], "limit": MOST_FOUND + 1}
-    found = [task_id for (task_id,) in await fetch_all(connection, LISTS.find_words, wanted)]
-    if len(found) > MOST_FOUND:
+    task_ids = [task_id for (task_id,) in await fetch_all(connection, LISTS.find_words, wanted)]
+    if len(task_ids) > MOST_FOUND:
         return parameters
-    return parameters | {"any_ids": found, "words": ""}
+    return parameters | {"any_ids": task_ids, "words": ""}
 
 
 def _listing(wanted: task_pb2.TaskFilter, parameters: dict[str, Any]) -> bytes:
-    """Returns the statement with the matching index."""
+    """Returns the statement with the index that finds the fewest tasks."""
     if parameters["any_ids"] is not None:
         return LISTS.list_ids
-    if wanted.root_task_id:
-        return LISTS.list_tree
-    if wanted.forked_from_task_id:
-        return LISTS.list_forks
-    if wanted.output.kind or wanted.output.uri_prefix:
-        return LISTS.list_output_kind if wanted.output.kind else LISTS.list_output_uri
-    if wanted.source.source_run_id:
-        return LISTS.list_source_run
-    if wanted.source.source_id:
-        return LISTS.list_source
-    if wanted.HasField("source"):
-        return LISTS.list_source_kind
-    if wanted.reasons:
-        return LISTS.list_reasons
-    if wanted.agent:
-        return LISTS.list_agent
-    return LISTS.list_states if wanted.states or wanted.queue else LISTS.list_tasks
+    selective: tuple[tuple[object, bytes], ...] = (
+        (wanted.task_id_prefix, LISTS.list_prefix),
+        (wanted.root_task_id, LISTS.list_tree),
+        (wanted.forked_from_task_id, LISTS.list_forks),
+        (wanted.output.kind, LISTS.list_output_kind),
+        (wanted.output.uri_prefix, LISTS.list_output_uri),
+        (wanted.source.source_run_id, LISTS.list_source_run),
+        (wanted.source.source_id, LISTS.list_source),
+        (wanted.HasField("source"), LISTS.list_source_kind),
+        (wanted.reasons, LISTS.list_reasons),
+        (wanted.agent, LISTS.list_agent),
+        (wanted.states or wanted.queue, LISTS.list_states),
+    )
+    return next((statement for given, statement in selective if given), LISTS.list_tasks)
 
 
 async def count_tasks(pool: Pool, tenant: str, request: tasks_pb.CountTasksRequest) -> tasks_pb.CountTasksResponse:
@@ -165,6 +167,7 @@ def filter_parameters(tenant: str, wanted: task_pb2.TaskFilter) -> dict[str, Any
     `any_ids`: those of the tasks to read; None: an index of another kind finds them.
     """
     states, task_ids = sorted({_state(number) for number in wanted.states}), sorted(set(wanted.task_ids))
+    first_id, last_id = id_range(wanted.task_id_prefix) or _ALL_IDS
     has_longest = wanted.HasField("max_duration")
     return {
         "tenant": tenant,
@@ -173,6 +176,8 @@ def filter_parameters(tenant: str, wanted: task_pb2.TaskFilter) -> dict[str, Any
         "reasons": sorted(set(wanted.reasons)),
         "task_ids": task_ids,
         "any_ids": task_ids or None,
+        "first_id": first_id,
+        "last_id": last_id,
         "agent": wanted.agent,
         "agent_revision": wanted.agent_revision,
         "created_since": _time(wanted, "created_since") or "-infinity",

@@ -2033,6 +2033,7 @@ class TaskFilter(message.Message):
     MAX_NANO_USD_FIELD_NUMBER: builtins.int
     MIN_DURATION_FIELD_NUMBER: builtins.int
     MAX_DURATION_FIELD_NUMBER: builtins.int
+    TASK_ID_PREFIX_FIELD_NUMBER: builtins.int
     queue: builtins.str
     """This queue."""
     root_task_id: builtins.str
@@ -2055,6 +2056,10 @@ class TaskFilter(message.Message):
     """Its own model calls cost this much or more, in nano US dollars."""
     max_nano_usd: builtins.int
     """At most this much; 0: any."""
+    task_id_prefix: builtins.str
+    """The first characters of its id, 4 hexadecimal digits or more, with or without dashes. INVALID_ARGUMENT: more than
+    5,000 ids of the installation begin so.
+    """
     @builtins.property
     def states(self) -> containers.RepeatedScalarFieldContainer[TaskState.ValueType]:
         """Any of these states; empty: all."""
@@ -2127,10 +2132,11 @@ class TaskFilter(message.Message):
         max_nano_usd: builtins.int = ...,
         min_duration: duration_pb2.Duration | None = ...,
         max_duration: duration_pb2.Duration | None = ...,
+        task_id_prefix: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "max_duration", b"max_duration", "min_duration", b"min_duration", "output", b"output", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_revision", b"agent_revision", "created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "max_duration", b"max_duration", "max_nano_usd", b"max_nano_usd", "min_duration", b"min_duration", "min_nano_usd", b"min_nano_usd", "model", b"model", "output", b"output", "queue", b"queue", "reasons", b"reasons", "root_task_id", b"root_task_id", "source", b"source", "states", b"states", "task_ids", b"task_ids", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_revision", b"agent_revision", "created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "max_duration", b"max_duration", "max_nano_usd", b"max_nano_usd", "min_duration", b"min_duration", "min_nano_usd", b"min_nano_usd", "model", b"model", "output", b"output", "queue", b"queue", "reasons", b"reasons", "root_task_id", b"root_task_id", "source", b"source", "states", b"states", "task_id_prefix", b"task_id_prefix", "task_ids", b"task_ids", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,11 +21,11 @@ QUEUED, SUCCEEDED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_SUCCEEDED
 
 async def pages(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list[tasks_pb.ListTasksResponse]:
     """All pages of a list."""
-    request, found = tasks_pb.ListTasksRequest(filter=task_pb2.TaskFilter(**wanted), page_size=page_size), []
-    while not found or request.page_token:
-        found.append(await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS))
-        request.page_token = found[-1].next_page_token
-    return found
+    request, listed = tasks_pb.ListTasksRequest(filter=task_pb2.TaskFilter(**wanted), page_size=page_size), []
+    while not listed or request.page_token:
+        listed.append(await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS))
+        request.page_token = listed[-1].next_page_token
+    return listed
 
 
 async def ids(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list[str]:
@@ -55,6 +55,21 @@ async def test_a_text_is_found_in_goals_and_results(replica: Checkpoint) -> None
     assert await counts(replica, text="refund") == {QUEUED: (1, False), SUCCEEDED: (1, False)}
     async with replica.of_tenant(f"{replica.tenant}-other") as other:
         assert await ids(other, text="refund") == []
+
+
+async def test_a_prefix_finds_the_ids_that_begin_so(replica: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = [(await replica.create()).task_id for _ in range(2)]
+    assert await ids(replica, task_id_prefix=first.replace("-", "").upper()) == [first]
+    assert await ids(replica, task_id_prefix=first[:30]) == [first], "the last six characters are random"
+    shared = first[: next(n for n, (one, other) in enumerate(zip(first, second, strict=True)) if one != other)]
+    assert await ids(replica, task_id_prefix=shared, page_size=1) == [second, first]
+    assert await ids(replica, task_id_prefix="01a2ffff") == []
+    async with replica.of_tenant(f"{replica.tenant}-other") as other:
+        assert await ids(other, task_id_prefix=first[:30]) == []
+    monkeypatch.setattr(lists, "MOST_READ", 1)
+    for prefix in (shared, "01a", "nothex"):
+        with pytest.raises(InvalidRequest, match=r"filter\.task_id_prefix"):
+            await ids(replica, task_id_prefix=prefix)
 
 
 @pytest.mark.parametrize("text", ["---", "one two three four five six seven eight nine"])
@@ -94,10 +109,10 @@ async def test_a_page_reads_no_more_than_it_may(replica: Checkpoint, monkeypatch
     newest = (await replica.create(goal="refund the last")).task_id
     await replica.cancel(queued[0])
     for wanted in ({"text": "refund"}, {"text": "refund", "states": [QUEUED, task_pb2.TASK_STATE_CANCELLED]}):
-        found = await pages(replica, **wanted)
-        assert [task.task_id for page in found for task in page.tasks] == [newest, oldest]
-        assert len(found) > 2
-        assert all(page.HasField("searched_until_time") == bool(page.next_page_token) for page in found)
+        listed = await pages(replica, **wanted)
+        assert [task.task_id for page in listed for task in page.tasks] == [newest, oldest]
+        assert len(listed) > 2
+        assert all(page.HasField("searched_until_time") == bool(page.next_page_token) for page in listed)
     assert len(await ids(replica)) == 6
     assert await ids(replica, page_size=1) == await ids(replica)
 
@@ -115,11 +130,22 @@ async def test_a_count_is_exact_up_to_its_limit(replica: Checkpoint, monkeypatch
 
 @pytest.mark.parametrize(
     ("statement", "index"),
-    [(LISTS.find_words, "task_texts_words"), (LISTS.count_index, "Index Only Scan using tasks_states")],
-    ids=["find_words", "count_index"],
+    [
+        (LISTS.find_words, "task_texts_words"),
+        (LISTS.list_prefix, "Index Scan Backward using tasks_pkey"),
+        (LISTS.count_index, "Index Only Scan using tasks_states"),
+    ],
+    ids=["find_words", "list_prefix", "count_index"],
 )
 async def test_a_search_and_a_count_read_an_index(replica: Checkpoint, statement: bytes, index: str) -> None:
-    parameters = filter_parameters(replica.tenant, task_pb2.TaskFilter(text="refund")) | {"limit": 9, "most_counted": 9}
+    parameters = filter_parameters(replica.tenant, task_pb2.TaskFilter(text="refund", task_id_prefix="01a2")) | {
+        "limit": 9,
+        "most_counted": 9,
+        "most_read": 9,
+        "page_size": 9,
+        "place": "infinity",
+        "place_task_id": "00000000-0000-0000-0000-000000000000",
+    }
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service

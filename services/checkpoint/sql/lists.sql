@@ -19,6 +19,7 @@
 -- part: narrow
 -- What only the rows have, unless a list has an index of its own for it. The text and the outputs are in other tables.
 (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and t.task_id between %(first_id)b::text::uuid and %(last_id)b::text::uuid
    and (%(agent)b::text = '' or t.agent = %(agent)b::text)
    and (%(agent_revision)b = 0 or t.agent_revision = %(agent_revision)b)
    and (%(source_kind)b::text = '' or t.source_kind = %(source_kind)b::text)
@@ -112,6 +113,17 @@ select t.task_id::text, t.created_at::text, true, false from tasks t
 -- name: list_tree
 -- The tasks of one tree. The index has no order of time: all are read and sorted.
 {columns} from ({read} and t.root_task_id = %(root_task_id)b::text::uuid {page}) r where {kept};
+
+-- name: list_prefix
+-- Tasks whose ids begin alike. Ids begin with a time, and are of all tenants: so many are read, and not more.
+{columns} from (
+       select t.task_id, t.created_at,
+              t.tenant = %(tenant)b and {filter} and {narrow}
+              and (t.created_at, t.task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid) as fits,
+              row_number() over (order by t.task_id desc) as n from tasks t
+        where t.task_id between %(first_id)b::text::uuid and %(last_id)b::text::uuid
+        order by t.task_id desc
+        limit %(most_read)b) r where {kept};
 
 -- name: find_words
 -- The tasks with some words, of which a search needs all or only to know that they are many.
