@@ -19,8 +19,8 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.wire.common import CALL_STATES, PRIORITIES, STATES, seconds, unix_seconds
-from tenure.wire.task import budget_to_domain, held_back_seconds, pin_to_domain, spec_to_domain
+from tenure.wire.common import CALL_STATES, PRIORITIES, STATES, held_back_seconds, seconds, unix_seconds
+from tenure.wire.task import budget_to_domain, pin_to_domain, spec_to_domain
 from tenure.wire.tenant_service import describe_use
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import click
 from tenure.cli.answering import answer_commands
 from tenure.cli.audit import audit
 from tenure.cli.context import Context, with_client
-from tenure.cli.formatting import ago, caps_text, distinct_ids, make_table, seconds_text, short_id, why
+from tenure.cli.formatting import ListColumn, ago, caps_text, distinct_ids, fitted_list, seconds_text, short_id, why
 from tenure.cli.group import Group
 from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo
@@ -92,20 +92,20 @@ async def _collect(
 
 def _show(context: Context, listed: list[admin_pb.ListAgingTasksResponse.Aging], *, leases_unknown: bool) -> None:
     ids = distinct_ids(one.task.task_id for one in listed)
-    table = make_table("TASK", "STATE", "REASON", "SUBMITTED", "CHANGED", "STEP", "QUEUE", "WORKER", "LEASE LEFT")
-    for one in listed:
-        task = one.task
-        table.add_row(
-            ids[task.task_id],
-            f"{state_name(task.state)}{', ending' if task.cancel_requested else ''}",
-            task.reason,
-            ago(task.create_time),
-            ago(task.update_time),
-            str(task.step),
-            task.queue,
-            task.owner,
-            _lease(one, leases_unknown=leases_unknown),
-        )
+    tasks = [one.task for one in listed]
+    states = [f"{state_name(task.state)}{', ending' if task.cancel_requested else ''}" for task in tasks]
+    table = fitted_list(
+        context.console.width,
+        ListColumn("TASK", [ids[task.task_id] for task in tasks]),
+        ListColumn("STATE", states),
+        ListColumn("REASON", [task.reason for task in tasks]),
+        ListColumn("SUBMITTED", [ago(task.create_time) for task in tasks], rank=1),
+        ListColumn("CHANGED", [ago(task.update_time) for task in tasks]),
+        ListColumn("STEP", [str(task.step) for task in tasks], rank=3),
+        ListColumn("QUEUE", [task.queue for task in tasks], rank=4),
+        ListColumn("WORKER", [task.owner for task in tasks], rank=2),
+        ListColumn("LEASE LEFT", [_lease(one, leases_unknown=leases_unknown) for one in listed]),
+    )
     context.console.print(table)
 
 

@@ -10,10 +10,10 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.entry_lines import goal_text
 from tenure.cli.formatting import (
     budget_text,
     clock,
+    goal_text,
     one_line,
     short_id,
     state_style,

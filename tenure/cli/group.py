@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from tenure.cli.exit_codes import Exit
 from tenure.runtime.fast_start import imports_kept
@@ -121,6 +122,11 @@ class Group(click.Group):
             if nearest := get_close_matches(args[0], self.commands, 3):
                 raise click.UsageError(f"{error.message} The nearest: {', '.join(nearest)}.", ctx) from None
             raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns the names of commands without their help, which would import them all, and the options."""
+        names = [CompletionItem(name) for name in self.commands if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         """Returns the commands in the order in which a new user needs them, not sorted by name."""

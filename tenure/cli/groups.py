@@ -31,7 +31,7 @@ _DAILY: Final = {
     "submit": "tenure.cli.submit:submit",
     "watch": "tenure.cli.watch:watch",
     "get": "tenure.cli.tasks:get",
-    "list": "tenure.cli.tasks:list_tasks",
+    "list": "tenure.cli.task_list:list_tasks",
     "waits": "tenure.cli.waits:waits",
     "resume": "tenure.cli.waits:resume",
     "cancel": "tenure.cli.tasks:cancel",

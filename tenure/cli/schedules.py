@@ -14,11 +14,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context, with_client
-from tenure.cli.entry_lines import goal_text
 from tenure.cli.formatting import (
     ago,
     count_text,
     cut_text,
+    goal_text,
     make_grid,
     make_list,
     make_table,
@@ -38,7 +38,8 @@ from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.sdk.errors import named_arguments
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.wire.common import OVERLAP_POLICIES, RUN_OUTCOMES, duration, moment, seconds, state_name, timestamp
+from tenure.wire.common import duration, moment, seconds, state_name, timestamp
+from tenure.wire.schedule_service import OVERLAP_POLICIES, RUN_OUTCOMES
 
 # Requests: the spec of a schedule's tasks, and times in the schedule's zone.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from rich.tree import Tree
 from tenure.cli.context import Context, with_client
 from tenure.cli.entry_lines import (
     describe,
-    goal_text,
     kind_name,
     style_of,
 )
@@ -29,17 +27,15 @@ from tenure.cli.formatting import (
     budget_text,
     clock,
     count_text,
-    cut_text,
     distinct_ids,
+    goal_text,
     harmless,
     lasted,
     make_grid,
-    make_list,
     model_text,
     money_cap_text,
     one_line,
     output_text,
-    seconds_text,
     short_id,
     source_text,
     start_text,
@@ -52,7 +48,6 @@ from tenure.cli.formatting import (
 from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo, echo_result
 from tenure.cli.parameters import DURATION, find_task, task_argument
-from tenure.cli.task_filter import filter_options
 from tenure.cli.tools import in_doubt_text
 from tenure.cli.waits import wait_rows
 from tenure.client import Client
@@ -63,9 +58,7 @@ from tenure.domain.task import result_text
 from tenure.sdk.from_wire import task_info
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import state_name
-from tenure.wire.task import held_back_seconds
 
 # The result of a task, for programs and for people.
 
@@ -118,43 +111,6 @@ async def get(context: Context, client: Client, task: str) -> None:
         _show_task(context, shown_task, [fork.task_id async for fork in forks])
 
 
-@click.command("list")
-@filter_options()
-@click.option("--forks-of", metavar="TASK", default="", help="Only forks of this task.")
-@click.option("--output-kind", metavar="KIND", default="", help="Only tasks with an output of this kind.")
-@click.option(
-    "--output-uri", metavar="PREFIX", default="", help="Only tasks with an output whose URI begins like this."
-)
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many.")
-@click.option("--count", is_flag=True, help="Show the numbers of the tasks by state instead, up to 10,000 of each.")
-@with_client
-async def list_tasks(
-    context: Context,
-    client: Client,
-    task_filter: task_pb2.TaskFilter,
-    forks_of: str,
-    output_kind: str,
-    output_uri: str,
-    limit: int,
-    count: bool,
-) -> None:
-    """List tasks, the newest first."""
-    if output_kind or output_uri:
-        task_filter.output.kind, task_filter.output.uri_prefix = output_kind, output_uri
-
-    if forks_of:
-        task_filter.forked_from_task_id = await find_task(client, forks_of)
-    if count:
-        context.show(await client.tasks.CountTasks(api.CountTasksRequest(filter=task_filter)), _show_counts)
-        return
-    listed = client.list_tasks(task_filter, limit=limit, fresh=True)
-    if context.as_json:
-        async for task in listed:
-            context.emit(task)
-    else:
-        _show_tasks(context, [task async for task in listed])
-
-
 @click.command(short_help="Show TASK's ledger, entry by entry.")
 @task_argument
 @click.option("--after", type=click.IntRange(min=0), default=0, help="Show only entries after this sequence.")
@@ -167,14 +123,6 @@ async def entries(context: Context, client: Client, task: str, after: int) -> No
             context.emit(entry)
     else:
         await _show_entries(context, entry_stream)
-
-
-def _show_counts(context: Context, counted: api.CountTasksResponse) -> None:
-    table = make_list("TASKS", "STATE", right=(0,))
-    for one in counted.counts:
-        state = state_name(one.state)
-        table.add_row(f"{one.count:,}{'+' * one.at_least}", Text(state, state_style(state)))
-    context.console.print(table)
 
 
 def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
@@ -250,35 +198,6 @@ def _tools(task: task_pb2.Task) -> str:
     if not task.spec.agent.HasField("tools"):
         return "all tools"
     return ", ".join(task.spec.agent.tools.names) or "no tools"
-
-
-def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
-    if not tasks:
-        echo('no tasks; submit one: tenure submit "…" --watch', err=True)
-        return
-    ids = distinct_ids(task.task_id for task in tasks)
-    table = make_list("TASK", "STATE", "STEPS", "TOKENS", "SUBMITTED", "TOOK", "GOAL", right=(2, 3))
-    for task in tasks:
-        state = state_name(task.state)
-        table.add_row(
-            ids[task.task_id],
-            Text(_state_text(task, state), state_style(state)),
-            f"{task.step:,}",
-            f"{tokens_total(task.usage):,}",
-            ago(task.create_time),
-            lasted(task),
-            cut_text(goal_text(task.spec), 120),
-        )
-    context.console.print(table)
-
-
-def _state_text(task: task_pb2.Task, state: str) -> str:
-    """Returns the state with the start time of a task that is held back, else with the reason if it adds anything."""
-    left_seconds = held_back_seconds(task, time.time())
-    if left_seconds is not None:
-        return f"{state}, starts in {seconds_text(left_seconds)}"
-    is_plain_state = not task.reason or state in {"SUCCEEDED", "RUNNING", "QUEUED"}
-    return state if is_plain_state else harmless(f"{state} {task.reason}")
 
 
 async def _show_entries(context: Context, entries: AsyncIterator[ledger_pb2.Entry]) -> None:

@@ -16,7 +16,8 @@ from tenure.domain.schedules import DEFAULT_CATCH_UP_SECONDS, RunOutcome, Times,
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
-from tenure.wire.common import OVERLAP_POLICIES, moment, seconds
+from tenure.wire.common import moment, seconds
+from tenure.wire.schedule_service import OVERLAP_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
