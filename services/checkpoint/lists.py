@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from services.checkpoint.page_tokens import read_token, write_token
 from services.checkpoint.queries import LISTS, fetch_all, ledger_connection
@@ -42,6 +42,9 @@ _SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 _ALL_IDS: Final = (_SOONEST[1], _NEWEST[1])
 _ONLY_IN_INDEX: Final = frozenset({"states", "reasons", "queue", "created_since", "created_before"})
 _LAST_NANO_USD: Final = 2**63 - 1
+
+
+_TimeField = Literal["created_since", "created_before", "ended_since", "ended_before"]
 
 
 class _Places(NamedTuple):
@@ -204,7 +207,7 @@ def filter_parameters(tenant: str, wanted: task_pb2.TaskFilter) -> dict[str, Any
     }
 
 
-def _time(wanted: task_pb2.TaskFilter, field: str) -> str:
+def _time(wanted: task_pb2.TaskFilter, field: _TimeField) -> str:
     return moment(getattr(wanted, field)).isoformat() if wanted.HasField(field) else ""
 
 

@@ -21,7 +21,8 @@ QUEUED, SUCCEEDED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_SUCCEEDED
 
 async def pages(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list[tasks_pb.ListTasksResponse]:
     """All pages of a list."""
-    request, listed = tasks_pb.ListTasksRequest(filter=task_pb2.TaskFilter(**wanted), page_size=page_size), []
+    request = tasks_pb.ListTasksRequest(filter=task_pb2.TaskFilter(**wanted), page_size=page_size)
+    listed: list[tasks_pb.ListTasksResponse] = []
     while not listed or request.page_token:
         listed.append(await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS))
         request.page_token = listed[-1].next_page_token
@@ -90,7 +91,7 @@ async def test_cost_model_time_and_duration_select(replica: Checkpoint) -> None:
     hour, instant = Duration(seconds=3600), Duration(nanos=1000)
     assert len(await ids(replica, min_duration=instant, max_duration=hour)) == 3
     assert await ids(replica, min_duration=hour) == await ids(replica, max_duration=instant) == []
-    between = {"created_since": dear.create_time, "created_before": cheap.create_time}
+    between: dict[str, Any] = {"created_since": dear.create_time, "created_before": cheap.create_time}
     assert await ids(replica, **between) == [dear.task_id], "since a time, and before a time"
     assert await counts(replica, min_nano_usd=6) == {QUEUED: (1, False)}
     assert await counts(replica, **between) == {QUEUED: (1, False)}
