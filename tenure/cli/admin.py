@@ -14,7 +14,7 @@ from tenure.cli.answering import answer_commands
 from tenure.cli.audit import audit
 from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ListColumn, ago, caps_text, distinct_ids, fitted_list, seconds_text, short_id, why
-from tenure.cli.group import Group
+from tenure.cli.group import Group, SectionedCommand
 from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, LATER, find_task, task_argument
@@ -131,7 +131,7 @@ _TERMINAL_STATES: Final = {
 reason_option = click.option("--reason", required=True, help="Why; it is recorded.")
 
 
-@click.command(short_help="Requeue ended tasks: each continues as its next attempt.")
+@click.command(cls=SectionedCommand, short_help="Requeue ended tasks: each continues as its next attempt.")
 @many_tasks
 @reason_option
 @click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Also raise the token cap by this many.")
@@ -234,7 +234,7 @@ _AT_DEADLINE: Final = {
 }
 
 
-@click.command(short_help="Let tasks wait until a person continues them.")
+@click.command(cls=SectionedCommand, short_help="Let tasks wait until a person continues them.")
 @many_tasks
 @reason_option
 @click.option("--for", "question", required=True, metavar="TEXT", help="What the task waits for.")
@@ -277,7 +277,7 @@ async def wait(
         echo(f"to continue it: {command}")
 
 
-@click.command("continue", short_help="Continue tasks that wait since `tenure admin wait`.")
+@click.command("continue", cls=SectionedCommand, short_help="Continue tasks that wait since `tenure admin wait`.")
 @many_tasks
 @reason_option
 @with_client

@@ -19,6 +19,7 @@ from tenure.cli.formatting import (
     state_style,
     summary,
 )
+from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
 from tenure.cli.task_filter import filter_options
 from tenure.client import Client
@@ -30,7 +31,7 @@ _STATE_WIDTH = max(len(state) for state in TaskState)
 _SILENCE_SECONDS: Final = 3.0
 
 
-@click.command(short_help="Show the changes of all tasks, until Ctrl-C.")
+@click.command(cls=SectionedCommand, short_help="Show the changes of all tasks, until Ctrl-C.")
 @filter_options()
 @click.option(
     "--after",

@@ -60,6 +60,29 @@ class ClientOption(click.Option):
         return None if ctx.meta.get(_STARTS_SERVICE) else super().resolve_envvar_value(ctx)
 
 
+class SectionOption(click.Option):
+    """An option that the help of a `SectionedCommand` lists below the title `section`."""
+
+    def __init__(self, names: list[str], *, section: str = "", **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command with many options: its help lists them in sections, and those without one at the end."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the sections, in the order of their first options."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                sections.setdefault(getattr(parameter, "section", ""), []).append(record)
+        others = sections.pop("", [])
+        for title, records in (*sections.items(), ("Options", others)):
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 class Group(click.Group):
     """A group whose commands stand in sections, in the order in which a user needs them.
 

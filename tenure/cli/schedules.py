@@ -27,6 +27,7 @@ from tenure.cli.formatting import (
     short_id,
     state_style,
 )
+from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.submit import spec_of
@@ -157,7 +158,7 @@ PARTS: Final = {"goal": "goal"} | {option.name or "": option.path for option in 
 CAPS: Final = frozenset({PARTS["max_cost"], PARTS["no_max_cost"]})
 
 
-@click.command(short_help="Change SCHEDULE.")
+@click.command(cls=SectionedCommand, short_help="Change SCHEDULE.")
 @click.argument("schedule", metavar="SCHEDULE")
 @click.option("--goal", default=None, help="The goal of its tasks.")
 @click.option("--cron", default=None, help="The cron expression of its due times.")
@@ -256,7 +257,7 @@ def schedules() -> None:
     """Submit a task at each due time of a cron expression. SCHEDULE is a name or an id."""
 
 
-@schedules.command(short_help="Create a schedule.")
+@schedules.command(cls=SectionedCommand, short_help="Create a schedule.")
 @click.argument("name")
 @click.argument("goal", required=False, default="")
 @click.option(

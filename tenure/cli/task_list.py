@@ -23,6 +23,7 @@ from tenure.cli.formatting import (
     state_style,
     tokens_total,
 )
+from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task
 from tenure.cli.task_filter import filter_options
@@ -35,7 +36,7 @@ from tenure.wire.common import held_back_seconds, state_name
 GOAL_CHARACTERS: Final = 120
 
 
-@click.command("list")
+@click.command("list", cls=SectionedCommand)
 @filter_options()
 @click.option("--forks-of", metavar="TASK", default="", help="Only forks of this task.")
 @click.option("--output-kind", metavar="KIND", default="", help="Only tasks with an output of this kind.")

@@ -45,6 +45,7 @@ from tenure.cli.formatting import (
     usage_text,
     why,
 )
+from tenure.cli.group import SectionedCommand
 from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo, echo_result
 from tenure.cli.parameters import DURATION, find_task, task_argument
@@ -305,7 +306,7 @@ async def wait(context: Context, client: Client, task: str, timeout: float | Non
     return exit_of_task(ended)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @many_tasks
 @click.option("--reason", default="", help="Why; recorded in the ledger.")
 @with_client

@@ -176,6 +176,11 @@ class ExplainTaskResponse(message.Message):
 
     LINES_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
+    OBSTACLE_FIELD_NUMBER: builtins.int
+    obstacle: builtins.str
+    """The line that says why no attached worker may take the queued task; empty: one may, or the task is not queued, or
+    the workers are unknown.
+    """
     @builtins.property
     def lines(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """For people; the wording may change."""
@@ -189,10 +194,11 @@ class ExplainTaskResponse(message.Message):
         *,
         lines: abc.Iterable[builtins.str] | None = ...,
         task: task_pb2.Task | None = ...,
+        obstacle: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["lines", b"lines", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["lines", b"lines", "obstacle", b"obstacle", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
