@@ -26,7 +26,7 @@ from tenure.cli.formatting import (
 from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task
-from tenure.cli.task_filter import filter_options
+from tenure.cli.task_filter import filter_options, is_empty
 from tenure.client import Client
 from tenure.domain.budget import money_text
 from tenure.v1 import task_pb2
@@ -70,7 +70,7 @@ async def list_tasks(
         async for task in listed:
             context.emit(task)
     else:
-        _show_tasks(context, [task async for task in listed])
+        _show_tasks(context, [task async for task in listed], is_filtered=not is_empty(task_filter))
 
 
 def _show_counts(context: Context, counted: api.CountTasksResponse) -> None:
@@ -81,9 +81,9 @@ def _show_counts(context: Context, counted: api.CountTasksResponse) -> None:
     context.console.print(table)
 
 
-def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
+def _show_tasks(context: Context, tasks: list[task_pb2.Task], *, is_filtered: bool) -> None:
     if not tasks:
-        echo('no tasks; submit one: tenure submit "…" --watch', err=True)
+        echo("no task matches" if is_filtered else 'no tasks; submit one: tenure submit "…" --watch', err=True)
         return
     ids = distinct_ids(task.task_id for task in tasks)
     table = fitted_list(

@@ -11,6 +11,8 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 
 NAMED_AT_MOST: Final = 5
+_LENGTHS: Final = (13, 18, 23, 36)
+"""Where the parts of an id end, from its millisecond on."""
 
 ListTasks = Callable[[api.ListTasksRequest], Awaitable[api.ListTasksResponse]]
 
@@ -35,9 +37,11 @@ async def find_task_id(list_tasks: ListTasks, text: str) -> str:
         raise NotFound(f"no task has an id that begins with {text}")
     if len(task_ids) > 1:
         named = task_ids[:NAMED_AT_MOST]
+        length = next(n for n in _LENGTHS if len({task_id[:n] for task_id in named}) == len(named))
+        texts = ", ".join(task_id[:length] for task_id in named)
         more = ", …" if len(task_ids) > NAMED_AT_MOST or page.next_page_token else ""
         raise InvalidRequest(
-            f"several ids of tasks begin with {text}; give more characters of one of: {', '.join(named)}{more}",
+            f"several ids of tasks begin with {text}; give more characters of one of: {texts}{more}",
             reason="AMBIGUOUS_TASK_ID",
             metadata={"task_ids": ",".join(named)},
         )
