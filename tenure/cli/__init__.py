@@ -24,6 +24,7 @@ trace.py          tasks trace: the waterfall of a task
 watch.py          watch: one task, live. Entries flow through watch_state.py and narration.py to the screen here
 watch_state.py    the state of the watched task: the fold of its entries, and the live text
 narration.py      the lines that `watch` prints for each entry
+top.py            top: tasks, workers and spend on one screen
 follow.py         tasks follow: all tasks of a tenant
 export.py         tasks export: tasks as a dataset
 replay.py         tasks replay: a task again with another model, without effects

@@ -38,6 +38,7 @@ _DAILY: Final = {
     "fork": "tenure.cli.send_and_fork:fork",
     "files": "tenure.cli.files:files",
     "explain": "tenure.cli.tasks:explain",
+    "top": "tenure.cli.top:top",
 }
 _SERVICES: Final = {
     "dev": "tenure.cli.dev:dev",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import click
+from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import Context, with_client
@@ -85,9 +87,14 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task], *, is_filtered: bo
     if not tasks:
         echo("no task matches" if is_filtered else 'no tasks; submit one: tenure submit "…" --watch', err=True)
         return
+    context.console.print(task_table(context.console.width, tasks))
+
+
+def task_table(width: int, tasks: Sequence[task_pb2.Task]) -> Table:
+    """Returns the tasks as a table, without the columns for which the width has no place."""
     ids = distinct_ids(task.task_id for task in tasks)
-    table = fitted_list(
-        context.console.width,
+    return fitted_list(
+        width,
         ListColumn("TASK", [ids[task.task_id] for task in tasks]),
         ListColumn("STATE", [_state_text(task) for task in tasks]),
         ListColumn("AGENT", [harmless(_agent_text(task.spec)) for task in tasks], rank=4),
@@ -98,7 +105,6 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task], *, is_filtered: bo
         ListColumn("TOOK", [lasted(task) for task in tasks], rank=2),
         ListColumn("GOAL", [cut_text(goal_text(task.spec), GOAL_CHARACTERS) for task in tasks]),
     )
-    context.console.print(table)
 
 
 def _agent_text(spec: task_pb2.TaskSpec) -> str:

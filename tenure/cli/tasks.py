@@ -345,7 +345,8 @@ async def explain(context: Context, client: Client, task: str) -> None:
     """Explain in at most ten lines why TASK is in its state, and what would change it."""
     explained = await client.explain(await find_task(client, task))
     if context.as_json:
-        context.emit({"lines": list(explained.lines), "task": task_info(explained.task).to_json()})
+        parts = {"lines": list(explained.lines), "task": task_info(explained.task).to_json()}
+        context.emit({**parts, "obstacle": explained.obstacle})
     else:
         echo("\n".join(explained.lines))
         if context.is_verbose:
