@@ -86,7 +86,9 @@ if TYPE_CHECKING:
     from tenure.sdk.sync_client import SyncTask as SyncTask
     from tenure.sdk.task import Task as Task
     from tenure.sdk.task_info import BudgetNeed as BudgetNeed
+    from tenure.sdk.task_info import StateCount as StateCount
     from tenure.sdk.task_info import TaskBudget as TaskBudget
+    from tenure.sdk.task_info import TaskCounts as TaskCounts
     from tenure.sdk.task_info import TaskFile as TaskFile
     from tenure.sdk.task_info import TaskInfo as TaskInfo
     from tenure.sdk.task_info import TaskLimits as TaskLimits
@@ -113,7 +115,9 @@ _MODULES: Final = {
     "tenure.sdk.client": "Client",
     "tenure.sdk.sync_client": "SyncClient SyncTask",
     "tenure.sdk.task": "Task",
-    "tenure.sdk.task_info": "TaskInfo TaskWait TaskBudget TaskLimits TaskPage TaskFile BudgetNeed",
+    "tenure.sdk.task_info": (
+        "TaskInfo TaskWait TaskBudget TaskLimits TaskPage TaskCounts StateCount TaskFile BudgetNeed"
+    ),
     "tenure.sdk.events": _EVENTS,
     "tenure.sdk.errors": _ERRORS,
     "tenure.domain.errors": _DOMAIN_ERRORS,

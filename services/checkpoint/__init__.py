@@ -20,6 +20,8 @@ columns.py        lists of columns in statements and arrays of batches, from the
 ledger_batches.py batches of one kind of write on a connection of their own: creates, opens
 locked_rows.py    batches whose locked rows are left out
 reads.py          reads of tasks and entries for the gateway
+lists.py          the tasks that a filter selects, in pages, and their numbers
+task_words.py     the words by which a search finds a task
 page_tokens.py    tokens of pages that are sorted by a time and a task id
 standby.py        chooses where a read runs: at a hot standby of Postgres, or at the primary
 watch/            streams of entries and changes

@@ -1,8 +1,7 @@
-"""Reads for the gateway: a task, tasks in pages, entries in pages. A tenant sees only its own tasks."""
+"""Reads for the gateway: a task, entries in pages. A tenant sees only its own tasks."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final, NamedTuple
@@ -11,20 +10,16 @@ from services.checkpoint.commit.draft import calls_in_doubt
 from services.checkpoint.commit.task_row import shown_wait
 from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.page_tokens import read_token, write_token
-from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
 from services.checkpoint.rows import ReadColumns, ShownTask
 from services.checkpoint.standby import LedgerReads
 from tenure.domain.budget import Budget
-from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.store.postgres import Connection, Pool
-from tenure.v1 import admin_service_pb2 as admin_pb
-from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
-from tenure.wire.common import PRIORITIES, SOURCES, STATES, moment, optional_timestamp, timestamp
+from tenure.wire.common import PRIORITIES, STATES, optional_timestamp, timestamp
 from tenure.wire.task import budget_to_wire
 from tenure.wire.tool import calls_in_doubt_to_wire
 
@@ -115,14 +110,9 @@ async def read_task(connection: Connection, tenant: str, task_id: str) -> task_p
     return tasks[0]
 
 
-DEFAULT_TASKS: Final = 50
 DEFAULT_ENTRIES: Final = 200
 LIST_BYTES: Final = 1_500_000
 TASK_PAGE_BYTES: Final = 3 * 1024 * 1024
-MAX_COUNTED: Final = 100_000
-_NEWEST: Final = ("infinity", "ffffffff-ffff-ffff-ffff-ffffffffffff")
-_LAST_CHARACTER: Final = "\U0010ffff"
-_SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 
 
 class LedgerPosition(NamedTuple):
@@ -138,69 +128,7 @@ async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
         return await read_task(connection, tenant, task_id)
 
 
-async def list_tasks(reads: LedgerReads, tenant: str, request: tasks_pb.ListTasksRequest) -> tasks_pb.ListTasksResponse:
-    """Returns one page, which may be stale. Large specs may make it shorter: the token says whether there is more."""
-    page_size = request.page_size or DEFAULT_TASKS
-    listing, first = _listing(request)
-    place, place_task_id = read_token(request.page_token, first)
-    parameters = {
-        "tenant": tenant,
-        "place": place,
-        "place_task_id": place_task_id,
-        **filter_parameters(request.filter),
-        "page_size": page_size,
-    }
-
-    async def read(connection: Connection) -> tuple[list[tuple[str, str]], list[task_pb2.Task], str]:
-        places = await fetch_all(connection, listing, parameters)
-        return places, *await _tasks_that_fit(connection, tenant, [task_id for task_id, _ in places])
-
-    (places, tasks, last_id), as_of = await reads.stale(read, fresh=request.fresh)
-    more = len(places) == page_size or (bool(places) and last_id != places[-1][0])
-    token = write_token(dict(places)[last_id], last_id) if more else ""
-    return tasks_pb.ListTasksResponse(tasks=tasks, next_page_token=token, as_of_time=optional_timestamp(as_of))
-
-
-def _listing(request: tasks_pb.ListTasksRequest) -> tuple[bytes, tuple[str, str]]:
-    """Returns the statement with the matching index, and the position before its first row."""
-    if request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE:
-        return LISTS.list_waits, _SOONEST
-    if request.filter.task_ids:
-        return LISTS.list_ids, _NEWEST
-    if request.filter.forked_from_task_id:
-        return LISTS.list_forks, _NEWEST
-    output = request.filter.output
-    if output.kind or output.uri_prefix:
-        return (LISTS.list_output_kind if output.kind else LISTS.list_output_uri), _NEWEST
-    source = request.filter.source
-    if source.source_run_id:
-        return LISTS.list_source_run, _NEWEST
-    if source.source_id:
-        return LISTS.list_source, _NEWEST
-    if request.filter.HasField("source"):
-        return LISTS.list_source_kind, _NEWEST
-    if request.filter.reasons:
-        return LISTS.list_reasons, _NEWEST
-    if request.filter.agent:
-        return LISTS.list_agent, _NEWEST
-    by_state = request.filter.states or request.filter.queue
-    return (LISTS.list_states if by_state else LISTS.list_tasks), _NEWEST
-
-
-async def group_tasks(pool: Pool, tenant: str, request: pb.GroupTasksRequest) -> pb.GroupTasksResponse:
-    """Returns the numbers of tasks that match, by state and reason, of the MAX_COUNTED first ones."""
-    statement = LISTS.group_ids if request.filter.task_ids else LISTS.group_states
-    parameters = {"tenant": tenant, **filter_parameters(request.filter), "limit": MAX_COUNTED + 1}
-    async with ledger_connection(pool) as connection:
-        rows = await fetch_all(connection, statement, parameters)
-    groups = [
-        admin_pb.TaskGroup(state=STATES.to_wire(TaskState(state)), reason=reason, count=count, task_ids=task_ids)
-        for state, reason, count, task_ids in rows
-    ]
-    return pb.GroupTasksResponse(groups=groups, more=sum(group.count for group in groups) > MAX_COUNTED)
-
-
-async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> tuple[list[task_pb2.Task], str]:
+async def tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> tuple[list[task_pb2.Task], str]:
     """Returns as many tasks as fit into one response, at least one, and the id up to which they are complete.
 
     Tasks that were pruned since the ids were read are left out. Reads small parts, because a spec may be large.
@@ -268,36 +196,3 @@ async def position_of(connection: Connection, tenant: str, task_id: str) -> Ledg
     if row is None:
         raise await task_not_found(connection, tenant, task_id)
     return LedgerPosition(row[0], TaskState(row[1]) in TERMINAL)
-
-
-def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
-    """Returns a filter as parameters of the statements. Raises InvalidRequest."""
-    states = sorted({_state(number) for number in wanted.states})
-    return {
-        "states": states,
-        "any_states": states or list(TaskState),
-        "reasons": sorted(set(wanted.reasons)),
-        "task_ids": sorted(set(wanted.task_ids)),
-        "agent": wanted.agent,
-        "agent_revision": wanted.agent_revision,
-        "created_since": moment(wanted.created_since).isoformat() if wanted.HasField("created_since") else "-infinity",
-        "ended_since": moment(wanted.ended_since).isoformat() if wanted.HasField("ended_since") else "",
-        "queue": wanted.queue,
-        "queue_until": wanted.queue or _LAST_CHARACTER,
-        "root_task_id": wanted.root_task_id,
-        "forked_from_task_id": wanted.forked_from_task_id,
-        "source_kind": SOURCES.to_domain(wanted.source.kind).value if wanted.HasField("source") else "",
-        "source_id": wanted.source.source_id,
-        "source_run_id": wanted.source.source_run_id,
-        "output_kind": wanted.output.kind,
-        "output_from": wanted.output.uri_prefix,
-        "output_until": wanted.output.uri_prefix and wanted.output.uri_prefix + _LAST_CHARACTER,
-        "labels": json.dumps(dict(wanted.labels)),
-    }
-
-
-def _state(number: int) -> str:
-    try:
-        return STATES.to_domain(number).value
-    except ValueError:
-        raise InvalidRequest(violations=[("filter.states", "contains an unknown state")]) from None

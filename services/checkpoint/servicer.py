@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from services.checkpoint import bills, epochs, lease_grants, reads, repeats
+from services.checkpoint import bills, epochs, lease_grants, lists, reads, repeats
 from services.checkpoint.commit import external_entries, opening, refused_writes
 from services.checkpoint.commit.commit_stream import CommitFrames
 from services.checkpoint.commit.opener import LedgerOpener
@@ -119,10 +119,13 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return tasks_pb.GetTaskResponse(task=task)
 
     async def ListTasks(self, request: tasks_pb.ListTasksRequest, context: Context) -> tasks_pb.ListTasksResponse:
-        return await reads.list_tasks(self._ledger.reads, current_tenant(), request)
+        return await lists.list_tasks(self._ledger.reads, current_tenant(), request)
+
+    async def CountTasks(self, request: tasks_pb.CountTasksRequest, context: Context) -> tasks_pb.CountTasksResponse:
+        return await lists.count_tasks(self._ledger.pool, current_tenant(), request)
 
     async def GroupTasks(self, request: pb.GroupTasksRequest, context: Context) -> pb.GroupTasksResponse:
-        return await reads.group_tasks(self._ledger.pool, current_tenant(), request)
+        return await lists.group_tasks(self._ledger.pool, current_tenant(), request)
 
     async def ListTaskEntries(
         self, request: tasks_pb.ListTaskEntriesRequest, context: Context

@@ -7,7 +7,16 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
-from services.gateway.explanation import CallFact, Facts, OpenModelCallFact, PinFact, WorkerFact, explain, span
+from services.gateway.explanation import (
+    CallFact,
+    Facts,
+    OpenModelCallFact,
+    PinFact,
+    WorkerFact,
+    explain,
+    obstacle_text,
+    span,
+)
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
 from tenure.domain.states import TERMINAL
@@ -19,8 +28,8 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.wire.common import CALL_STATES, PRIORITIES, STATES, seconds, unix_seconds
-from tenure.wire.task import budget_to_domain, held_back_seconds, pin_to_domain, spec_to_domain
+from tenure.wire.common import CALL_STATES, PRIORITIES, STATES, held_back_seconds, seconds, unix_seconds
+from tenure.wire.task import budget_to_domain, pin_to_domain, spec_to_domain
 from tenure.wire.tenant_service import describe_use
 
 T = TypeVar("T")
@@ -52,7 +61,7 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
         _unless_away(_builds(peers, task)),
     )
     facts = gather_facts(task, entries, claims, workers, calls, refusals, caps or (), builds, first, now=time.time())
-    return api.ExplainTaskResponse(lines=explain(facts), task=task)
+    return api.ExplainTaskResponse(lines=explain(facts), task=task, obstacle=obstacle_text(facts))
 
 
 async def _entries(peers: Peers, task_id: str, after: int, count: int) -> Sequence[ledger_pb2.Entry]:

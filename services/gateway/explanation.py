@@ -166,6 +166,14 @@ class Facts:
     refused_tools: tuple[str, ...] = ()
 
 
+def obstacle_text(facts: Facts) -> str:
+    """Returns what keeps all attached workers from a queued task; "": nothing that is known."""
+    if facts.state is not TaskState.QUEUED or facts.workers is None:
+        return ""
+    obstacle = _obstacle(facts, facts.workers)
+    return "" if obstacle is None else obstacle.line
+
+
 def explain(facts: Facts) -> list[str]:
     """Returns at most MAX_LINES lines: the state with its reason, the circumstances, and what the task needs."""
     lines = [_state(facts)]

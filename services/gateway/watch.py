@@ -86,6 +86,10 @@ class Mailbox:
         self._text.add(delta)
         self._changed.set()
 
+    def keep_text(self, delta: live_pb2.Delta) -> None:
+        """Keeps a piece that was taken too early. It wakes no one: what it waits for does."""
+        self._text.add(delta)
+
     def discard_text(self, epoch: int, step: int) -> None:
         """Drops pending text up to this step, and of lower epochs: its entry was committed, or never will be."""
         self._text.discard(epoch, step)
@@ -147,6 +151,8 @@ class WatchTaskStream:
     ) -> None:
         self._peers, self._live, self._request, self._stopping = peers, live, request, stopping
         self._sequence, self._answered = request.after_sequence, (0, 0)
+        # The end of the ledger when the watch began, and the newest model call whose entry was sent; None: unknown.
+        self._history_until, self._newest_call = 0, None if request.after_sequence else (0, 0)
         self._mailbox = Mailbox()
         self._waits_for_sub_agents = False
         self._readers: list[asyncio.Task[None]] = []
@@ -156,6 +162,7 @@ class WatchTaskStream:
         # Before the stream begins, the task was found in the ledger.
         task = await read_task(self._peers, self._request.task_id)
         self._waits_for_sub_agents = task.state == task_pb2.TASK_STATE_WAITING_EXTERNAL
+        self._history_until = task.sequence
         if self._request.live and task.state == task_pb2.TASK_STATE_RUNNING:
             self._follow(task.epoch)
         self._start(self._read_entries())
@@ -183,14 +190,21 @@ class WatchTaskStream:
                 beat_at = time.monotonic() + heartbeat_seconds
 
     def _events_of(self, page: ledger.WatchEntriesResponse | None) -> Iterator[api.WatchTaskResponse]:
-        """Yields the entries of the page, then the live text that these entries did not replace."""
+        """Yields the entries of the page, then the live text that they did not replace, behind the entry of its call.
+
+        Text comes on another way than entries, and may be here first.
+        """
         for entry in page.entries if page else ():
             self._observe(entry)
             yield api.WatchTaskResponse(entry=entry)
         if page is None or not page.closed:
-            yield from (
-                api.WatchTaskResponse(delta=delta) for delta in self._mailbox.take_text() if self._is_unanswered(delta)
-            )
+            for delta in self._mailbox.take_text():
+                if not self._is_unanswered(delta):
+                    continue
+                if self._has_its_entry(delta):
+                    yield api.WatchTaskResponse(delta=delta)
+                else:
+                    self._mailbox.keep_text(delta)
 
     def _observe(self, entry: ledger_pb2.Entry) -> None:
         """Updates the watch's state: a committed answer replaces its live text, a new owner voids the last owner's
@@ -198,7 +212,10 @@ class WatchTaskStream:
         """
         self._sequence = entry.sequence
         body = entry.body
+        if body.HasField("model_attempt"):
+            self._newest_call = (entry.step, body.model_attempt.attempt_number)
         if body.HasField("assistant_message"):
+            self._newest_call = (entry.step, body.assistant_message.attempt_number)
             self._answered = (entry.epoch, entry.step)
             self._mailbox.discard_text(*self._answered)
         to_state = body.transition.to_state
@@ -211,6 +228,14 @@ class WatchTaskStream:
     def _is_unanswered(self, delta: live_pb2.Delta) -> bool:
         epoch, step = self._answered
         return delta.epoch >= epoch and delta.step > step
+
+    def _has_its_entry(self, delta: live_pb2.Delta) -> bool:
+        """Whether the watcher has the history, and the entry with which the call of the text began.
+
+        A watch that began behind that entry does not read it: then the call is in the history.
+        """
+        call = self._newest_call
+        return self._sequence >= self._history_until and (call is None or (delta.step, delta.attempt_number) <= call)
 
     async def _heartbeat(self) -> api.WatchTaskResponse:
         """Returns a heartbeat. While a task waits for its sub-agents, it carries the budget that they spend."""

@@ -18,11 +18,13 @@ entry_lines.py    one line for one entry
 
 submit.py         submit; task_options.py has the options of a task, also for schedules
 send_and_fork.py  tasks send, fork
-tasks.py          get, list, cancel, explain; tasks tree, entries, wait
+task_list.py      list
+tasks.py          get, cancel, explain; tasks tree, entries, wait
 trace.py          tasks trace: the waterfall of a task
 watch.py          watch: one task, live. Entries flow through watch_state.py and narration.py to the screen here
 watch_state.py    the state of the watched task: the fold of its entries, and the live text
 narration.py      the lines that `watch` prints for each entry
+top.py            top: tasks, workers and spend on one screen
 follow.py         tasks follow: all tasks of a tenant
 export.py         tasks export: tasks as a dataset
 replay.py         tasks replay: a task again with another model, without effects

@@ -14,8 +14,8 @@ import click
 from tenure.cli.answering import answer_commands
 from tenure.cli.audit import audit
 from tenure.cli.context import Context, with_client
-from tenure.cli.formatting import ago, caps_text, distinct_ids, make_table, seconds_text, short_id, why
-from tenure.cli.group import Group
+from tenure.cli.formatting import ListColumn, ago, caps_text, distinct_ids, fitted_list, seconds_text, short_id, why
+from tenure.cli.group import Group, SectionedCommand
 from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, LATER, find_task, task_argument
@@ -87,20 +87,20 @@ async def _collect(
 
 def _show(context: Context, listed: Sequence[admin_pb.ListAgingTasksResponse.Aging], *, leases_unknown: bool) -> None:
     ids = distinct_ids(one.task.task_id for one in listed)
-    table = make_table("TASK", "STATE", "REASON", "SUBMITTED", "CHANGED", "STEP", "QUEUE", "WORKER", "LEASE LEFT")
-    for one in listed:
-        task = one.task
-        table.add_row(
-            ids[task.task_id],
-            f"{state_name(task.state)}{', ending' if task.cancel_requested else ''}",
-            task.reason,
-            ago(task.create_time),
-            ago(task.update_time),
-            str(task.step),
-            task.queue,
-            task.owner,
-            _lease(one, leases_unknown=leases_unknown),
-        )
+    tasks = [one.task for one in listed]
+    states = [f"{state_name(task.state)}{', ending' if task.cancel_requested else ''}" for task in tasks]
+    table = fitted_list(
+        context.console.width,
+        ListColumn("TASK", [ids[task.task_id] for task in tasks]),
+        ListColumn("STATE", states),
+        ListColumn("REASON", [task.reason for task in tasks]),
+        ListColumn("SUBMITTED", [ago(task.create_time) for task in tasks], rank=1),
+        ListColumn("CHANGED", [ago(task.update_time) for task in tasks]),
+        ListColumn("STEP", [str(task.step) for task in tasks], rank=3),
+        ListColumn("QUEUE", [task.queue for task in tasks], rank=4),
+        ListColumn("WORKER", [task.owner for task in tasks], rank=2),
+        ListColumn("LEASE LEFT", [_lease(one, leases_unknown=leases_unknown) for one in listed]),
+    )
     context.console.print(table)
 
 
@@ -126,7 +126,7 @@ _TERMINAL_STATES: Final = {
 reason_option = click.option("--reason", required=True, help="Why; it is recorded.")
 
 
-@click.command(short_help="Requeue ended tasks: each continues as its next attempt.")
+@click.command(cls=SectionedCommand, short_help="Requeue ended tasks: each continues as its next attempt.")
 @many_tasks
 @reason_option
 @click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Also raise the token cap by this many.")
@@ -224,7 +224,7 @@ _AT_DEADLINE: Final = {
 }
 
 
-@click.command(short_help="Let tasks wait until a person continues them.")
+@click.command(cls=SectionedCommand, short_help="Let tasks wait until a person continues them.")
 @many_tasks
 @reason_option
 @click.option("--for", "question", required=True, metavar="TEXT", help="What the task waits for.")
@@ -267,7 +267,7 @@ async def wait(
         echo(f"to continue it: {command}")
 
 
-@click.command("continue", short_help="Continue tasks that wait since `tenure admin wait`.")
+@click.command("continue", cls=SectionedCommand, short_help="Continue tasks that wait since `tenure admin wait`.")
 @many_tasks
 @reason_option
 @with_client

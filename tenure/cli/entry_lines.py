@@ -11,6 +11,7 @@ from tenure.cli.formatting import (
     arguments_text,
     budget_text,
     count_text,
+    goal_text,
     program_text,
     seconds_text,
     state_style,
@@ -198,14 +199,6 @@ def _control_step(body: ledger_pb2.ControlStep) -> str:
 def _control_failure(body: ledger_pb2.ControlFailure) -> str:
     retryable = ", may be tried again" if body.retryable else ""
     return f"{body.error_class}{retryable}: {body.message}"
-
-
-def goal_text(spec: task_pb2.TaskSpec) -> str:
-    """Returns the goal of a task; for a control function the function with its input."""
-    if not spec.HasField("control"):
-        return spec.goal
-    call = f"{spec.control.function}({spec.control.input_json})"
-    return f"{call}: {spec.goal}" if spec.goal else call
 
 
 def _forked(body: ledger_pb2.Forked) -> str:

@@ -13,6 +13,7 @@ import click
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import count_text
+from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo, json_line
 from tenure.cli.task_filter import filter_options
 from tenure.client import Client
@@ -22,7 +23,7 @@ from tenure.sdk.from_wire import task_info
 from tenure.v1 import task_pb2
 
 
-@click.command(short_help="Write tasks into a file, as a dataset.")
+@click.command(cls=SectionedCommand, short_help="Write tasks into a file, as a dataset.")
 @click.option(
     "--dataset",
     required=True,

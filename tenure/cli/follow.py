@@ -10,8 +10,8 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.entry_lines import goal_text
-from tenure.cli.formatting import budget_text, clock, one_line, short_id, state_style, summary
+from tenure.cli.formatting import budget_text, clock, goal_text, one_line, short_id, state_style, summary
+from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
 from tenure.cli.task_filter import filter_options
 from tenure.client import Client
@@ -23,7 +23,7 @@ _STATE_WIDTH = max(len(state) for state in TaskState)
 _SILENCE_SECONDS: Final = 3.0
 
 
-@click.command(short_help="Show the changes of all tasks, until Ctrl-C.")
+@click.command(cls=SectionedCommand, short_help="Show the changes of all tasks, until Ctrl-C.")
 @filter_options()
 @click.option(
     "--after",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,8 +16,7 @@ from rich.text import Text
 from tenure.domain.budget import money_text, usd
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2, tool_pb2
-from tenure.wire.common import seconds, state_name, unix_seconds
-from tenure.wire.task import held_back_seconds
+from tenure.wire.common import held_back_seconds, seconds, state_name, unix_seconds
 
 # Tables.
 
@@ -57,9 +57,51 @@ def make_list(*columns: str, right: Collection[int] = ()) -> Table:
     return table
 
 
+class ListColumn(NamedTuple):
+    """A column of a list. `rank`: of those that do not fit, a terminal leaves out the highest first; 0: it stays."""
+
+    name: str
+    cells: Sequence[str | Text]
+    rank: int = 0
+    is_right: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(cell_len(cell if isinstance(cell, str) else cell.plain) for cell in (self.name, *self.cells))
+
+
+LAST_COLUMN_WIDTH: Final = 24
+"""What other columns leave to the last one, which is cut where it is longer."""
+
+
+def fitted_list(console_width: int, *columns: ListColumn) -> Table:
+    """Returns a list without empty columns of a rank, and without those for which the width has no place."""
+    shown = [column for column in columns if not column.rank or any(map(str, column.cells))]
+    while _width(shown) > console_width and any(column.rank for column in shown):
+        shown.remove(max(shown, key=lambda column: column.rank))
+    right = [index for index, column in enumerate(shown) if column.is_right]
+    table = make_list(*(column.name for column in shown), right=right)
+    for cells in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _width(columns: Sequence[ListColumn]) -> int:
+    *others, last = columns
+    return sum(column.width + 2 for column in others) + min(last.width, LAST_COLUMN_WIDTH)
+
+
 def cut_text(text: str, limit: int) -> Text:
     """Returns at most `limit` characters of text in one line, which a table cuts where it is too wide."""
     return Text(one_line(text, limit), no_wrap=True, overflow="ellipsis")
+
+
+def goal_text(spec: task_pb2.TaskSpec) -> str:
+    """Returns the goal of a task; for a control function the function with its input."""
+    if not spec.HasField("control"):
+        return spec.goal
+    call = f"{spec.control.function}({spec.control.input_json})"
+    return f"{call}: {spec.goal}" if spec.goal else call
 
 
 def source_text(source: task_pb2.Source) -> str:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from tenure.cli.exit_codes import Exit
 from tenure.runtime.fast_start import imports_kept
@@ -57,6 +58,29 @@ class ClientOption(click.Option):
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Returns the value of the variable, or None."""
         return None if ctx.meta.get(_STARTS_SERVICE) else super().resolve_envvar_value(ctx)
+
+
+class SectionOption(click.Option):
+    """An option that the help of a `SectionedCommand` lists below the title `section`."""
+
+    def __init__(self, names: list[str], *, section: str = "", **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command with many options: its help lists them in sections, and those without one at the end."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the sections, in the order of their first options."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                sections.setdefault(getattr(parameter, "section", ""), []).append(record)
+        others = sections.pop("", [])
+        for title, records in (*sections.items(), ("Options", others)):
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 class Group(click.Group):
@@ -121,6 +145,11 @@ class Group(click.Group):
             if nearest := get_close_matches(args[0], self.commands, 3):
                 raise click.UsageError(f"{error.message} The nearest: {', '.join(nearest)}.", ctx) from None
             raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns the names of commands without their help, which would import them all, and the options."""
+        names = [CompletionItem(name) for name in self.commands if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         """Returns the commands in the order in which a new user needs them, not sorted by name."""

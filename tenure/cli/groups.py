@@ -31,13 +31,14 @@ _DAILY: Final = {
     "submit": "tenure.cli.submit:submit",
     "watch": "tenure.cli.watch:watch",
     "get": "tenure.cli.tasks:get",
-    "list": "tenure.cli.tasks:list_tasks",
+    "list": "tenure.cli.task_list:list_tasks",
     "waits": "tenure.cli.waits:waits",
     "resume": "tenure.cli.waits:resume",
     "cancel": "tenure.cli.tasks:cancel",
     "fork": "tenure.cli.send_and_fork:fork",
     "files": "tenure.cli.files:files",
     "explain": "tenure.cli.tasks:explain",
+    "top": "tenure.cli.top:top",
 }
 _SERVICES: Final = {
     "dev": "tenure.cli.dev:dev",

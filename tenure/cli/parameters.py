@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -13,13 +12,13 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from tenure.cli.formatting import distinct_ids
 from tenure.client import Client
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
-from tenure.domain.errors import InvalidRequest, NotFound
+from tenure.domain.errors import InvalidRequest
 from tenure.domain.task import Source
 from tenure.domain.texts import span_seconds
 from tenure.sdk.task_filter import source_of
+from tenure.sdk.task_ids import find_task_id
 from tenure.server_packages import server_packages
 
 T = TypeVar("T")
@@ -27,8 +26,6 @@ T = TypeVar("T")
 MAX_DURATION_SECONDS: Final = 36_500 * 86_400.0
 """100 years: more would leave the range of dates."""
 MAX_REPLICAS: Final = 9
-SEARCHED_TASKS: Final = 10_000
-NAMED_AT_MOST: Final = 5
 _SETTING: Final = re.compile(
     r"(?P<service>(?P<kind>gateway|coordinator|checkpoint|tools|models|worker)(-[1-9]\d*)?)"
     r"\.(?P<name>\w+)=(?P<value>.*)",
@@ -193,30 +190,5 @@ task_argument = click.argument("task", metavar="TASK")
 
 
 async def find_task(client: Client, id_or_prefix: str) -> str:
-    """Returns the task id that `id_or_prefix` is or begins, among the newest `SEARCHED_TASKS` tasks of the tenant.
-
-    A whole id is not looked up. Raises NotFound if no id begins with it, InvalidRequest if several do.
-    """
-    prefix = id_or_prefix.strip().lower()
-    if _is_whole(prefix):
-        return str(uuid.UUID(prefix))
-    task_ids: list[str] = []
-    if re.fullmatch(r"[0-9a-f-]+", prefix):
-        listed = client.list_tasks(limit=SEARCHED_TASKS, fresh=True)
-        task_ids = [task.task_id async for task in listed if task.task_id.startswith(prefix)]
-    if len(task_ids) > 1:
-        named = ", ".join(distinct_ids(task_ids[:NAMED_AT_MOST]).values()) + (
-            ", …" if len(task_ids) > NAMED_AT_MOST else ""
-        )
-        raise InvalidRequest(f"{id_or_prefix} matches {len(task_ids)} tasks; give more characters of one of: {named}")
-    if not task_ids:
-        raise NotFound(f"none of the newest {SEARCHED_TASKS:,} tasks has an id that begins with {id_or_prefix}")
-    return task_ids[0]
-
-
-def _is_whole(text: str) -> bool:
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        return False
-    return True
+    """Returns the id of the task that `id_or_prefix` is or begins. Raises NotFound or InvalidRequest."""
+    return await find_task_id(client.tasks.ListTasks, id_or_prefix)

@@ -14,11 +14,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context, with_client
-from tenure.cli.entry_lines import goal_text
 from tenure.cli.formatting import (
     ago,
     count_text,
     cut_text,
+    goal_text,
     make_grid,
     make_list,
     make_table,
@@ -27,6 +27,7 @@ from tenure.cli.formatting import (
     short_id,
     state_style,
 )
+from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.submit import spec_of
@@ -38,7 +39,8 @@ from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.sdk.errors import named_arguments
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.wire.common import OVERLAP_POLICIES, RUN_OUTCOMES, duration, moment, seconds, state_name, timestamp
+from tenure.wire.common import duration, moment, seconds, state_name, timestamp
+from tenure.wire.schedule_service import OVERLAP_POLICIES, RUN_OUTCOMES
 
 # Requests: the spec of a schedule's tasks, and times in the schedule's zone.
 
@@ -156,7 +158,7 @@ PARTS: Final = {"goal": "goal"} | {option.name or "": option.path for option in 
 CAPS: Final = frozenset({PARTS["max_cost"], PARTS["no_max_cost"]})
 
 
-@click.command(short_help="Change SCHEDULE.")
+@click.command(cls=SectionedCommand, short_help="Change SCHEDULE.")
 @click.argument("schedule", metavar="SCHEDULE")
 @click.option("--goal", default=None, help="The goal of its tasks.")
 @click.option("--cron", default=None, help="The cron expression of its due times.")
@@ -255,7 +257,7 @@ def schedules() -> None:
     """Submit a task at each due time of a cron expression. SCHEDULE is a name or an id."""
 
 
-@schedules.command(short_help="Create a schedule.")
+@schedules.command(cls=SectionedCommand, short_help="Create a schedule.")
 @click.argument("name")
 @click.argument("goal", required=False, default="")
 @click.option(

@@ -11,6 +11,7 @@ import click
 from tenure.cli.context import Context, pass_context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import short_id, why
+from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
 from tenure.cli.parameters import MESSAGE_FILES, find_task, task_argument
 from tenure.cli.task_options import FORK_TASK_OPTIONS
@@ -48,7 +49,7 @@ def send(context: Context, task: str, text: str, files: tuple[Path, ...], reques
     context.run(work)
 
 
-@click.command(short_help="Create a new task from TASK's history.")
+@click.command(cls=SectionedCommand, short_help="Create a new task from TASK's history.")
 @task_argument
 @click.option("--at", type=click.IntRange(min=1), default=None, help="Copy the history up to this sequence.")
 @click.option(

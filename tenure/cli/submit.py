@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -13,12 +14,14 @@ import click
 from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import caps_text, model_text, money_cap_text, short_id
+from tenure.cli.group import SectionedCommand, SectionOption
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, SOURCE
 from tenure.cli.task_options import TASK_OPTIONS, typed_names
 from tenure.cli.watch import watch_task
 from tenure.client import Client
 from tenure.domain.agents import read_reference
+from tenure.domain.errors import TenureError
 from tenure.domain.task import Source, SourceKind
 from tenure.sdk.errors import named_arguments
 from tenure.sdk.option_values import source as source_to_wire
@@ -29,15 +32,29 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import timestamp
 
 
-@click.command(short_help="Submit a task: GOAL for an agent, or a control function.")
+@click.command(cls=SectionedCommand, short_help="Submit a task: GOAL for an agent, or a control function.")
 @click.argument("goal", required=False, default="")
 @click.option("--watch", "watched", is_flag=True, help="Show the task's steps until it ends.")
 @click.option(
-    "--start-in", type=DURATION, default=None, help="Start not before this much time has passed, for example 2h."
+    "--start-in",
+    cls=SectionOption,
+    section="Queue",
+    type=DURATION,
+    default=None,
+    help="Start not before this much time has passed, for example 2h.",
 )
-@click.option("--conversation", metavar="ID", default="", help="The conversation that the task belongs to.")
+@click.option(
+    "--conversation",
+    cls=SectionOption,
+    section="Work",
+    metavar="ID",
+    default="",
+    help="The conversation that the task belongs to.",
+)
 @click.option(
     "--source",
+    cls=SectionOption,
+    section="Work",
     type=SOURCE,
     default=None,
     metavar="KIND/ID[/RUN]",
@@ -45,6 +62,8 @@ from tenure.wire.common import timestamp
 )
 @click.option(
     "--exclusive",
+    cls=SectionOption,
+    section="Work",
     is_flag=True,
     help="Refuse the submit while another exclusive task of the conversation or source has not ended.",
 )
@@ -67,6 +86,8 @@ async def submit(context: Context, client: Client, /, goal: str, watched: bool, 
         context.console.print(f"task {task.task_id}", style="bold", soft_wrap=True)
     else:
         _print_submitted(task)
+        if task.spec.HasField("control"):
+            await _warn_of_no_worker(client, task.task_id)
     return await watch_task(context, client, task.task_id) if watched else Exit.OK
 
 
@@ -150,6 +171,14 @@ def _source_kind(function: str, conversation: str) -> SourceKind:
     if conversation:
         return SourceKind.CONVERSATION
     return SourceKind.CONTROL if function else SourceKind.MANUAL
+
+
+async def _warn_of_no_worker(client: Client, task_id: str) -> None:
+    """Says at once that no worker runs the agent or the function: its name may be mistyped."""
+    with suppress(TenureError):  # the task is submitted, and this is only a hint
+        explained = await client.tasks.ExplainTask(api.ExplainTaskRequest(task_id=task_id))
+        if explained.obstacle:
+            echo(f"Warning: {explained.obstacle}. Check the name, or start a worker: the task waits for one.", err=True)
 
 
 def _print_submitted(task: task_pb2.Task) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
-from functools import wraps
+from decimal import Decimal
+from functools import partial, wraps
 from typing import Any, Final
 
 import click
 
-from tenure.cli.parameters import EARLIER, LABEL, SOURCE
+from tenure.cli.group import SectionOption
+from tenure.cli.parameters import DOLLARS, EARLIER, LABEL, SOURCE, TIMEOUT
+from tenure.domain.budget import NANO_USD
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TaskState
 from tenure.domain.task import Source
-from tenure.sdk.task_filter import task_filter
+from tenure.sdk.task_filter import RANGES, task_filter
 from tenure.v1 import task_pb2
 
 Callback = Callable[..., Any]
@@ -35,10 +37,11 @@ def filter_options(*, reasons: str = "--reason") -> Callable[[Callback], Callbac
             queue: str,
             agent: str,
             source: Source | None,
-            since: datetime | None,
-            ended_since: datetime | None,
             **options: Any,
         ) -> Any:
+            ranges = {name: options.pop(name) for name in RANGES}
+            for cost in ("min_cost", "max_cost"):
+                ranges[cost] = ranges[cost] and Decimal(ranges[cost]) / NANO_USD
             try:
                 wanted = task_filter(
                     state=states,
@@ -47,11 +50,11 @@ def filter_options(*, reasons: str = "--reason") -> Callable[[Callback], Callbac
                     source=source,
                     reason=[reason.upper() for reason in state_reasons],
                     agent=agent,
-                    since=since,
-                    ended_since=ended_since,
+                    **ranges,
                 )
-            except InvalidRequest as error:  # the other options have their types
-                raise click.BadParameter(error.violations[0].description, param_hint="--agent") from error
+            except InvalidRequest as error:
+                flag = f"--{error.violations[0].field.replace('_', '-')}"
+                raise click.BadParameter(error.violations[0].description, param_hint=flag) from error
             return command(*arguments, task_filter=wanted, **options)
 
         decorated: Callback = with_filter
@@ -70,44 +73,69 @@ def is_empty(wanted: task_pb2.TaskFilter) -> bool:
 _STATES: Final = [state.value for state in TaskState]
 
 
+_option: Final = partial(click.option, cls=SectionOption, section="Which tasks")
+
+
 def _options(reasons: str) -> list[Callable[[Callback], Callback]]:
     return [
-        click.option(
+        _option(
             "--state",
             "states",
             multiple=True,
             type=click.Choice(_STATES, case_sensitive=False),
             help="Only tasks in this state; may be repeated.",
         ),
-        click.option(
+        _option(
             reasons,
             "state_reasons",
             multiple=True,
             metavar="CODE",
             help="Only tasks whose state has this reason, for example MODEL_UNAVAILABLE; may be repeated.",
         ),
-        click.option(
+        _option(
             "--label",
             "labels",
             type=LABEL,
             multiple=True,
             help="key=value: only tasks with this label; may be repeated, then all must match.",
         ),
-        click.option("--queue", default="", help="Only tasks of this queue."),
-        click.option(
+        _option("--queue", default="", help="Only tasks of this queue."),
+        _option(
             "--agent", default="", metavar="AGENT[@REVISION]", help="Only tasks of this agent, for example support@7."
         ),
-        click.option(
+        _option(
             "--source",
             type=SOURCE,
             default=None,
             metavar="KIND[/ID[/RUN]]",
             help="Only tasks of this source, for example scheduler/nightly; a slash in the ID is written as %2F.",
         ),
-        click.option(
+        _option(
+            "--text",
+            default="",
+            metavar="WORDS",
+            help="Only tasks with all of these words, or words that begin so, in the goal and the results.",
+        ),
+        _option("--model", default="", metavar="ID", help="Only tasks whose newest model call was of this model."),
+        _option(
             "--since", type=EARLIER, default=None, help="Only tasks submitted in the last 10m, 2h, …, or since a time."
         ),
-        click.option(
+        _option(
+            "--before", type=EARLIER, default=None, help="Only tasks submitted before the last 10m, 2h, …, or a time."
+        ),
+        _option(
             "--ended-since", type=EARLIER, default=None, help="Only tasks that ended in that time, or since a time."
         ),
+        _option(
+            "--ended-before", type=EARLIER, default=None, help="Only tasks that ended before that time, or a time."
+        ),
+        _option("--min-cost", type=DOLLARS, default=None, help="Only tasks that cost this many US dollars or more."),
+        _option("--max-cost", type=DOLLARS, default=None, help="Only tasks that cost at most this."),
+        _option(
+            "--min-duration",
+            type=TIMEOUT,
+            default=None,
+            help="Only tasks that took this long or longer, so far or in all.",
+        ),
+        _option("--max-duration", type=TIMEOUT, default=None, help="Only tasks that took at most this long."),
     ]

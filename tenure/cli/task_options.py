@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import click
 from google.protobuf import json_format
 
+from tenure.cli.group import SectionOption
 from tenure.cli.parameters import DOLLARS, FILE, JSON_OBJECT, LABEL, NAMES, TIMEOUT, Typed, read_duration
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.domain.budget import NANO_USD
@@ -94,14 +95,47 @@ def _same(value: Any) -> Any:
     return value
 
 
-class TaskOption(click.Option):
+_SECTIONS: Final = {
+    "control": "Work",
+    "files": "Work",
+    "request_id": "Work",
+    "agent.loop": "Work",
+    "result_schema_json": "Result",
+    "policy.max_result_corrections": "Result",
+    "limits": "Limits",
+    "policy.on_budget": "Limits",
+    "policy.timeouts": "Limits",
+    "agent.system": "Agent",
+    "agent.tools": "Agent",
+    "agent.approve_tools": "Agent",
+    "agent": "Model",
+    "queue": "Queue",
+    "priority": "Queue",
+    "labels": "Queue",
+    "start_time": "Queue",
+    "policy": "Failures and waits",
+}
+"""The sections of the help by what their options set, in their order; the first that fits counts."""
+
+
+class TaskOption(SectionOption):
     """An option that describes a task. `path`: of the field of TaskSpec that it sets. `to_wire`: returns its value
-    there.
+    there. `subject`: what its place in the help follows from; "": the path.
     """
 
-    def __init__(self, names: list[str], *, path: str, to_wire: Callable[[Any], Any] = _same, **settings: Any) -> None:
-        super().__init__(names, **settings)
-        self.path, self.to_wire = path, to_wire
+    def __init__(
+        self,
+        names: list[str],
+        *,
+        path: str,
+        to_wire: Callable[[Any], Any] = _same,
+        subject: str = "",
+        **settings: Any,
+    ) -> None:
+        subject = subject or path
+        place, section = next((n, _SECTIONS[one]) for n, one in enumerate(_SECTIONS) if subject.startswith(one))
+        super().__init__(names, section=section, **settings)
+        self.path, self.to_wire, self.place = path, to_wire, place
 
     def is_in(self, given: Mapping[str, Any]) -> bool:
         """Whether the option is given: 0 is a value, and no value of an option that may be repeated is none."""
@@ -161,6 +195,7 @@ def _made(name: str, kind: _Kind, option: Option, path: str = "") -> TaskOption:
     return TaskOption(
         [flag, name],
         path=path or option.path,
+        subject=option.path or name,
         to_wire=lambda value: option.to_wire(flag, kind.value(value)),
         help=f"{option.text[0].upper()}{option.text[1:]}.{kind.form}",
         **settings,
@@ -279,8 +314,8 @@ _ONLY_HERE: Final = (
     ),
 )
 
-TASK_OPTIONS: Final = (*_of_the_client(), *_ONLY_HERE)
-FORK_TASK_OPTIONS: Final = tuple(_of_a_fork())
+TASK_OPTIONS: Final = tuple(sorted((*_ONLY_HERE, *_of_the_client()), key=lambda option: option.place))
+FORK_TASK_OPTIONS: Final = tuple(sorted(_of_a_fork(), key=lambda option: option.place))
 """Those in which a fork differs, with their fields in ForkOverrides."""
 SCHEDULE_OPTIONS: Final = tuple(option for option in TASK_OPTIONS if option.path not in {"", "start_time"})
 """A schedule sets when its tasks start, and repeats no submit."""

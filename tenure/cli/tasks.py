@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tenure.cli.context import Context, with_client
-from tenure.cli.entry_lines import describe, goal_text, kind_name, style_of
+from tenure.cli.entry_lines import describe, kind_name, style_of
 from tenure.cli.error_texts import exit_of_task
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import (
@@ -24,17 +23,15 @@ from tenure.cli.formatting import (
     budget_text,
     clock,
     count_text,
-    cut_text,
     distinct_ids,
+    goal_text,
     harmless,
     lasted,
     make_grid,
-    make_list,
     model_text,
     money_cap_text,
     one_line,
     output_text,
-    seconds_text,
     short_id,
     source_text,
     start_text,
@@ -44,10 +41,10 @@ from tenure.cli.formatting import (
     usage_text,
     why,
 )
+from tenure.cli.group import SectionedCommand
 from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo, echo_result
 from tenure.cli.parameters import DURATION, find_task, task_argument
-from tenure.cli.task_filter import filter_options
 from tenure.cli.tools import in_doubt_text
 from tenure.cli.waits import wait_rows
 from tenure.client import Client
@@ -59,7 +56,6 @@ from tenure.sdk.from_wire import task_info
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import state_name
-from tenure.wire.task import held_back_seconds
 
 # The result of a task, for programs and for people.
 
@@ -110,38 +106,6 @@ async def get(context: Context, client: Client, task: str) -> None:
     else:
         forks = client.list_tasks(task_pb2.TaskFilter(forked_from_task_id=shown_task.task_id), limit=SHOWN_FORKS)
         _show_task(context, shown_task, [fork.task_id async for fork in forks])
-
-
-@click.command("list")
-@filter_options()
-@click.option("--forks-of", metavar="TASK", default="", help="Only forks of this task.")
-@click.option("--output-kind", metavar="KIND", default="", help="Only tasks with an output of this kind.")
-@click.option(
-    "--output-uri", metavar="PREFIX", default="", help="Only tasks with an output whose URI begins like this."
-)
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many.")
-@with_client
-async def list_tasks(
-    context: Context,
-    client: Client,
-    task_filter: task_pb2.TaskFilter,
-    forks_of: str,
-    output_kind: str,
-    output_uri: str,
-    limit: int,
-) -> None:
-    """List tasks, the newest first."""
-    if output_kind or output_uri:
-        task_filter.output.kind, task_filter.output.uri_prefix = output_kind, output_uri
-
-    if forks_of:
-        task_filter.forked_from_task_id = await find_task(client, forks_of)
-    listed = client.list_tasks(task_filter, limit=limit, fresh=True)
-    if context.as_json:
-        async for task in listed:
-            context.emit(task)
-    else:
-        _show_tasks(context, [task async for task in listed])
 
 
 @click.command(short_help="Show TASK's ledger, entry by entry.")
@@ -231,35 +195,6 @@ def _tools(task: task_pb2.Task) -> str:
     if not task.spec.agent.HasField("tools"):
         return "all tools"
     return ", ".join(task.spec.agent.tools.names) or "no tools"
-
-
-def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
-    if not tasks:
-        echo('no tasks; submit one: tenure submit "…" --watch', err=True)
-        return
-    ids = distinct_ids(task.task_id for task in tasks)
-    table = make_list("TASK", "STATE", "STEPS", "TOKENS", "SUBMITTED", "TOOK", "GOAL", right=(2, 3))
-    for task in tasks:
-        state = state_name(task.state)
-        table.add_row(
-            ids[task.task_id],
-            Text(_state_text(task, state), state_style(state)),
-            f"{task.step:,}",
-            f"{tokens_total(task.usage):,}",
-            ago(task.create_time),
-            lasted(task),
-            cut_text(goal_text(task.spec), 120),
-        )
-    context.console.print(table)
-
-
-def _state_text(task: task_pb2.Task, state: str) -> str:
-    """Returns the state with the start time of a task that is held back, else with the reason if it adds anything."""
-    left_seconds = held_back_seconds(task, time.time())
-    if left_seconds is not None:
-        return f"{state}, starts in {seconds_text(left_seconds)}"
-    is_plain_state = not task.reason or state in {"SUCCEEDED", "RUNNING", "QUEUED"}
-    return state if is_plain_state else harmless(f"{state} {task.reason}")
 
 
 async def _show_entries(context: Context, entries: AsyncIterator[ledger_pb2.Entry]) -> None:
@@ -367,7 +302,7 @@ async def wait(context: Context, client: Client, task: str, timeout: float | Non
     return exit_of_task(ended)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @many_tasks
 @click.option("--reason", default="", help="Why; recorded in the ledger.")
 @with_client
@@ -406,7 +341,8 @@ async def explain(context: Context, client: Client, task: str) -> None:
     """Explain in at most ten lines why TASK is in its state, and what would change it."""
     explained = await client.explain(await find_task(client, task))
     if context.as_json:
-        context.emit({"lines": list(explained.lines), "task": task_info(explained.task).to_json()})
+        parts = {"lines": list(explained.lines), "task": task_info(explained.task).to_json()}
+        context.emit({**parts, "obstacle": explained.obstacle})
     else:
         echo("\n".join(explained.lines))
         if context.is_verbose:

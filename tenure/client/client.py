@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from itertools import islice
-from typing import Any, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -16,7 +17,6 @@ from grpc.aio import UnaryUnaryMultiCallable
 from tenure.client.reconnect import StreamReconnect
 from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RetryingChannel
 from tenure.domain.errors import TryLater
-from tenure.domain.outbound import is_loopback_host
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.runtime.rpc.client import open_channel
@@ -26,16 +26,18 @@ from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, rule_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
-from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
-from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
-from tenure.v1.approval_service_pb2_grpc import ApprovalServiceStub
-from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
-from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
-from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
-from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 from tenure.wire.common import duration
+
+if TYPE_CHECKING:
+    from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
+    from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
+    from tenure.v1.approval_service_pb2_grpc import ApprovalServiceAsyncStub
+    from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
+    from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+    from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
+    from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
+    from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
 
 T = TypeVar("T")
 Request = TypeVar("Request", bound=Message)
@@ -50,6 +52,8 @@ FORK_TIMEOUT_SECONDS: Final = 150.0
 
 def check_stays_here(addresses: str) -> None:
     """Raises ValueError for an address on another machine: an API key must not cross a network in clear text."""
+    from tenure.domain.outbound import is_loopback_host  # which only callers with a key need
+
     for address in addresses.split(","):
         if not is_loopback_host(Address(address.strip()).host):
             raise ValueError(f"{address}: an API key is sent to another machine by TLS only; give the CA file")
@@ -91,18 +95,60 @@ class Client:
         """Opens the channel, in a running event loop. `close` closes it."""
         opened = open_channel(self._address, tls=self._tls, api_key=self._api_key, tenant=self._tenant)
         self._channel = RetryingChannel(opened, self._patience)
-        channel = cast("grpc.aio.Channel", self._channel)
-        self.tasks = TaskServiceStub(channel)
-        self.admin = AdminServiceStub(channel)
-        self.leases = LeaseServiceStub(channel)
-        self.schedules = ScheduleServiceStub(channel)
-        self.tenants = TenantServiceStub(channel)
-        self.webhooks = WebhookServiceStub(channel)
-        self.api_keys = ApiKeyServiceStub(channel)
-        self.approvals = ApprovalServiceStub(channel)
-        self.audit = AuditServiceStub(channel)
-        self.agents = AgentServiceStub(channel)
+        self._stubs = cast("grpc.aio.Channel", self._channel)
+        self.tasks = TaskServiceStub(self._stubs)
+        self.admin = AdminServiceStub(self._stubs)
         return self
+
+    # The stubs of the other services are imported at their first use: all together take a tenth of a command's start.
+
+    @cached_property
+    def agents(self) -> AgentServiceAsyncStub:
+        from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
+
+        return AgentServiceStub(self._stubs)
+
+    @cached_property
+    def api_keys(self) -> ApiKeyServiceAsyncStub:
+        from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
+
+        return ApiKeyServiceStub(self._stubs)
+
+    @cached_property
+    def approvals(self) -> ApprovalServiceAsyncStub:
+        from tenure.v1.approval_service_pb2_grpc import ApprovalServiceStub
+
+        return ApprovalServiceStub(self._stubs)
+
+    @cached_property
+    def audit(self) -> AuditServiceAsyncStub:
+        from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
+
+        return AuditServiceStub(self._stubs)
+
+    @cached_property
+    def leases(self) -> LeaseServiceAsyncStub:
+        from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
+
+        return LeaseServiceStub(self._stubs)
+
+    @cached_property
+    def schedules(self) -> ScheduleServiceAsyncStub:
+        from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+
+        return ScheduleServiceStub(self._stubs)
+
+    @cached_property
+    def tenants(self) -> TenantServiceAsyncStub:
+        from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
+
+        return TenantServiceStub(self._stubs)
+
+    @cached_property
+    def webhooks(self) -> WebhookServiceAsyncStub:
+        from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
+
+        return WebhookServiceStub(self._stubs)
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

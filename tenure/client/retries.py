@@ -13,9 +13,7 @@ from tenure.domain.errors import LimitReached, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.client import TenureChannel
-from tenure.v1.webhook_service_pb2 import CreateWebhookRequest, RotateWebhookSecretRequest
 from tenure.wire.common import seconds
-from tenure.wire.webhook_service import new_secret, with_secret
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response")
@@ -25,6 +23,8 @@ PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, c
 """The retries before the gateway has answered once: the address may be wrong."""
 RETURN_PATIENCE: Final = RetryPolicy(max_attempts=12, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
 """The retries after the gateway has answered: it may be restarting, and the channel reconnects every 2 s."""
+_CREATES_WEBHOOK: Final = "tenure.v1.CreateWebhookRequest"
+_WITH_SECRETS: Final = frozenset({_CREATES_WEBHOOK, "tenure.v1.RotateWebhookSecretRequest"})
 _MADE_ONCE: Final = frozenset({"/tenure.v1.ApiKeyService/CreateApiKey"})
 """The calls of which a repeat has another effect: a second key that no one has."""
 _WAIT: Final = "/tenure.v1.TaskService/WaitTask"
@@ -85,8 +85,10 @@ def completed(request: Request) -> Request:
     sent.CopyFrom(request)
     if "request_id" in request.DESCRIPTOR.fields_by_name:
         sent.request_id = sent.request_id or str(uuid_utils.uuid7())
-    if isinstance(sent, CreateWebhookRequest):
-        sent = with_secret(sent)
-    elif isinstance(sent, RotateWebhookSecretRequest):
+    if sent.DESCRIPTOR.full_name in _WITH_SECRETS:
+        from tenure.wire.webhook_service import new_secret, with_secret  # which only these requests need
+
+        if sent.DESCRIPTOR.full_name == _CREATES_WEBHOOK:
+            return with_secret(sent)  # type: ignore[return-value]
         sent.secret = sent.secret or new_secret()
     return sent  # type: ignore[no-any-return]

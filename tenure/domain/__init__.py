@@ -48,6 +48,8 @@ outside
   audit.py              the records of the audit log and their chain
   outputs.py            references to what a task produced
   outbound.py           URLs and addresses of untrusted sources and of workers
+search.py               the words by which a search finds tasks
+task_ids.py             the first characters of ids
 errors.py               every error that Tenure raises
 
 A rule that only one service needs is a pure module of that service: services/checkpoint/submit/fork_rules.py,

@@ -11,6 +11,7 @@ submit_options.py  the options of a submit, described once: for Python, for HTTP
 option_values.py   their values as the contract has them
 submit_request.py  the request of a submit, from its options
 task_filter.py     the filter of a list or a watch of tasks
+task_ids.py        the id of a task from its first characters
 answers.py         what an approval, a denial or an answer sends for each kind of wait
 result_type.py     typed results: the JSON Schema of a Python type, and its values
 from_wire.py       protobuf → public dataclasses, and nothing else

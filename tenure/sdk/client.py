@@ -12,7 +12,7 @@ from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, Ag
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
-from tenure.sdk.from_wire import change_event, task_page
+from tenure.sdk.from_wire import change_event, task_counts, task_page
 from tenure.sdk.operations_from_wire import agent_details, agent_info, agent_registration, agent_revision_info
 from tenure.sdk.option_values import agent_of_reference, json_text
 from tenure.sdk.result_type import TEXT, ResultType, result_type_of
@@ -20,7 +20,7 @@ from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptio
 from tenure.sdk.submit_request import definition_of, function_request, submit_request
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, TaskFilterOptions, task_filter
-from tenure.sdk.task_info import TaskPage
+from tenure.sdk.task_info import TaskCounts, TaskPage
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -224,6 +224,13 @@ class Client:
         with self._connection.use() as client:
             page = await client.tasks.ListTasks(request)
             return task_page(page)
+
+    @takes(TaskFilterOptions)
+    async def count_tasks(self, **wanted: Unpack[TaskFilterOptions]) -> TaskCounts:
+        """Returns the numbers of the tenant's tasks that match, by state: exact up to 10,000 of each state."""
+        request = api.CountTasksRequest(filter=task_filter(**wanted))
+        with self._connection.use() as client:
+            return task_counts(await client.tasks.CountTasks(request))
 
     async def changes(
         self,

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tenure.domain.errors import (
     AlreadyExists,
@@ -47,7 +47,9 @@ from tenure.domain.errors import (
 )
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime.rpc.status import PeerFailed
-from tenure.sdk.task_info import TaskInfo
+
+if TYPE_CHECKING:
+    from tenure.sdk.task_info import TaskInfo
 
 
 class TaskEnded(TenureError):  # noqa: N818  named after the end, so that `except TaskEnded` reads well

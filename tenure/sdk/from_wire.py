@@ -19,7 +19,9 @@ from tenure.sdk.task_info import (
     CallToApprove,
     FunctionCall,
     ModelParametersInfo,
+    StateCount,
     TaskBudget,
+    TaskCounts,
     TaskFile,
     TaskInfo,
     TaskLimits,
@@ -99,7 +101,11 @@ task_info = public(
     },
     skip="epoch spawn_call_id spawn_index result_json context_window_tokens",
 )
-task_page = public(TaskPage, api.ListTasksResponse, rename={"as_of": "as_of_time"})
+task_page = public(
+    TaskPage, api.ListTasksResponse, rename={"as_of": "as_of_time", "searched_until": "searched_until_time"}
+)
+public(StateCount, api.CountTasksResponse.StateCount)
+task_counts = public(TaskCounts, api.CountTasksResponse)
 task_file = public(TaskFile, workspace_pb2.WorkspaceFile, skip="link_target unreadable_name")
 _change = public(
     events.TaskChangeEvent,

@@ -196,7 +196,8 @@ WebhookFilter: Final[Any] = _part(
     "The tasks whose changes a webhook sends; an empty field matches all.",
     "states labels queue",
     skip="root_task_id forked_from_task_id source output reasons agent agent_revision created_since ended_since "
-    "task_ids",
+    "task_ids text created_before ended_before model min_nano_usd max_nano_usd min_duration max_duration "
+    "task_id_prefix",
 )
 WebhookGapInfo: Final[Any] = _part(
     "WebhookGapInfo",

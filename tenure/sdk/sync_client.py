@@ -19,7 +19,7 @@ from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptions, takes
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, TaskFilterOptions
-from tenure.sdk.task_info import TaskFile, TaskInfo, TaskPage, TaskWait
+from tenure.sdk.task_info import TaskCounts, TaskFile, TaskInfo, TaskPage, TaskWait
 
 T = TypeVar("T")
 
@@ -382,6 +382,11 @@ class SyncClient:
         return self._calls.run(
             lambda: self._client.tasks_page(page_size=page_size, page_token=page_token, fresh=fresh, **wanted)
         )
+
+    @takes(TaskFilterOptions)
+    def count_tasks(self, **wanted: Unpack[TaskFilterOptions]) -> TaskCounts:
+        """Returns the numbers of the tenant's tasks that match, by state: exact up to 10,000 of each state."""
+        return self._calls.run(lambda: self._client.count_tasks(**wanted))
 
     def changes(
         self,

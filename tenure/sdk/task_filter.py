@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, TypedDict, Unpack
+from typing import Annotated, Final, TypedDict, Unpack
 from urllib.parse import unquote
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.states import TaskState
 from tenure.domain.task import Source, SourceKind
 from tenure.sdk.errors import invalid_argument
-from tenure.sdk.option_values import agent_of_reference
+from tenure.sdk.option_values import Money, Seconds, agent_of_reference, nano_usd, timeout
 from tenure.sdk.submit_options import Option, only
 from tenure.v1 import task_pb2
 from tenure.wire.common import SOURCES, STATES, optional_timestamp
@@ -29,10 +30,27 @@ class TaskFilterOptions(TypedDict, total=False):
     source: Annotated[Source | None, Option("this source; with a run, this run of it", "source")]
     reason: Annotated[str | Iterable[str] | None, Option("of the state: one code, or several", "reasons")]
     agent: Annotated[str, Option('pinned to this agent, or to this revision of it: "support@7"', "agent")]
+    text: Annotated[str, Option("all of these words, or words that begin so, in the goal and the results", "text")]
     since: Annotated[datetime | None, Option("submitted at this time or later", "created_since")]
+    before: Annotated[datetime | None, Option("submitted before this time", "created_before")]
     ended_since: Annotated[datetime | None, Option("ended at this time or later", "ended_since")]
+    ended_before: Annotated[datetime | None, Option("ended before this time", "ended_before")]
+    model: Annotated[str, Option("the model of the newest model call", "model")]
+    min_cost: Annotated[Money | None, Option("own model calls cost this much or more, in US dollars", "min_nano_usd")]
+    max_cost: Annotated[Money | None, Option("own model calls cost at most this much, in US dollars", "max_nano_usd")]
+    min_duration: Annotated[
+        Seconds | None, Option("took this long or longer from the submit to the end, or until now", "min_duration")
+    ]
+    max_duration: Annotated[Seconds | None, Option("took at most this long", "max_duration")]
     root_task_id: Annotated[str, Option("in the tree of this task", "root_task_id")]
     forked_from_task_id: Annotated[str, Option("forks of this task", "forked_from_task_id")]
+
+
+RANGES: Final = (
+    *("text", "model", "since", "before", "ended_since", "ended_before"),
+    *("min_cost", "max_cost", "min_duration", "max_duration"),
+)
+"""The options of commands and of HTTP that are passed on as they are."""
 
 
 def task_filter(*, task_ids: Iterable[str] = (), **wanted: Unpack[TaskFilterOptions]) -> task_pb2.TaskFilter:
@@ -57,8 +75,16 @@ def task_filter(*, task_ids: Iterable[str] = (), **wanted: Unpack[TaskFilterOpti
         agent=name,
         agent_revision=revision,
         created_since=_time("since", wanted.get("since")),
+        created_before=_time("before", wanted.get("before")),
         ended_since=_time("ended_since", wanted.get("ended_since")),
+        ended_before=_time("ended_before", wanted.get("ended_before")),
         task_ids=task_ids,
+        text=wanted.get("text", ""),
+        model=wanted.get("model", ""),
+        min_nano_usd=nano_usd("min_cost", wanted.get("min_cost")),
+        max_nano_usd=nano_usd("max_cost", wanted.get("max_cost")),
+        min_duration=_duration("min_duration", wanted.get("min_duration")),
+        max_duration=_duration("max_duration", wanted.get("max_duration")),
     )
 
 
@@ -74,6 +100,10 @@ def source_of(text: str) -> Source:
         advice = f"write KIND, KIND/ID or KIND/ID/RUN; the kinds are {', '.join(kinds)}"
         raise invalid_argument("source", f"{text!r} is not a source; {advice}")
     return Source(kinds[kind.lower()], unquote(source_id), run)
+
+
+def _duration(argument: str, given: Seconds | None) -> Duration | None:
+    return None if given is None else timeout(argument, given)
 
 
 def _time(argument: str, moment: datetime | None) -> Timestamp | None:

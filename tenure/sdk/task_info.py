@@ -206,11 +206,30 @@ class TaskPage(PublicValue):
     """A page of tasks. `next_page_token`: pass it to `client.tasks_page` for the next one; empty: there is none.
 
     `as_of`: the page was read at a standby, and has everything up to this moment; None: it is not stale.
+    `searched_until`: the page is shorter than asked for, because it read as many tasks as one page may: it has what was
+    submitted at this time or later, and the next page continues.
     """
 
     tasks: tuple[TaskInfo, ...]
     next_page_token: str
     as_of: datetime | None = None
+    searched_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateCount(PublicValue):
+    """The number of tasks in one state. `at_least`: there may be more than were counted."""
+
+    state: TaskState
+    count: int
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts(PublicValue):
+    """The numbers of tasks that match a filter, of each state that has any."""
+
+    counts: tuple[StateCount, ...]
 
 
 @dataclass(frozen=True, slots=True)

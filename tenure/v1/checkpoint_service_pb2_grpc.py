@@ -80,6 +80,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
                 _registered_method=True)
+        self.CountTasks = channel.unary_unary(
+                '/tenure.v1.CheckpointService/CountTasks',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.CountTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.CountTasksResponse.FromString,
+                _registered_method=True)
         self.GroupTasks = channel.unary_unary(
                 '/tenure.v1.CheckpointService/GroupTasks',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.GroupTasksRequest.SerializeToString,
@@ -285,6 +290,11 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountTasks(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -496,6 +506,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.ListTasks,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.SerializeToString,
+            ),
+            'CountTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTasks,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.CountTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.CountTasksResponse.SerializeToString,
             ),
             'GroupTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.GroupTasks,

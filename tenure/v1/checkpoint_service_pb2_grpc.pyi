@@ -83,6 +83,8 @@ class CheckpointServiceStub:
     """Reads a task of the caller's tenant. NOT_FOUND."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]
     """Lists the caller's tasks, in the requested order."""
+    CountTasks: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.CountTasksRequest, _task_service_pb2.CountTasksResponse]
+    """Counts the caller's tasks by state."""
     GroupTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GroupTasksRequest, _checkpoint_service_pb2.GroupTasksResponse]
     """Counts the caller's tasks that match, by state and reason: the newest 100,000 of them."""
     ListTaskEntries: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]
@@ -200,6 +202,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     CommitStream: _aio.StreamStreamMultiCallable[_checkpoint_service_pb2.CommitStreamRequest, _checkpoint_service_pb2.CommitStreamResponse]  # type: ignore[assignment]
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     ListTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]  # type: ignore[assignment]
+    CountTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.CountTasksRequest, _task_service_pb2.CountTasksResponse]  # type: ignore[assignment]
     GroupTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.GroupTasksRequest, _checkpoint_service_pb2.GroupTasksResponse]  # type: ignore[assignment]
     ListTaskEntries: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]  # type: ignore[assignment]
     WatchEntries: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchEntriesRequest, _checkpoint_service_pb2.WatchEntriesResponse]  # type: ignore[assignment]
@@ -312,6 +315,14 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTasksResponse, _abc.Awaitable[_task_service_pb2.ListTasksResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def CountTasks(
+        self,
+        request: _task_service_pb2.CountTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.CountTasksResponse, _abc.Awaitable[_task_service_pb2.CountTasksResponse]]:
         ...
 
     @_abc_1.abstractmethod

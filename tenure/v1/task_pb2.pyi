@@ -2025,6 +2025,15 @@ class TaskFilter(message.Message):
     CREATED_SINCE_FIELD_NUMBER: builtins.int
     ENDED_SINCE_FIELD_NUMBER: builtins.int
     TASK_IDS_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    CREATED_BEFORE_FIELD_NUMBER: builtins.int
+    ENDED_BEFORE_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    MIN_NANO_USD_FIELD_NUMBER: builtins.int
+    MAX_NANO_USD_FIELD_NUMBER: builtins.int
+    MIN_DURATION_FIELD_NUMBER: builtins.int
+    MAX_DURATION_FIELD_NUMBER: builtins.int
+    TASK_ID_PREFIX_FIELD_NUMBER: builtins.int
     queue: builtins.str
     """This queue."""
     root_task_id: builtins.str
@@ -2035,6 +2044,22 @@ class TaskFilter(message.Message):
     """Pinned to a revision of this agent; empty: any task."""
     agent_revision: builtins.int
     """Pinned to this revision of the agent; 0: any."""
+    text: builtins.str
+    """All of these words in the goal, or the input of a function without one, and the results so far: letters and digits
+    in any case. A word of 3 characters or more also matches as the beginning of a word. At most 8 words. Of a goal and
+    of a result, the first 16,384 characters and 300 different words are known. Tasks that were created before a ledger
+    knew this filter match by the words of later results only.
+    """
+    model: builtins.str
+    """The model of its newest model call."""
+    min_nano_usd: builtins.int
+    """Its own model calls cost this much or more, in nano US dollars."""
+    max_nano_usd: builtins.int
+    """At most this much; 0: any."""
+    task_id_prefix: builtins.str
+    """The first characters of its id, 4 hexadecimal digits or more, with or without dashes. INVALID_ARGUMENT: more than
+    5,000 ids of the installation begin so.
+    """
     @builtins.property
     def states(self) -> containers.RepeatedScalarFieldContainer[TaskState.ValueType]:
         """Any of these states; empty: all."""
@@ -2067,6 +2092,22 @@ class TaskFilter(message.Message):
     def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Any of these tasks; empty: all."""
 
+    @builtins.property
+    def created_before(self) -> timestamp_pb2.Timestamp:
+        """Submitted before this time."""
+
+    @builtins.property
+    def ended_before(self) -> timestamp_pb2.Timestamp:
+        """Ended before this time."""
+
+    @builtins.property
+    def min_duration(self) -> duration_pb2.Duration:
+        """From the submit to the end, or until now, it took this long or longer."""
+
+    @builtins.property
+    def max_duration(self) -> duration_pb2.Duration:
+        """At most this long."""
+
     def __init__(
         self,
         *,
@@ -2083,10 +2124,19 @@ class TaskFilter(message.Message):
         created_since: timestamp_pb2.Timestamp | None = ...,
         ended_since: timestamp_pb2.Timestamp | None = ...,
         task_ids: abc.Iterable[builtins.str] | None = ...,
+        text: builtins.str = ...,
+        created_before: timestamp_pb2.Timestamp | None = ...,
+        ended_before: timestamp_pb2.Timestamp | None = ...,
+        model: builtins.str = ...,
+        min_nano_usd: builtins.int = ...,
+        max_nano_usd: builtins.int = ...,
+        min_duration: duration_pb2.Duration | None = ...,
+        max_duration: duration_pb2.Duration | None = ...,
+        task_id_prefix: builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["created_since", b"created_since", "ended_since", b"ended_since", "output", b"output", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "max_duration", b"max_duration", "min_duration", b"min_duration", "output", b"output", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_revision", b"agent_revision", "created_since", b"created_since", "ended_since", b"ended_since", "forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "output", b"output", "queue", b"queue", "reasons", b"reasons", "root_task_id", b"root_task_id", "source", b"source", "states", b"states", "task_ids", b"task_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_revision", b"agent_revision", "created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "max_duration", b"max_duration", "max_nano_usd", b"max_nano_usd", "min_duration", b"min_duration", "min_nano_usd", b"min_nano_usd", "model", b"model", "output", b"output", "queue", b"queue", "reasons", b"reasons", "root_task_id", b"root_task_id", "source", b"source", "states", b"states", "task_id_prefix", b"task_id_prefix", "task_ids", b"task_ids", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

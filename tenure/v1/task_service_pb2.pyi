@@ -176,6 +176,11 @@ class ExplainTaskResponse(message.Message):
 
     LINES_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
+    OBSTACLE_FIELD_NUMBER: builtins.int
+    obstacle: builtins.str
+    """The line that says why no attached worker may take the queued task; empty: one may, or the task is not queued, or
+    the workers are unknown.
+    """
     @builtins.property
     def lines(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """For people; the wording may change."""
@@ -189,10 +194,11 @@ class ExplainTaskResponse(message.Message):
         *,
         lines: abc.Iterable[builtins.str] | None = ...,
         task: task_pb2.Task | None = ...,
+        obstacle: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["lines", b"lines", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["lines", b"lines", "obstacle", b"obstacle", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -775,6 +781,7 @@ class ListTasksResponse(message.Message):
     TASKS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     AS_OF_TIME_FIELD_NUMBER: builtins.int
+    SEARCHED_UNTIL_TIME_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
     """For the next page; empty: no more."""
     @builtins.property
@@ -785,16 +792,97 @@ class ListTasksResponse(message.Message):
     def as_of_time(self) -> timestamp_pb2.Timestamp:
         """The page was read at a standby, and has everything up to this moment; absent: it is not stale."""
 
+    @builtins.property
+    def searched_until_time(self) -> timestamp_pb2.Timestamp:
+        """The page is shorter than asked for, because it read as many tasks as one page may. It has what was submitted at this
+        time or later; next_page_token continues.
+        """
+
     def __init__(
         self,
         *,
         tasks: abc.Iterable[task_pb2.Task] | None = ...,
         next_page_token: builtins.str = ...,
         as_of_time: timestamp_pb2.Timestamp | None = ...,
+        searched_until_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["as_of_time", b"as_of_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["as_of_time", b"as_of_time", "searched_until_time", b"searched_until_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["as_of_time", b"as_of_time", "next_page_token", b"next_page_token", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["as_of_time", b"as_of_time", "next_page_token", b"next_page_token", "searched_until_time", b"searched_until_time", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CountTasksRequest(message.Message):
+    """The tasks to count."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def filter(self) -> task_pb2.TaskFilter:
+        """Only these tasks."""
+
+    def __init__(
+        self,
+        *,
+        filter: task_pb2.TaskFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["filter", b"filter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CountTasksResponse(message.Message):
+    """The numbers of tasks."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class StateCount(message.Message):
+        """The number of one state."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        STATE_FIELD_NUMBER: builtins.int
+        COUNT_FIELD_NUMBER: builtins.int
+        AT_LEAST_FIELD_NUMBER: builtins.int
+        state: task_pb2.TaskState.ValueType
+        """The state."""
+        count: builtins.int
+        """How many tasks match."""
+        at_least: builtins.bool
+        """There may be more: of each state the newest 10,000 tasks are counted, or read where no index has what the filter
+        asks for, and 1,000 for a frequent text.
+        """
+        def __init__(
+            self,
+            *,
+            state: task_pb2.TaskState.ValueType = ...,
+            count: builtins.int = ...,
+            at_least: builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["at_least", b"at_least", "count", b"count", "state", b"state"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COUNTS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def counts(self) -> containers.RepeatedCompositeFieldContainer[CountTasksResponse.StateCount]:
+        """Of each state that has matching tasks; a state without any is left out."""
+
+    def __init__(
+        self,
+        *,
+        counts: abc.Iterable[CountTasksResponse.StateCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["counts", b"counts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

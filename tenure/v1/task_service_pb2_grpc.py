@@ -48,6 +48,11 @@ class TaskServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.FromString,
                 _registered_method=True)
+        self.CountTasks = channel.unary_unary(
+                '/tenure.v1.TaskService/CountTasks',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.CountTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.CountTasksResponse.FromString,
+                _registered_method=True)
         self.ListTaskEntries = channel.unary_unary(
                 '/tenure.v1.TaskService/ListTaskEntries',
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ListTaskEntriesRequest.SerializeToString,
@@ -118,6 +123,11 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountTasks(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -194,6 +204,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.ListTasks,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListTasksRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ListTasksResponse.SerializeToString,
+            ),
+            'CountTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTasks,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.CountTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.CountTasksResponse.SerializeToString,
             ),
             'ListTaskEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTaskEntries,

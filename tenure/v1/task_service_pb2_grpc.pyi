@@ -48,7 +48,11 @@ class TaskServiceStub:
     WaitTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.WaitTaskRequest, _task_service_pb2.WaitTaskResponse]
     """Waits until the task ends or the timeout passes, and returns the task. NOT_FOUND."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]
-    """Lists tasks, newest first, or waiting tasks, earliest deadline first."""
+    """Lists tasks, newest first, or waiting tasks, earliest deadline first. A page may have fewer tasks than asked for, or
+    none, and a next_page_token: it read as many tasks as one page may.
+    """
+    CountTasks: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.CountTasksRequest, _task_service_pb2.CountTasksResponse]
+    """Counts tasks by state."""
     ListTaskEntries: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]
     """Lists a task's entries after a sequence, oldest first. NOT_FOUND."""
     WatchTask: _grpc.UnaryStreamMultiCallable[_task_service_pb2.WatchTaskRequest, _task_service_pb2.WatchTaskResponse]
@@ -132,6 +136,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     GetTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetTaskRequest, _task_service_pb2.GetTaskResponse]  # type: ignore[assignment]
     WaitTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.WaitTaskRequest, _task_service_pb2.WaitTaskResponse]  # type: ignore[assignment]
     ListTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTasksRequest, _task_service_pb2.ListTasksResponse]  # type: ignore[assignment]
+    CountTasks: _aio.UnaryUnaryMultiCallable[_task_service_pb2.CountTasksRequest, _task_service_pb2.CountTasksResponse]  # type: ignore[assignment]
     ListTaskEntries: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListTaskEntriesRequest, _task_service_pb2.ListTaskEntriesResponse]  # type: ignore[assignment]
     WatchTask: _aio.UnaryStreamMultiCallable[_task_service_pb2.WatchTaskRequest, _task_service_pb2.WatchTaskResponse]  # type: ignore[assignment]
     WatchTasks: _aio.UnaryStreamMultiCallable[_task_service_pb2.WatchTasksRequest, _task_service_pb2.WatchTasksResponse]  # type: ignore[assignment]
@@ -175,6 +180,14 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ListTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ListTasksResponse, _abc.Awaitable[_task_service_pb2.ListTasksResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def CountTasks(
+        self,
+        request: _task_service_pb2.CountTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.CountTasksResponse, _abc.Awaitable[_task_service_pb2.CountTasksResponse]]:
         ...
 
     @_abc_1.abstractmethod

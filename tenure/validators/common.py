@@ -14,6 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.fencing import is_claim_epoch
+from tenure.domain.search import MAX_SEARCHED_WORDS, words_of
+from tenure.domain.task_ids import MIN_PREFIX_DIGITS, id_range
 from tenure.domain.tool_arguments import storable_json
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
@@ -112,9 +114,20 @@ def check_filter(task_filter: task_pb2.TaskFilter, v: Violations) -> None:
         wanted = task_filter.output
         v.require(bool(wanted.kind or wanted.uri_prefix), "filter.output", "must have a kind or a uri_prefix")
     v.require(bool(task_filter.agent) or not task_filter.agent_revision, "filter.agent_revision", "needs an agent")
-    for field in ("created_since", "ended_since"):
+    for field in ("created_since", "created_before", "ended_since", "ended_before"):
         if task_filter.HasField(field):
             check_moment(f"filter.{field}", getattr(task_filter, field), v)
+    for field in ("min_duration", "max_duration"):
+        v.require(seconds(getattr(task_filter, field)) >= 0, f"filter.{field}", "must not be below 0")
+    if task_filter.task_id_prefix and id_range(task_filter.task_id_prefix) is None:
+        v.require(
+            holds=False,
+            field="filter.task_id_prefix",
+            description=f"must have {MIN_PREFIX_DIGITS} to 32 hexadecimal digits",
+        )
+    words = words_of(task_filter.text)
+    v.require(bool(words) or not task_filter.text, "filter.text", "must have a letter or a digit")
+    v.require(len(words) <= MAX_SEARCHED_WORDS, "filter.text", f"must have at most {MAX_SEARCHED_WORDS} words")
 
 
 def check_source_fields(source: Any, v: Violations, field: str) -> None:

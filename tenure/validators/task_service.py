@@ -171,6 +171,7 @@ CHECKS: Final[dict[type, Check]] = {
     tasks.SubmitTaskRequest: _submit,
     tasks.WaitTaskRequest: _wait,
     tasks.ListTasksRequest: check_list,
+    tasks.CountTasksRequest: check_list,
     tasks.WatchTasksRequest: check_list,
     tasks.ListTaskEntriesRequest: check_entries,
     tasks.SendMessageRequest: check_send,

@@ -19,7 +19,6 @@ from tenure.domain.errors import TenureError
 from tenure.domain.model_parameters import Effort
 from tenure.domain.outputs import OutputState
 from tenure.domain.retry import Jitter
-from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import TaskState
 from tenure.domain.task import (
     BudgetPolicy,
@@ -35,7 +34,6 @@ from tenure.domain.tools import CallState, EffectClass, OutcomeStatus, ToolSourc
 from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
 from tenure.runtime.rpc import status as rpc_status
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2, tool_pb2
-from tenure.v1 import schedule_service_pb2 as pb
 
 # Durations and timestamps.
 
@@ -180,7 +178,11 @@ def to_dict(message: Message) -> dict[str, Any]:
     )
 
 
-# The enums of schedules.
+def held_back_seconds(task: task_pb2.Task, now: float) -> float | None:
+    """Returns how long a task's start_time still keeps it from workers, or None when it does not. `now`: Unix time.
 
-OVERLAP_POLICIES = EnumMap(OverlapPolicy, dict(pb.OverlapPolicy.items()), "OVERLAP_POLICY", OverlapPolicy.SKIP)
-RUN_OUTCOMES = EnumMap(RunOutcome, dict(pb.RunOutcome.items()), "RUN_OUTCOME", None)
+    start_time applies only before the first claim of the first attempt: a later return to the queue is not a start.
+    """
+    left = task.spec.start_time.seconds + task.spec.start_time.nanos / 1e9 - now
+    not_begun = task.state == task_pb2.TASK_STATE_QUEUED and task.attempt == 1 and not task.claim_count
+    return left if not_begun and left > 0 else None

@@ -165,13 +165,3 @@ def spec_to_domain(message: task_pb2.TaskSpec) -> TaskSpec:
 
 
 register(TaskSpec, task_pb2.TaskSpec, spec_to_wire, spec_to_domain)
-
-
-def held_back_seconds(task: task_pb2.Task, now: float) -> float | None:
-    """Returns how long a task's start_time still keeps it from workers, or None when it does not. `now`: Unix time.
-
-    start_time applies only before the first claim of the first attempt: a later return to the queue is not a start.
-    """
-    left = task.spec.start_time.seconds + task.spec.start_time.nanos / 1e9 - now
-    not_begun = task.state == task_pb2.TASK_STATE_QUEUED and task.attempt == 1 and not task.claim_count
-    return left if not_begun and left > 0 else None

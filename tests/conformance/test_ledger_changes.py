@@ -125,7 +125,7 @@ async def test_only_the_tenants_matching_tasks_are_reported(replica: Checkpoint)
     request = pb.CreateTaskRequest(request_id="r", spec=task_pb2.TaskSpec(goal="theirs", labels={"team": "a"}))
     async with replica.of_tenant("other") as other:
         await other.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
-    last = await replica.create(labels={"team": "a"})
+    last = await replica.create(labels={"team": "a"}, goal="refund the last order")
     assert moves(await read_changes(replica, cursor, 3, labels={"team": "a"}), mine.task_id) == ["QUEUED", "CANCELLED"]
     assert keys(await read_changes(replica, cursor, 2, labels={"team": "a"}, queue="q")) == [
         (mine.task_id, 2),
@@ -140,6 +140,7 @@ async def test_only_the_tenants_matching_tasks_are_reported(replica: Checkpoint)
         (mine.task_id, 4),
     ]
     assert keys(await read_changes(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
+    assert keys(await read_changes(replica, cursor, 1, text="refund", max_nano_usd=1)) == [(last.task_id, 2)]
 
 
 async def test_an_idle_stream_sends_its_cursor(replica: Checkpoint) -> None:

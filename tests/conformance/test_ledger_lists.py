@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from services.checkpoint.lists import filter_parameters
 from services.checkpoint.queries import LISTS, prepare_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.store.postgres import BoundedConnection
@@ -103,26 +104,15 @@ async def test_each_list_comes_in_the_order_of_its_index(
     replica: Checkpoint, statement: Any, index: str, place: str
 ) -> None:
     await waiting(replica)
-    parameters = {
-        "tenant": replica.tenant,
+    parameters = filter_parameters(replica.tenant, task_pb2.TaskFilter(states=[task_pb2.TASK_STATE_WAITING_USER])) | {
         "place": place,
         "place_task_id": NOBODY,
         "page_size": 10,
-        "labels": "{}",
-        "states": ["WAITING_USER"],
-        "any_states": ["WAITING_USER"],
+        "most_read": 100,
         "reasons": ["APPROVAL_REQUESTED"] if statement == LISTS.list_reasons else [],
-        "task_ids": [],
         "agent": "support" if statement == LISTS.list_agent else "",
-        "agent_revision": 0,
-        "created_since": "-infinity",
-        "ended_since": "",
-        "queue": "",
-        "queue_until": "~",
-        "root_task_id": "",
         "forked_from_task_id": NOBODY if statement == LISTS.list_forks else "",
         **dict.fromkeys(("source_kind", "source_id", "source_run_id"), "MANUAL" if "source" in index else ""),
-        **dict.fromkeys(("output_kind", "output_from", "output_until"), ""),
     }
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")

@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from services.checkpoint.lists import filter_parameters
 from services.checkpoint.queries import LISTS, prepare_connection
-from services.checkpoint.reads import filter_parameters
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.outputs import MAX_OUTPUTS, RECORD_OUTPUT
 from tenure.runtime.store.postgres import BoundedConnection
@@ -193,7 +193,7 @@ async def test_lists_by_output_use_their_index(replica: Checkpoint, statement: A
         "place": "infinity",
         "place_task_id": "ffffffff-ffff-ffff-ffff-ffffffffffff",
         "page_size": 10,
-        **filter_parameters(task_pb2.TaskFilter()),
+        **filter_parameters(replica.tenant, task_pb2.TaskFilter()),
         "output_kind": "report",
         "output_from": "workspace:",
         "output_until": "workspace:\U0010ffff",

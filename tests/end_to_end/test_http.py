@@ -69,6 +69,12 @@ async def test_a_task_by_http_is_the_task_of_the_client(installation: Installati
     waited = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/wait", params={"timeout_seconds": 60})
     assert (waited["ended"], waited["task"]["state"]) == (True, "SUCCEEDED")
     read = await answer(http, "GET", f"/v1/tasks/{task['task_id']}")
+    assert await answer(http, "GET", f"/v1/tasks/{task['task_id'][:30]}") == read, "the first characters of the id"
+    searched = {"text": "http", "label": "door:http", "since": read["created_at"], "min_duration": 0.000001}
+    assert (await answer(http, "GET", "/v1/tasks", params=searched))["tasks"][-1] == read
+    assert (await answer(http, "GET", "/v1/tasks/count", params={"task_id": task["task_id"]})) == {
+        "counts": [{"state": "SUCCEEDED", "count": 1, "at_least": False}]
+    }
     async with SdkClient(installation.stack.gateway_address) as client:
         by_grpc = await client.get(task["task_id"])
         entries = [event.to_json() async for event in by_grpc.entries()]

@@ -39,6 +39,7 @@ LISTS: Final = {
     "ApprovalService/ListApproverGroups",
     "LeaseService/ListLeases",
     "ScheduleService/ListSchedules",
+    "TaskService/CountTasks",
     "TaskService/ListTasks",
     "WebhookService/ListWebhooks",
 }

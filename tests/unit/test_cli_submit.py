@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from tenure.cli.formatting import source_text
+from tenure.cli.main import cli
 from tenure.cli.parameters import SOURCE
 from tenure.cli.send_and_fork import fork_request
 from tenure.cli.submit import request_of
-from tenure.cli.task_options import ESCALATIONS, MOMENT, PHASE_TIMEOUT
+from tenure.cli.task_options import ESCALATIONS, MOMENT, PHASE_TIMEOUT, TASK_OPTIONS
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
+from tests.unit.stubbed_calls import answer_calls
 
 
 def test_unset_options_are_left_to_the_service() -> None:
@@ -154,3 +160,29 @@ def test_a_wrong_file_of_escalations_is_refused(tmp_path: Path, text: str) -> No
         ESCALATIONS.convert(str(file), None, None)
     with pytest.raises(click.BadParameter, match="absent"):
         ESCALATIONS.convert(str(tmp_path / "absent"), None, None)
+
+
+def test_help_has_each_option_of_a_task_once_below_a_section() -> None:
+    text = CliRunner().invoke(cli, ["submit", "--help"]).stdout
+    sections = {
+        title: set(re.findall(r"^  (--[a-z-]+)", body, re.MULTILINE))
+        for title, body in re.findall(r"^(\w[\w ]*):\n((?:  .*\n)+)", text, re.MULTILINE)
+    }
+    assert sections["Options"] == {"--watch"}
+    assert "--max-cost" in sections["Limits"]
+    assert all(sum(option.opts[0] in names for names in sections.values()) == 1 for option in TASK_OPTIONS)
+
+
+@pytest.mark.parametrize("obstacle", ["", "No worker serves queue default and the agent or function nosuch"])
+def test_a_name_that_no_worker_has_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, obstacle: str) -> None:
+    async def submit(request: api.SubmitTaskRequest, **_options: Any) -> api.SubmitTaskResponse:
+        return api.SubmitTaskResponse(task=task_pb2.Task(task_id="t" * 36, spec=request.spec))
+
+    async def explain(_request: api.ExplainTaskRequest) -> api.ExplainTaskResponse:
+        return api.ExplainTaskResponse(lines=["…"], obstacle=obstacle)
+
+    answer_calls(monkeypatch, "tasks", "SubmitTask", submit)
+    answer_calls(monkeypatch, "tasks", "ExplainTask", explain)
+    result = CliRunner().invoke(cli, ["--address", "127.0.0.1:1", "submit", "go", "--agent", "nosuch"])
+    assert result.exit_code == 0, result.output
+    assert (f"Warning: {obstacle}." in result.stderr) == bool(obstacle)

@@ -16,6 +16,7 @@ from services.gateway.explanation import (
     PinFact,
     WorkerFact,
     explain,
+    obstacle_text,
     span,
 )
 from tenure.domain.budget import Budget
@@ -267,3 +268,11 @@ def test_services_report_priorities_and_the_running_quota() -> None:
     assert facts.running_cap == "2 of 2 running tasks"
     low.spec.ClearField("priority")
     assert gather_facts(low, [], [], [], [], 0, now=0.0).priority is Priority.NORMAL
+
+
+def test_an_obstacle_is_stated_only_where_it_is_known_and_the_task_queued() -> None:
+    queued = replace(FACTS, state=TaskState.QUEUED, loop="control.nosuch", workers=(SERVES,))
+    assert "No worker serves queue batch and the agent or function nosuch" in obstacle_text(queued)
+    fitting = replace(SERVES, loops=("control.nosuch",))
+    for other in ({"workers": (fitting,)}, {"workers": None}, {"state": TaskState.RUNNING}):
+        assert obstacle_text(replace(queued, **other)) == ""

@@ -337,7 +337,7 @@ async def test_a_body_with_too_many_values_is_not_parsed(http_server: Open) -> N
 async def test_a_file_may_have_any_name(http_server: Open, name: str) -> None:
     """It was listed, and could not be read: NO_SUCH_ROUTE."""
     async with client(await http_server()) as http:
-        response = await http.get(f"/v1/tasks/x/files/{name}")
+        response = await http.get(f"/v1/tasks/01a222a2-7e66-7000-8000-000000000000/files/{name}")
     assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
 
 

@@ -76,6 +76,41 @@ def test_the_client_is_imported_without_pydantic() -> None:
     assert python(f"import sys, tenure; tenure.Client, tenure.SyncClient; print({heavy} & set(sys.modules))") == "set()"
 
 
+def test_a_start_of_the_command_imports_no_grpc_and_no_tables() -> None:
+    """`tenure --version` and a Tab in a shell need neither."""
+    imported = python("import sys, tenure.cli.main; print({'grpc', 'google', 'rich', 'asyncio'} & set(sys.modules))")
+    assert imported == "set()"
+    heavy = "print([name for name in sys.modules if name.startswith(('grpc', 'google.', 'rich'))], end=''); "
+    complete = (
+        f"import sys, os; os.environ |= {{'COMP_WORDS': 'tenure ', 'COMP_CWORD': '1'}}\n"
+        "from tenure.cli.main import cli\nfrom click.shell_completion import BashComplete\n"
+        "names = BashComplete(cli, {}, 'tenure', '_X').complete()\n"
+        f"assert 'plain,list' in names; {heavy}"
+    )
+    assert python(complete) == "[]"
+
+
+def test_a_list_of_tasks_imports_no_other_command() -> None:
+    """People run it all the time: each of these takes a part of its start."""
+    unused = {
+        *("tenure.cli.tasks", "tenure.cli.entry_lines", "tenure.domain.entries", "tenure.domain.schedules"),
+        *(
+            "tenure.sdk.events",
+            "tenure.sdk.task_info",
+            "tenure.wire.codec",
+            "tenure.wire.task",
+            "tenure.v1.audit_service_pb2",
+        ),
+        *(
+            "tenure.v1.webhook_service_pb2",
+            "tenure.v1.schedule_service_pb2",
+            "tenure.v1.agent_service_pb2",
+            "rich.markdown",
+        ),
+    }
+    assert python(f"import sys, tenure.cli.main, tenure.cli.task_list; print({unused} & set(sys.modules))") == "set()"
+
+
 def test_a_worker_imports_no_provider_until_it_calls_one() -> None:
     """They take longer than the rest of its start, and a worker with a model runner does not need them."""
     providers = "{'anthropic', 'openai'}"

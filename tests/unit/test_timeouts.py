@@ -30,8 +30,8 @@ from tenure.domain.waits import WaitDeadlinePolicy, WaitKind
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.validators import validate
-from tenure.wire.common import TIMEOUT_ACTIONS, duration, timestamp
-from tenure.wire.task import held_back_seconds, spec_to_domain, spec_to_wire
+from tenure.wire.common import TIMEOUT_ACTIONS, duration, held_back_seconds, timestamp
+from tenure.wire.task import spec_to_domain, spec_to_wire
 
 RETRY = RetryPolicy(max_attempts=3, initial_seconds=10.0, factor=3.0, cap_seconds=20.0)
 

@@ -8,6 +8,7 @@ from services.checkpoint.commit.draft import time_of
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES
 from services.checkpoint.rows import BILLS, BUDGETS, ENTRIES, MOVES, STEPS
+from services.checkpoint.task_words import add_words
 from services.checkpoint.tenants.usage_windows import count_calls
 from tenure.domain.states import Reason
 from tenure.runtime.store.sql_arrays import Bools, Byteas, Int8s, Texts
@@ -42,6 +43,8 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
     moved = [draft for draft in touched if draft.moved]
     if moved:
         await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})
+        results = [(draft.row.task_id, draft.row.tenant, draft.result.decode()) for draft in moved if draft.ended]
+        await add_words(connection, results)
     await count_calls(connection, [bill for draft in touched for bill in draft.bills], locked_at)
 
 

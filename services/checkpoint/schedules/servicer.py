@@ -21,7 +21,8 @@ from tenure.runtime.request_context import current_tenant
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
-from tenure.wire.common import OVERLAP_POLICIES, moment, seconds
+from tenure.wire.common import moment, seconds
+from tenure.wire.schedule_service import OVERLAP_POLICIES
 
 # An update first decides the due times so far by the old schedule, in the same transaction; then it changes the row.
 

@@ -161,6 +161,12 @@ select e.task_id, e.sequence, e.tenant, 0, '', 1, 0, e.kind, 'checkpoint', now()
   from unnest(%(entry_task_ids)b::text[]::uuid[], %(sequences)b::bigint[], %(tenants)b::text[], %(kinds)b::bigint[],
               %(bodies)b::bytea[]) as e(task_id, sequence, tenant, kind, body);
 
+-- name: add_words
+-- Adds words by which a search finds tasks: those of the goal, then those of each result.
+insert into task_texts as x (task_id, words)
+select * from unnest(%(task_ids)b::text[]::uuid[], %(words)b::text[]::tsvector[])
+on conflict (task_id) do update set words = x.words || excluded.words;
+
 -- name: find_request
 -- The task that a request id created.
 select task_id::text, request_hash from tasks where tenant = %(tenant)b and request_id = %(request_id)b;

@@ -18,6 +18,7 @@ from services.checkpoint.reads import new_task, read_task
 from services.checkpoint.rows import NEW_TASKS, NewTaskRow
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
 from services.checkpoint.task_defaults import TaskDefaults
+from services.checkpoint.task_words import add_words
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit, without_quotas
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, TenureError, Unavailable, WrongState
@@ -351,6 +352,13 @@ async def insert_ledgers(connection: Connection, new: Sequence[NewLedger]) -> No
         "bodies": Byteas(body.SerializeToString() for _, _, body in entries),
     }
     await connection.execute(QUERIES.create_ledgers, parameters)
+    await add_words(connection, [(each.task_id, each.tenant, _searched(each)) for each in new])
+
+
+def _searched(new: NewLedger) -> str:
+    """Returns the text by which a search finds a new task: the goal, or the input of a function without one."""
+    spec = new.bodies[0].submitted.spec
+    return spec.goal or spec.control.input_json
 
 
 def _text(seconds: float | None) -> str | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from services.checkpoint.lists import filter_parameters
 from services.checkpoint.queries import (
     LISTS,
     QUERIES,
@@ -24,7 +25,6 @@ from services.checkpoint.queries import (
     in_ledger_transaction,
     ledger_connection,
 )
-from services.checkpoint.reads import filter_parameters
 from tenure.domain.errors import InvalidRequest, OutOfRange
 from tenure.domain.webhooks import GapReason
 from tenure.runtime.observability import metrics
@@ -167,7 +167,7 @@ class FeedReader:
     @classmethod
     def of_tenant(cls, pool: Pool, tenant: str, task_filter: task_pb2.TaskFilter) -> FeedReader:
         """Returns a reader of the changes of a tenant's tasks that match the filter."""
-        return cls(pool, LISTS.changes_after, {"tenant": tenant, **filter_parameters(task_filter)})
+        return cls(pool, LISTS.changes_after, filter_parameters(tenant, task_filter))
 
     async def read(self, cursor: ChangeCursor) -> ChangePage | FeedGap:
         """Returns the page after the cursor, or the gap there."""

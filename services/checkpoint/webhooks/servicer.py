@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import uuid_utils
 
 from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
+from services.checkpoint.lists import filter_parameters
 from services.checkpoint.queries import (
     fetch_all,
     fetch_one,
@@ -17,7 +18,6 @@ from services.checkpoint.queries import (
     ledger_connection,
     ledger_transaction,
 )
-from services.checkpoint.reads import filter_parameters
 from services.checkpoint.webhooks import deliveries
 from services.checkpoint.webhooks.rows import WEBHOOKS, WebhookRow, read_webhook, to_messages
 from services.checkpoint.webhooks.sending import WebhookPolicy, secret_owner
@@ -50,7 +50,7 @@ async def create_webhook(
         message = f"this installation sends no answer links: its operator has to set {LINK_PREFIX}PUBLIC_URL"
         metadata = {"setting": f"{LINK_PREFIX}PUBLIC_URL"}
         raise WrongState(message, reason="PUBLIC_URL_NOT_CONFIGURED", metadata=metadata)
-    filter_parameters(request.filter)
+    filter_parameters(current_tenant(), request.filter)
     request = with_secret(request)
     digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
 

@@ -22,10 +22,13 @@ class EntryPage(PublicValue):
 
 @dataclass(frozen=True, slots=True)
 class Explanation(PublicValue):
-    """Why a task is in its state, for people."""
+    """Why a task is in its state, for people. `obstacle`: why no attached worker may take the queued task; empty: one
+    may, or the task is not queued, or the workers are unknown.
+    """
 
     lines: tuple[str, ...]
     task: TaskInfo
+    obstacle: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ from tenure.runtime.request_context import TENANT_KEY, TRACEPARENT_KEY
 from tenure.runtime.rpc.client import AUTHORIZATION
 from tenure.runtime.rpc.in_process import PEER_KEY
 from tenure.runtime.rpc.server import RpcServer
+from tenure.sdk.task_ids import find_task_id
 from tenure.v1 import admin_service_pb2
+from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
@@ -72,6 +74,15 @@ class HttpCall:
     def path(self, name: str) -> str:
         """Returns a part of the path."""
         return str(self.request.path_params[name])
+
+    async def find_ids(self) -> None:
+        """Replaces the first characters of a task's id in the path by the id. Raises NotFound and InvalidRequest."""
+        if "task_id" in self.request.path_params:
+
+            async def list_tasks(message: api.ListTasksRequest) -> api.ListTasksResponse:
+                return await self.one(self.stubs.tasks.ListTasks, message)
+
+            self.request.path_params["task_id"] = await find_task_id(list_tasks, self.path("task_id"))
 
     @property
     def request_id(self) -> str:

@@ -119,17 +119,37 @@ class TaskFilterQuery:
     queue: str = given("this queue", "")
     agent: str = given("pinned to this agent, or to this revision of it, support@7", "")
     source: str = given("this source: its kind, KIND/ID or KIND/ID/RUN; a slash in the ID is written as %2F", "")
+    text: str = given(
+        "all of these words, or words that begin so, in the goal and the results: letters and digits in any case; at "
+        "most 8",
+        "",
+    )
     since: datetime | None = given("submitted at this time or later", None)
+    before: datetime | None = given("submitted before this time", None)
     ended_since: datetime | None = given("ended at this time or later", None)
+    ended_before: datetime | None = given("ended before this time", None)
+    model: str = given("the model of the newest model call", "")
+    min_cost: Decimal | None = given("its own model calls cost this much or more, in US dollars", None)
+    max_cost: Decimal | None = given("its own model calls cost at most this much, in US dollars", None)
+    min_duration: float | None = given(
+        "it took this many seconds or more, from the submit to the end or until now", None
+    )
+    max_duration: float | None = given("it took at most this many seconds", None)
     task_id: tuple[str, ...] = given("any of these tasks", ())
 
 
 @dataclass(frozen=True, kw_only=True)
-class TasksQuery(TaskFilterQuery, Page):
-    """The tasks to list."""
+class CountQuery(TaskFilterQuery):
+    """The tasks to count."""
 
     root_task_id: str = given("the tasks of the tree of this root", "")
     forked_from_task_id: str = given("the forks of this task", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksQuery(CountQuery, Page):
+    """The tasks to list."""
+
     order: Order = given("NEWEST, or WAIT_DEADLINE: tasks that wait, the earliest deadline first", Order.NEWEST)
     fresh: bool = given("the page must not be stale, where the server has a standby", False)
 

@@ -13,7 +13,7 @@ from services.gateway.http.operator_routes import OPERATOR_ROUTES
 from tenure.sdk import events
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
-from tenure.sdk.task_info import TaskInfo, TaskPage
+from tenure.sdk.task_info import TaskCounts, TaskInfo, TaskPage
 
 
 class _AnyPath(PathConvertor):
@@ -37,6 +37,12 @@ TASK_EVENTS: Final = tuple(
 ROUTES: Final = (
     route_of("POST", "/v1/tasks", tasks.submit, TaskInfo, "Submit a task", body=req.SubmitBody, status=201),
     route_of("GET", "/v1/tasks", tasks.list_tasks, TaskPage, "List tasks, the newest first", query=req.TasksQuery),
+    route_of(
+        *("GET", "/v1/tasks/count", tasks.count, TaskCounts),
+        "Count tasks by state, up to 10,000 of each",
+        query=req.CountQuery,
+        name="count_tasks",
+    ),
     route_of(
         *("POST", "/v1/tasks/act", operations.act, answers.ActPage),
         "Cancel or requeue many tasks, let them wait, or continue them",

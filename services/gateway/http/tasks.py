@@ -14,13 +14,13 @@ from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
 from tenure.domain.errors import InvalidRequest
 from tenure.sdk.errors import api_errors
-from tenure.sdk.from_wire import entry_event, task_file, task_info, task_page
+from tenure.sdk.from_wire import entry_event, task_counts, task_file, task_info, task_page
 from tenure.sdk.option_values import files as input_files
 from tenure.sdk.option_values import json_text, nano_usd
 from tenure.sdk.submit_options import FORK_OPTIONS, PARAMETERS, argument_of
 from tenure.sdk.submit_request import function_request, overrides_of, submit_request
-from tenure.sdk.task_filter import source_of, task_filter
-from tenure.sdk.task_info import TaskInfo, TaskPage
+from tenure.sdk.task_filter import RANGES, source_of, task_filter
+from tenure.sdk.task_info import TaskCounts, TaskInfo, TaskPage
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
@@ -71,10 +71,15 @@ def filter_of(query: req.TaskFilterQuery, root_task_id: str = "", forked_from_ta
         forked_from_task_id=forked_from_task_id,
         reason=query.reason,
         agent=query.agent,
-        since=query.since,
-        ended_since=query.ended_since,
         task_ids=query.task_id,
+        **{name: getattr(query, name) for name in RANGES},
     )
+
+
+async def count(call: HttpCall, query: req.CountQuery, _body: None) -> TaskCounts:
+    """The numbers of tasks by state."""
+    wanted = filter_of(query, query.root_task_id, query.forked_from_task_id)
+    return task_counts(await call.one(call.stubs.tasks.CountTasks, api.CountTasksRequest(filter=wanted)))
 
 
 async def read_task(call: HttpCall) -> task_pb2.Task:
