@@ -80,6 +80,9 @@ async def test_a_task_by_http_is_the_task_of_the_client(installation: Installati
     assert task["task_id"] in {one["task_id"] for one in found["tasks"]}
     explained = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/explain")
     assert explained["lines"]
+    trace = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/trace")
+    assert {row["kind"] for row in trace["rows"]} >= {"AGENT", "MODEL"}
+    assert {row["span_id"] for row in trace["rows"]} <= {span["span_id"] for span in trace["spans"]}
     tree = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/tree")
     assert [one["task_id"] for one in tree["tasks"]] == [task["task_id"]]
 

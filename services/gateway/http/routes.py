@@ -17,6 +17,7 @@ from tenure.sdk import events
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.task_info import TaskInfo, TaskPage
+from tenure.sdk.traces import Trace
 
 
 class _AnyPath(PathConvertor):
@@ -122,6 +123,11 @@ ROUTES: Final = (
     _route("GET", f"{_TASK}/explain", "TaskService.ExplainTask", answers.Explanation, "Why the task is in its state"),
     _route(
         "GET", f"{_TASK}/tree", tasks.tree, TaskPage, "List the tree of sub-agents", query=req.Page, name="task_tree"
+    ),
+    _route(
+        *("GET", f"{_TASK}/trace", tasks.trace, Trace),
+        "The spans of a task and its sub-agents, with the rows of their waterfall",
+        name="task_trace",
     ),
     _route(
         *("GET", f"{_TASK}/wait", tasks.wait, answers.Waited),

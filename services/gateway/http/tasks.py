@@ -20,11 +20,15 @@ from tenure.sdk.submit_options import FORK_OPTIONS, PARAMETERS, argument_of
 from tenure.sdk.submit_request import function_request, overrides_of, submit_request
 from tenure.sdk.task_filter import source_of, task_filter
 from tenure.sdk.task_info import TaskInfo, TaskPage
+from tenure.sdk.traces import Trace, read_spans, trace_of
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
 
 FORK_SECONDS: Final = 150.0
+MAX_TRACED: Final = 200
+"""The tasks of a tree whose ledgers one answer is projected from."""
+MAX_SPANS: Final = 5_000
 _WAIT_MARGIN_SECONDS: Final = 15.0
 _WAITING: Final = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
 
@@ -96,6 +100,12 @@ async def tree(call: HttpCall, query: req.Page, _body: None) -> TaskPage:
     task = await read_task(call)
     root = task.root_task_id or task.task_id
     return await _page(call, task_pb2.TaskFilter(root_task_id=root), query, task_pb2.TASK_ORDER_NEWEST)
+
+
+async def trace(call: HttpCall, _query: req.NoQuery, _body: None) -> Trace:
+    reading = read_spans(call.one, call.stubs.tasks, call.stubs.admin, call.path("task_id"), most_tasks=MAX_TRACED)
+    spans, more = await call.while_connected(reading)
+    return trace_of(spans, most_spans=MAX_SPANS, more=more)
 
 
 async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Waited:

@@ -140,6 +140,9 @@ async def test_a_takeover_is_seen_without_a_reload(own_installation: Installatio
     await sees(page, "Succeeded", ".timeline")
     await sees(page, "complete")
     assert await page.locator(".timeline .call.ok").count() == 16
+    await page.get_by_role("button", name="Waterfall").click()
+    await page.locator('.span[data-kind="MOMENT"]').filter(has_text=f"takeover {owner.name}").wait_for(timeout=PATIENCE)
+    assert await page.locator('.spans .span[data-kind="TOOL"] .bar').count() == 16
     await check_same_visit(page)
 
 

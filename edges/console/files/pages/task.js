@@ -10,6 +10,7 @@ import { waitPanel } from "./answer.js";
 import { doubtPanel } from "./resolve.js";
 import { listAddress, title } from "./tasks.js";
 import { Timeline } from "./timeline.js";
+import { Waterfall } from "./waterfall.js";
 
 const REFRESH_MS = 1500;
 
@@ -31,12 +32,14 @@ export default async function taskPage(context) {
     owner: (worker, claim) => header.owner(worker, claim),
     tree: () => aside.readTree(),
   });
+  const waterfall = new Waterfall(taskId);
+  const steps = h("div", timeline.element, end);
   const actions = h("div.actions");
   fill(
     root,
     h("p.back", h("a", { href: listAddress }, "Tasks"), h("span.dim", " / "), h("code", { title: taskId }, taskId)),
     header.element,
-    h("div.columns", h("div.column", waiting, h("div.head", h("h2", "Timeline"), link), timeline.element, end), h("aside", { "aria-label": "About this task" }, actions, h("section", h("h2", "Now"), explained), aside.element)),
+    h("div.columns", h("div.column", waiting, h("div.head", views(context, (view) => { steps.hidden = view !== ""; waterfall.show(view === "waterfall"); }), link), steps, waterfall.element), h("aside", { "aria-label": "About this task" }, actions, h("section", h("h2", "Now"), explained), aside.element)),
   );
 
   let shownWait = "";
@@ -102,6 +105,7 @@ export default async function taskPage(context) {
       timeline.apply(event);
       follow();
       if (event.kind === "transition" || event.kind === "assistant_message" || event.kind === "operator_request") refresh();
+      if (event.sequence) waterfall.changed();
     },
     status: (status, error) => {
       setText(link, error && status === "failed" ? errorText(error) : statusWords[status]);
@@ -116,8 +120,28 @@ export default async function taskPage(context) {
   onLeave(() => {
     stream.stop();
     refresh.cancel();
+    waterfall.show(false);
     removeEventListener("scroll", scroll);
   });
+}
+
+// The buttons that choose the view, which is kept in the address. show(view): "" is the timeline.
+function views(context, show) {
+  const named = [["", "Timeline"], ["waterfall", "Waterfall"]];
+  let chosen = context.query.get("view") ?? "";
+  if (!named.some(([view]) => view === chosen)) chosen = "";
+  const buttons = named.map(([view, name]) => h("button.chip", { type: "button", onclick: () => choose(view) }, name));
+  const choose = (view) => {
+    chosen = view;
+    context.setQuery(new URLSearchParams(view ? { view } : {}));
+    draw();
+  };
+  const draw = () => {
+    buttons.forEach((element, at) => element.setAttribute("aria-pressed", String(named[at][0] === chosen)));
+    show(chosen);
+  };
+  draw();
+  return h("span.views", { role: "group", "aria-label": "View" }, buttons);
 }
 
 // The header: state, and the facts that an operator looks for first.
