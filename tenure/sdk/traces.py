@@ -145,7 +145,7 @@ async def read_spans(
     tree = _below(given, [one async for one in _tree(ask, tasks, given)])
     spans: list[TaskSpan] = []
     for task in tree[:most_tasks]:
-        of_task = await _spans_of(task, _entries(ask, tasks, task.task_id))
+        of_task = await _spans_of(task, entries_of(ask, tasks, task.task_id))
         spans += await _with_refusals(ask, admins, task.task_id, of_task) if reads_refusals else of_task
     return spans, len(tree) > most_tasks
 
@@ -171,7 +171,8 @@ async def _tree(ask: Ask, tasks: TaskServiceAsyncStub, given: task_pb2.Task) -> 
         request.page_token = page.next_page_token
 
 
-async def _entries(ask: Ask, tasks: TaskServiceAsyncStub, task_id: str) -> AsyncIterator[ledger_pb2.Entry]:
+async def entries_of(ask: Ask, tasks: TaskServiceAsyncStub, task_id: str) -> AsyncIterator[ledger_pb2.Entry]:
+    """Yields the entries of a task so far, the oldest first."""
     request, more = api.ListTaskEntriesRequest(task_id=task_id), True
     while more:
         page = await ask(tasks.ListTaskEntries, request)

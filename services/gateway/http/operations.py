@@ -58,6 +58,9 @@ AS_SCHEDULE: Final[dict[str, Any]] = {
 }
 """How the bodies of schedules differ from the requests of the method."""
 
+AS_WEBHOOK: Final[dict[str, Any]] = {"convert": {"filter": (filter_of, None)}}
+"""How the body of a webhook differs from the request of the method."""
+
 # Operations.
 
 

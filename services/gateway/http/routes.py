@@ -130,6 +130,12 @@ ROUTES: Final = (
         name="task_trace",
     ),
     _route(
+        *("GET", f"{_TASK}/prompt", tasks.prompt, answers.StepPrompt),
+        "What the model read at a step",
+        query=req.PromptQuery,
+        name="step_prompt",
+    ),
+    _route(
         *("GET", f"{_TASK}/wait", tasks.wait, answers.Waited),
         "Wait until the task has ended, or the time is over",
         query=req.WaitQuery,
@@ -233,7 +239,15 @@ ROUTES: Final = (
         body=req.TriggerBody,
     ),
     _route("GET", "/v1/webhooks", "WebhookService.ListWebhooks", answers.WebhookPage, "List webhooks", query=req.Page),
+    _route(
+        *("POST", "/v1/webhooks", "WebhookService.CreateWebhook", info.WebhookSecret),
+        "Create a webhook; the answer has its secret, this once",
+        body=req.WebhookBody,
+        with_=operations.AS_WEBHOOK,
+        status=201,
+    ),
     _route("GET", _WEBHOOK, "WebhookService.GetWebhook", info.WebhookInfo, "Read a webhook"),
+    _route("DELETE", _WEBHOOK, "WebhookService.DeleteWebhook", answers.Deleted, "Delete a webhook"),
     _route(
         *("POST", f"{_WEBHOOK}/pause", "WebhookService.PauseWebhook", info.WebhookInfo),
         "Pause a webhook",

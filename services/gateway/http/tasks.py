@@ -12,7 +12,9 @@ from starlette.responses import Response, StreamingResponse
 from services.gateway.http import answers
 from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
+from tenure.domain.entries import Entry
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.prompts import is_answer, parts_of, prompt_of
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_file, task_info, task_page
 from tenure.sdk.option_values import json_text, nano_usd
@@ -20,10 +22,11 @@ from tenure.sdk.submit_options import FORK_OPTIONS, PARAMETERS, argument_of
 from tenure.sdk.submit_request import function_request, overrides_of, submit_request
 from tenure.sdk.task_filter import source_of, task_filter
 from tenure.sdk.task_info import TaskInfo, TaskPage
-from tenure.sdk.traces import Trace, read_spans, trace_of
+from tenure.sdk.traces import Trace, entries_of, read_spans, trace_of
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
+from tenure.wire.ledger import read_entries
 
 FORK_SECONDS: Final = 150.0
 MAX_TRACED: Final = 200
@@ -106,6 +109,22 @@ async def trace(call: HttpCall, _query: req.NoQuery, _body: None) -> Trace:
     reading = read_spans(call.one, call.stubs.tasks, call.stubs.admin, call.path("task_id"), most_tasks=MAX_TRACED)
     spans, more = await call.while_connected(reading)
     return trace_of(spans, most_spans=MAX_SPANS, more=more)
+
+
+async def prompt(call: HttpCall, query: req.PromptQuery, _body: None) -> answers.StepPrompt:
+    made = prompt_of(await call.while_connected(_entries_to_answer(call, query.step)), query.step)
+    messages = (answers.PromptMessage(one["role"], tuple(parts_of(one))) for one in made.messages)
+    return answers.StepPrompt(query.step, made.model, made.system, made.tools, tuple(messages))
+
+
+async def _entries_to_answer(call: HttpCall, step: int) -> list[Entry]:
+    """Returns the entries from the first one to the answer of the step, or all."""
+    read: list[Entry] = []
+    async for message in entries_of(call.one, call.stubs.tasks, call.path("task_id")):
+        read += read_entries([message])
+        if is_answer(read[-1], step):
+            break
+    return read
 
 
 async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Waited:

@@ -175,9 +175,8 @@ async def test_a_function_shows_its_steps_and_its_result(
     page = await viewer.opens(f"tasks/{task_id}")
     await sees(page, "complete")
     assert await page.locator(".timeline .call.ok").count() == 1
-    shown = await page.locator(".timeline").inner_text()
-    assert "not finished" not in shown
-    assert '{\n  "booked": true,\n  "total": 250\n}' in shown
+    assert "not finished" not in await page.locator(".timeline").inner_text()
+    assert '{\n  "booked": true,\n  "total": 250\n}' in await page.locator(".result").inner_text()
     header = await page.locator(".task-header .strip").inner_text()
     assert "Took" in header
     assert "1 of" not in header.partition("Attempt")[2]
