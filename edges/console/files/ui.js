@@ -62,9 +62,11 @@ export function errorText(error) {
   return `${error.message}${error.code ? ` (${error.code})` : ""}${later}`;
 }
 
+// `retry` is offered where it may help: not for what the caller asked wrongly.
 export function errorBox(error, retry) {
   const box = h("div.box.bad", { role: "alert" }, h("p", errorText(error)));
-  if (retry) append(box, [h("button", { type: "button", onclick: retry }, "Try again")]);
+  const isFinal = error.status >= 400 && error.status < 500 && ![408, 425, 429].includes(error.status);
+  if (retry && !isFinal) append(box, [h("button", { type: "button", onclick: retry }, "Try again")]);
   return box;
 }
 

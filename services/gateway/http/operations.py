@@ -143,6 +143,7 @@ async def usage(call: HttpCall, query: req.UsageQuery, _body: None) -> Any:
         root_task_id=query.root_task_id,
         page_size=query.page_size,
         page_token=query.page_token,
+        dearest_first=query.dearest_first,
     )
     if query.since is None and not query.root_task_id:
         request.begin_time.FromSeconds(int(time.time()) - _DAY_SECONDS)

@@ -432,6 +432,7 @@ class UsageQuery(Page):
     since: datetime | None = given("settled at or after; null: the last 24 hours, or all of a root", None)
     until: datetime | None = given("settled before", None)
     root_task_id: str = given("of this tree only", "")
+    dearest_first: bool = given("one page of the dearest sums, instead of pages by their keys", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,6 +115,7 @@ async def test_every_act_is_carried_out_on_many_tasks(installation: Installation
         await page.locator(".notice").filter(has_text=did).wait_for(timeout=PATIENCE)
         for task_id in made:
             await row(page, task_id, state)
+    await page.get_by_text("More filters").click()
     await page.get_by_label("Reason").fill("operator_requeue")
     await page.keyboard.press("Enter")
     await row(page, made[0], "queued")
