@@ -34,8 +34,8 @@ const FILTERS = [
   { name: "source", label: "Source", size: 16, placeholder: "SCHEDULE/id", rare: true },
   { name: "since", label: "Submitted since", type: "datetime-local", rare: true, send: time, act: time },
   { name: "ended_since", label: "Ended since", type: "datetime-local", rare: true, send: time, act: time },
-  { name: "root_task_id", label: "Tree of task", size: 34, rare: true, act: null },
-  { name: "forked_from_task_id", label: "Forks of task", size: 34, rare: true, act: null },
+  { name: "root_task_id", label: "Tree of task", size: 34, placeholder: "id of a task", rare: true, act: null },
+  { name: "forked_from_task_id", label: "Forks of task", size: 34, placeholder: "id of a task", rare: true, act: null },
 ];
 
 export default async function tasksPage(context) {
@@ -184,9 +184,9 @@ export default async function tasksPage(context) {
     draw();
     loadSoon();
   }
-  for (const [{ here }, input] of fields) {
+  for (const [{ name, here }, input] of fields) {
     const act = here ? () => { remember(); drawSoon(); } : changed;
-    input.addEventListener(here ? "input" : "change", act);
+    input.addEventListener(name === "text" ? "input" : "change", act);
     input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       act();
