@@ -14,7 +14,7 @@ from tenure.domain.result_schema import system_prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptOfStep:
     """The request of the newest model call of a step. `tools`: the names of the tools that the model was shown."""
 
     model: str
@@ -28,7 +28,7 @@ def is_answer(entry: Entry, step: int) -> bool:
     return entry.step > step or (entry.step == step and isinstance(entry.body, AssistantMessage))
 
 
-def prompt_of(entries: Sequence[Entry], step: int) -> Prompt:
+def prompt_of(entries: Sequence[Entry], step: int) -> PromptOfStep:
     """Returns what the model read at this step. `entries`: from the first one, at least to the answer of the step.
 
     Raises NotFound for a step without a model call, WrongState for the task of a function: its code says what it sends.
@@ -47,7 +47,7 @@ def prompt_of(entries: Sequence[Entry], step: int) -> Prompt:
     attempt = calls[-1].body
     assert isinstance(attempt, ModelAttempt)
     system = system_prompt(point.spec.agent.system, point.spec.result_schema_json)
-    return Prompt(attempt.model, system, tuple(tool.name for tool in point.shown_tools), tuple(point.messages))
+    return PromptOfStep(attempt.model, system, tuple(tool.name for tool in point.shown_tools), tuple(point.messages))
 
 
 def _is_call(entry: Entry) -> bool:
@@ -55,7 +55,7 @@ def _is_call(entry: Entry) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPart:
+class MessagePart:
     """A part of a message. `kind`: text, tool_call, tool_result, image, or what the model provider calls it."""
 
     kind: str
@@ -65,22 +65,22 @@ class PromptPart:
     is_error: bool = False
 
 
-def parts_of(message: Message) -> list[PromptPart]:
+def parts_of(message: Message) -> list[MessagePart]:
     """Returns the parts of a message as people read them."""
     content = message["content"]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return [_part(block) for block in blocks]
 
 
-def _part(block: dict[str, Any]) -> PromptPart:
+def _part(block: dict[str, Any]) -> MessagePart:
     match block.get("type"):
         case "text":
-            return PromptPart("text", str(block.get("text", "")))
+            return MessagePart("text", str(block.get("text", "")))
         case "tool_use":
-            return PromptPart("tool_call", tool=str(block.get("name", "")), arguments=block.get("input"))
+            return MessagePart("tool_call", tool=str(block.get("name", "")), arguments=block.get("input"))
         case "tool_result":
-            return PromptPart("tool_result", result_text(block), is_error=bool(block.get("is_error")))
+            return MessagePart("tool_result", result_text(block), is_error=bool(block.get("is_error")))
         case "image":
-            return PromptPart("image", str((block.get("source") or {}).get("path", "")))
+            return MessagePart("image", str((block.get("source") or {}).get("path", "")))
         case kind:
-            return PromptPart(str(kind), str(block.get("thinking", "")))
+            return MessagePart(str(kind), str(block.get("thinking", "")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tenure.domain.prompts import PromptPart
+from tenure.domain.prompts import MessagePart
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event
 from tenure.sdk.json_shape import PublicValue, public_class
@@ -33,7 +33,7 @@ class PromptMessage(PublicValue):
     """A message that the model read. `role`: user or assistant."""
 
     role: str
-    parts: tuple[PromptPart, ...]
+    parts: tuple[MessagePart, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ const PAGE = 100;
 const MAX_NAMED = 500; // Tasks that one act may name.
 const RUNNING_MS = 5000;
 const SHOWN = 300; // Rows at most: a person searches rather than scrolls further.
-const FIRST = ["WAITING_USER", "RUNNING"]; // What somebody should look at stands above the rest.
+const FIRST = ["WAITING_USER", "RUNNING"]; // They stand above the rest.
 
 const labelOf = (text) => [text.split("=")[0], text.split("=").slice(1).join("=")];
 const time = (text) => new Date(text).toISOString();
