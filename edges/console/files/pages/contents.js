@@ -8,14 +8,19 @@ import { dialog, errorText, longText } from "../ui.js";
 
 const LIMIT = 4000;
 
-// The arguments of a call. A text of several lines, such as a program, stands by itself.
-export function argumentsView(value) {
+// The arguments that are texts of several lines, such as programs: their names and texts.
+export function textsIn(value) {
   const isObject = value !== null && typeof value === "object" && !Array.isArray(value);
-  const entries = isObject ? Object.entries(value) : [];
-  const isText = ([, one]) => typeof one === "string" && one.includes("\n");
-  if (!entries.some(isText)) return longText(pretty(value), LIMIT);
-  const rest = Object.fromEntries(entries.filter((entry) => !isText(entry)));
-  return [Object.keys(rest).length > 0 ? longText(pretty(rest), LIMIT) : null, entries.filter(isText).map(([name, text]) => [h("p.dim", name), longText(text, LIMIT)])];
+  return (isObject ? Object.entries(value) : []).filter(([, one]) => typeof one === "string" && one.includes("\n"));
+}
+
+// The arguments of a call. A text of several lines stands by itself.
+export function argumentsView(value) {
+  const texts = textsIn(value);
+  if (texts.length === 0) return longText(pretty(value), LIMIT);
+  const names = new Set(texts.map(([name]) => name));
+  const rest = Object.entries(value).filter(([name]) => !names.has(name));
+  return [rest.length > 0 ? longText(pretty(Object.fromEntries(rest)), LIMIT) : null, texts.map(([name, text]) => [h("p.dim", name), longText(text, LIMIT)])];
 }
 
 // The output of a call: JSON in one line gets its levels.
