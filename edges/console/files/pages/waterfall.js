@@ -33,7 +33,13 @@ export class Waterfall {
     if (!this.element.hidden) this.read();
   }
 
+  // One after the other: the gateway reads the ledgers of the whole tree for each.
   async #read() {
+    if (this.isReading) {
+      this.isStale = true;
+      return;
+    }
+    this.isReading = true;
     try {
       this.trace = await api.get(path`/v1/tasks/${this.taskId}/trace`);
       fill(this.message);
@@ -41,6 +47,10 @@ export class Waterfall {
     } catch (error) {
       fill(this.message, errorBox(error, () => this.read()));
     }
+    this.isReading = false;
+    if (!this.isStale) return;
+    this.isStale = false;
+    this.changed();
   }
 
   #draw() {
