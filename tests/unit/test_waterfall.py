@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.waterfall import RowKind, waterfall, with_refused_writes
+from tenure.sdk.traces import trace_of
 from tests.unit.test_traces import SECOND, Writer
 
 
@@ -43,3 +44,12 @@ def test_a_refused_write_belongs_to_its_attempt() -> None:
 def test_a_span_without_its_parent_begins_a_tree() -> None:
     spans = [span for span in taken_over().spans() if not span.name.startswith("invoke_agent")]
     assert {row.depth for row in waterfall(spans) if row.kind is not RowKind.MOMENT} == {0}
+
+
+def test_a_trace_of_too_many_spans_has_the_oldest() -> None:
+    """It says so, and its rows are those of the spans that it has."""
+    spans = taken_over().spans()
+    whole, part = trace_of(spans, most_spans=len(spans)), trace_of(spans, most_spans=2)
+    assert (whole.more, part.more, len(part.spans)) == (False, True, 2)
+    assert [span.started_at for span in part.spans] == sorted(span.started_at for span in whole.spans)[:2]
+    assert {row.span_id for row in part.rows} == {span.span_id for span in part.spans}
