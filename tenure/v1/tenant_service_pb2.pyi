@@ -439,6 +439,7 @@ class GetTenantUsageRequest(message.Message):
     ROOT_TASK_ID_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    DEAREST_FIRST_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Empty: the caller's own; another tenant for operators."""
     group_by: UsageGrouping.ValueType
@@ -449,6 +450,8 @@ class GetTenantUsageRequest(message.Message):
     """The maximum number of groups; 0: 100, at most 1,000."""
     page_token: builtins.str
     """From the previous page."""
+    dearest_first: builtins.bool
+    """Only one page: the dearest sums, the dearest first, equally dear ones by their tokens. page_token is empty then."""
     @builtins.property
     def begin_time(self) -> timestamp_pb2.Timestamp:
         """Calls settled since this time; absent: 24 hours ago."""
@@ -467,10 +470,11 @@ class GetTenantUsageRequest(message.Message):
         root_task_id: builtins.str = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        dearest_first: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "end_time", b"end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "group_by", b"group_by", "page_size", b"page_size", "page_token", b"page_token", "root_task_id", b"root_task_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "dearest_first", b"dearest_first", "end_time", b"end_time", "group_by", b"group_by", "page_size", b"page_size", "page_token", b"page_token", "root_task_id", b"root_task_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,7 +490,7 @@ class GetTenantUsageResponse(message.Message):
     """For the next page; empty: no more."""
     @builtins.property
     def sums(self) -> containers.RepeatedCompositeFieldContainer[UsageSum]:
-        """By their key."""
+        """By their key, or by their cost."""
 
     def __init__(
         self,

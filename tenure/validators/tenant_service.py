@@ -59,6 +59,8 @@ def _usage_token(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
     form = _KEYS.get(request.group_by, TENANT_NAME)
     is_key = len(request.page_token) <= _MAX_KEY and bool(form.fullmatch(request.page_token))
     v.require(not request.page_token or is_key, "page_token", "must be the next_page_token of an earlier answer")
+    if request.dearest_first:
+        v.require(not request.page_token, "page_token", "must be empty: the dearest sums are one page")
 
 
 def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:

@@ -64,6 +64,23 @@ async def test_sums_by_every_key_are_those_of_the_bills(billed: Any) -> None:
         assert sum(one.usage.cache_read_input_tokens for one in parts) == 600_000
 
 
+async def test_the_dearest_sums_come_first(billed: Any) -> None:
+    """Not those of the smallest keys: equally dear ones by their tokens."""
+    root = ROOT.format(ROOTS + 7)
+    for number, nano_usd in enumerate((1, 10**9)):
+        await billed.query(
+            "insert into ledger.token_usage (task_id, step, attempt_number, tenant, root_task_id, epoch, model,"
+            " provider_request_id, lost, input_tokens, output_tokens, cache_creation_input_tokens,"
+            " cache_read_input_tokens, nano_usd, unpriced, settled_at)"
+            f" values ('{root}', {number}, 1, 't-dear', '{ROOT.format(ROOTS + 7 + number)}', 1, 'm', '', false,"
+            f" 1, 1, 0, 0, {nano_usd}, false, now())"
+        )
+    fields = {"group_by": pb.USAGE_GROUPING_ROOT, "page_size": 1, **since(hours=1)}
+    page = await sums(billed, "t-dear", dearest_first=True, **fields)
+    assert ([one.key for one in page.sums], page.next_page_token) == ([ROOT.format(ROOTS + 8)], "")
+    assert [one.key for one in (await sums(billed, "t-dear", **fields)).sums] == [root]
+
+
 async def test_pages_of_sums_join_without_gap_or_repeat(billed: Any) -> None:
     fields = {"group_by": pb.USAGE_GROUPING_ROOT, **since(days=30)}
     whole = [one.key for one in (await sums(billed, "t-3", page_size=1000, **fields)).sums]
@@ -112,7 +129,7 @@ async def test_simulated_and_unpriced_calls_are_counted_separately(shared_ledger
 async def test_each_sum_reads_one_index(billed: Any, grouping: str) -> None:
     now = datetime.now(UTC)
     simulated = {"simulated_request": "req_sim_", "simulated_model": "sim-"}
-    shared = {"tenant": "t-3", "grouping": grouping, "after": "", "limit": 100, **simulated}
+    shared = {"tenant": "t-3", "grouping": grouping, "after": "", "dearest": False, "limit": 100, **simulated}
     span = {"begin_at": now - timedelta(days=1), "end_at": now}
     assert await indexes(billed, TENANTS.usage, **shared, **span) == ["token_usage_tenant"]
     assert await indexes(billed, TENANTS.usage_of_root, **shared, root_task_id=ROOT.format(3)) == ["token_usage_root"]

@@ -87,6 +87,11 @@ async def test_a_task_by_http_is_the_task_of_the_client(installation: Installati
     assert task["task_id"] in {one["task_id"] for one in found["tasks"]}
     explained = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/explain")
     assert explained["lines"]
+    prompt = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/prompt", params={"step": 1})
+    assert [[part["text"] for part in one["parts"]] for one in prompt["messages"]] == [[task["goal"]]]
+    trace = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/trace")
+    assert {row["kind"] for row in trace["rows"]} >= {"AGENT", "MODEL"}
+    assert {row["span_id"] for row in trace["rows"]} <= {span["span_id"] for span in trace["spans"]}
     tree = await answer(http, "GET", f"/v1/tasks/{task['task_id']}/tree")
     assert [one["task_id"] for one in tree["tasks"]] == [task["task_id"]]
 

@@ -1,6 +1,6 @@
 // The console's frame: who is signed in, the navigation, and the page of the address.
 
-import { api, currentTenant, listIn, useTenant, whenUnauthenticated } from "./api.js";
+import { api, ApiError, currentTenant, listIn, useTenant, whenUnauthenticated } from "./api.js";
 import { followChanges, stopChanges, subscribe } from "./changes.js";
 import { fill, h, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -218,7 +218,9 @@ async function show() {
   main.scrollTop = 0;
   scrollTo(0, 0);
   try {
-    const page = await import(name === "tasks" && parts.length > 1 ? "./pages/task.js" : module);
+    const page = await import(name === "tasks" && parts.length > 1 ? "./pages/task.js" : module).catch((error) => {
+      throw error instanceof TypeError ? new ApiError(0, "UNREACHABLE", "the gateway does not answer") : error;
+    });
     if (context.isCurrent()) await page.default(context);
   } catch (error) {
     if (context.isCurrent() && error.status !== 401) fill(context.root, h("h1", title), errorBox(error, show));

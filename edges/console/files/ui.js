@@ -62,9 +62,11 @@ export function errorText(error) {
   return `${error.message}${error.code ? ` (${error.code})` : ""}${later}`;
 }
 
+// `retry` is offered where it may help: not for what the caller asked wrongly.
 export function errorBox(error, retry) {
   const box = h("div.box.bad", { role: "alert" }, h("p", errorText(error)));
-  if (retry) append(box, [h("button", { type: "button", onclick: retry }, "Try again")]);
+  const isFinal = error.status >= 400 && error.status < 500 && ![408, 425, 429].includes(error.status);
+  if (retry && !isFinal) append(box, [h("button", { type: "button", onclick: retry }, "Try again")]);
   return box;
 }
 
@@ -125,7 +127,7 @@ export async function changing(element, work) {
 
 // Opens a dialog with a form. build(form) adds its fields; submit(data, form) does the work, and its error stays in the
 // dialog. Resolves to what submit returned, or undefined if the dialog was closed.
-export function dialog(title, { build, submit, confirm = "OK", tone = "primary", cancel = "Cancel" }) {
+export function dialog(title, { build, submit, confirm = "OK", tone = "primary", cancel = "Cancel", wide = false }) {
   return new Promise((resolve) => {
     const error = h("p.error", { role: "alert" });
     const buttons = h("div.buttons", h("button", { type: "button", onclick: () => element.close() }, cancel));
@@ -133,7 +135,7 @@ export function dialog(title, { build, submit, confirm = "OK", tone = "primary",
     append(buttons, [send]);
     const body = h("div.fields");
     const form = h("form", { novalidate: false }, h("h2", { id: "dialog-title" }, title), body, error, buttons);
-    const element = h("dialog", { "aria-labelledby": "dialog-title" }, form);
+    const element = h(wide ? "dialog.wide" : "dialog", { "aria-labelledby": "dialog-title" }, form);
     let result;
     form.addEventListener("submit", async (event) => {
       event.preventDefault();

@@ -143,9 +143,14 @@ select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, count
                     collate "C" as key
 
 -- part: page
--- By key.
+-- By key, or the dearest ones.
  where key > %(after)b
- group by key order by key limit %(limit)b
+ group by key
+ order by case when %(dearest)b::boolean then sum(nano_usd) end desc nulls last,
+          case when %(dearest)b::boolean then sum(input_tokens + output_tokens + cache_creation_input_tokens
+                                                  + cache_read_input_tokens) end desc nulls last,
+          key
+ limit %(limit)b
 
 -- name: usage
 -- Sums of a tenant's bills over time.

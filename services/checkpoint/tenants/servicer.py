@@ -36,12 +36,13 @@ _GROUPINGS: Final = {
 
 
 async def sum_up(pool: Pool, tenant: str, request: pb.GetTenantUsageRequest) -> pb.GetTenantUsageResponse:
-    """Returns a page of sums by key; the token is the last key. Raises InvalidRequest for a span that is too long."""
+    """Returns a page of sums by key, or the dearest. Raises InvalidRequest for a span that is too long."""
     page_size = request.page_size or DEFAULT_SUMS
     parameters: dict[str, Any] = {
         "tenant": tenant,
         "grouping": _GROUPINGS[request.group_by],
         "after": request.page_token,
+        "dearest": request.dearest_first,
         "limit": page_size + 1,
         "simulated_request": SIMULATED_REQUEST_PREFIX,
         "simulated_model": SIMULATED_MODEL_PREFIX,
@@ -55,7 +56,8 @@ async def sum_up(pool: Pool, tenant: str, request: pb.GetTenantUsageRequest) -> 
     async with ledger_connection(pool) as connection:
         rows = await fetch_all(connection, statement, parameters)
     sums = [_sum(*columns) for columns in rows[:page_size]]
-    return pb.GetTenantUsageResponse(sums=sums, next_page_token=sums[-1].key if len(rows) > page_size else "")
+    has_more = len(rows) > page_size and not request.dearest_first
+    return pb.GetTenantUsageResponse(sums=sums, next_page_token=sums[-1].key if has_more else "")
 
 
 def _span(request: pb.GetTenantUsageRequest, now: datetime) -> tuple[datetime, datetime]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tenure.domain.prompts import MessagePart
 from tenure.sdk import operations_info as info
 from tenure.sdk.agent_info import AgentInfo
 from tenure.sdk.events import Event
@@ -29,6 +30,25 @@ class Explanation(PublicValue):
     lines: tuple[str, ...]
     task: TaskInfo
     obstacle: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMessage(PublicValue):
+    """A message that the model read. `role`: user or assistant."""
+
+    role: str
+    parts: tuple[MessagePart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrompt(PublicValue):
+    """What the model read at a step. `tools`: the names of the tools that it was shown."""
+
+    step: int
+    model: str
+    system: str
+    tools: tuple[str, ...]
+    messages: tuple[PromptMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,9 @@ AS_SCHEDULE: Final[dict[str, Any]] = {
 }
 """How the bodies of schedules differ from the requests of the method."""
 
+AS_WEBHOOK: Final[dict[str, Any]] = {"convert": {"filter": (filter_of, None)}}
+"""How the body of a webhook differs from the request of the method."""
+
 # Operations.
 
 
@@ -148,6 +151,7 @@ async def usage(call: HttpCall, query: req.UsageQuery, _body: None) -> Any:
         root_task_id=query.root_task_id,
         page_size=query.page_size,
         page_token=query.page_token,
+        dearest_first=query.dearest_first,
     )
     if query.since is None and not query.root_task_id:
         request.begin_time.FromSeconds(int(time.time()) - _DAY_SECONDS)

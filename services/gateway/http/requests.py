@@ -19,7 +19,7 @@ from tenure.domain.model_parameters import Effort
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import InputFile, NoProgressPolicy, Priority
-from tenure.domain.webhooks import DeliveryState
+from tenure.domain.webhooks import DeliveryState, WebhookKind
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, default_of
 from tenure.sdk.submit_request import is_given
@@ -167,6 +167,13 @@ class EntriesQuery:
 
     after_sequence: int = given("only entries after this one", 0)
     limit: int = given("the most entries; 0: 200", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptQuery:
+    """The prompt to read."""
+
+    step: int = given("the step whose newest model call is meant", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +369,20 @@ class ReasonBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookBody:
+    """A webhook to create."""
+
+    name: str = given("unique in the tenant")
+    kind: WebhookKind = given("STANDARD, SLACK or EMAIL", WebhookKind.STANDARD)
+    url: str = given("where it sends to; empty for EMAIL", "")
+    email_addresses: tuple[str, ...] = given("for EMAIL: 1 to 20", ())
+    event_types: tuple[str, ...] = given("such as task.failed or task.*; empty: ends, waits and warnings", ())
+    filter: TaskFilterQuery = given("the tasks, by label, queue and source; empty: all", TaskFilterQuery())
+    secret: str = given("signs the deliveries of STANDARD; empty: a new one", "")
+    answer_links: bool = given("send links that answer waits", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesQuery(Page):
     """The deliveries to list."""
 
@@ -437,6 +458,7 @@ class UsageQuery(Page):
     since: datetime | None = given("settled at or after; null: the last 24 hours, or all of a root", None)
     until: datetime | None = given("settled before", None)
     root_task_id: str = given("of this tree only", "")
+    dearest_first: bool = given("one page of the dearest sums, instead of pages by their keys", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from tenure.sdk import events
 from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.task_info import TaskCounts, TaskInfo, TaskPage
+from tenure.sdk.traces import Trace
 
 
 class _AnyPath(PathConvertor):
@@ -64,6 +65,17 @@ ROUTES: Final = (
     route_of("GET", f"{_TASK}/explain", "TaskService.ExplainTask", answers.Explanation, "Why the task is in its state"),
     route_of(
         "GET", f"{_TASK}/tree", tasks.tree, TaskPage, "List the tree of sub-agents", query=req.Page, name="task_tree"
+    ),
+    route_of(
+        *("GET", f"{_TASK}/trace", tasks.trace, Trace),
+        "The spans of a task and its sub-agents, with the rows of their waterfall",
+        name="task_trace",
+    ),
+    route_of(
+        *("GET", f"{_TASK}/prompt", tasks.prompt, answers.StepPrompt),
+        "What the model read at a step",
+        query=req.PromptQuery,
+        name="step_prompt",
     ),
     route_of(
         *("GET", f"{_TASK}/wait", tasks.wait, answers.Waited),
@@ -170,6 +182,13 @@ ROUTES: Final = (
     ),
     route_of(
         "GET", "/v1/webhooks", "WebhookService.ListWebhooks", answers.WebhookPage, "List webhooks", query=req.Page
+    ),
+    route_of(
+        *("POST", "/v1/webhooks", "WebhookService.CreateWebhook", info.WebhookSecret),
+        "Create a webhook; the answer has its secret, this once",
+        body=req.WebhookBody,
+        with_=operations.AS_WEBHOOK,
+        status=201,
     ),
     route_of("GET", _WEBHOOK, "WebhookService.GetWebhook", info.WebhookInfo, "Read a webhook"),
     route_of(

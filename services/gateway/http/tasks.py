@@ -12,7 +12,9 @@ from starlette.responses import Response, StreamingResponse
 from services.gateway.http import answers
 from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
+from tenure.domain.entries import Entry
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.prompts import is_answer, parts_of, prompt_of
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_counts, task_file, task_info, task_page
 from tenure.sdk.option_values import files as input_files
@@ -21,11 +23,16 @@ from tenure.sdk.submit_options import FORK_OPTIONS, PARAMETERS, argument_of
 from tenure.sdk.submit_request import function_request, overrides_of, submit_request
 from tenure.sdk.task_filter import RANGES, source_of, task_filter
 from tenure.sdk.task_info import TaskCounts, TaskInfo, TaskPage
+from tenure.sdk.traces import Trace, entries_of, read_spans, trace_of
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
+from tenure.wire.ledger import read_entries
 
 FORK_SECONDS: Final = 150.0
+MAX_TRACED: Final = 200
+"""The tasks of a tree whose ledgers one answer is projected from."""
+MAX_SPANS: Final = 5_000
 _WAIT_MARGIN_SECONDS: Final = 15.0
 _WAITING: Final = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
 
@@ -102,6 +109,28 @@ async def tree(call: HttpCall, query: req.Page, _body: None) -> TaskPage:
     task = await read_task(call)
     root = task.root_task_id or task.task_id
     return await _page(call, task_pb2.TaskFilter(root_task_id=root), query, task_pb2.TASK_ORDER_NEWEST)
+
+
+async def trace(call: HttpCall, _query: req.NoQuery, _body: None) -> Trace:
+    reading = read_spans(call.one, call.stubs.tasks, call.stubs.admin, call.path("task_id"), most_tasks=MAX_TRACED)
+    spans, more = await call.while_connected(reading)
+    return trace_of(spans, most_spans=MAX_SPANS, more=more)
+
+
+async def prompt(call: HttpCall, query: req.PromptQuery, _body: None) -> answers.StepPrompt:
+    made = prompt_of(await call.while_connected(_entries_to_answer(call, query.step)), query.step)
+    messages = (answers.PromptMessage(one["role"], tuple(parts_of(one))) for one in made.messages)
+    return answers.StepPrompt(query.step, made.model, made.system, made.tools, tuple(messages))
+
+
+async def _entries_to_answer(call: HttpCall, step: int) -> list[Entry]:
+    """Returns the entries from the first one to the answer of the step, or all."""
+    read: list[Entry] = []
+    async for message in entries_of(call.one, call.stubs.tasks, call.path("task_id")):
+        read += read_entries([message])
+        if is_answer(read[-1], step):
+            break
+    return read
 
 
 async def wait(call: HttpCall, query: req.WaitQuery, _body: None) -> answers.Waited:

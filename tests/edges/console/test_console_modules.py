@@ -130,17 +130,6 @@ def test_no_text_is_taken_for_a_number(node: Path) -> None:
     assert json.loads(run(node, script))["text"].endswith(" 12345678901234567890")
 
 
-@pytest.mark.parametrize(("token", "note"), [("", False), ("more", True)])
-def test_the_dearest_of_a_part_are_named_so(node: Path, token: str, note: bool) -> None:
-    """Pages of sums are in the order of keys: the oldest trees come first, whatever they cost."""
-    usage = {"input_tokens": 1, "output_tokens": 0}
-    sums = [{"key": f"t{number}", "cost_usd": number % 7, "usage": usage} for number in range(30)]
-    page = json.dumps({"sums": sums, "next_page_token": token})
-    found = run(node, f"import {{ dearest }} from '{CONSOLE}/sums.js'; say(dearest({page}, 4));")
-    assert [one["key"] for one in found["sums"]] == ["t6", "t13", "t20", "t27"]
-    assert ("oldest 30" in found["note"]) is note
-
-
 def test_all_pages_of_a_list_are_read(node: Path) -> None:
     script = f"""
         const pages = {{ "": [["a", "b"], "2"], 2: [["c"], "3"], 3: [["d"], ""] }};

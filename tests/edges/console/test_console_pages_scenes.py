@@ -13,7 +13,6 @@ import pytest
 
 from tenure.runtime.http.outbound_http import http_tls_context
 from tests.edges.console.test_console_scenes import NEEDS_LEAVE, PATIENCE, check_same_visit, sees
-from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
 from tests.support.fix_browser import Viewer, viewer_of
 from tests.support.http_stub import HttpStub, Seen, page
@@ -55,6 +54,56 @@ async def until(http: httpx2.AsyncClient, path: str, holds: Callable[[Any], bool
     return value
 
 
+async def fill_in(at: Page, values: dict[str, str], confirm: str) -> None:
+    """Fills the open form in, and sends it."""
+    dialog = at.locator("dialog[open]")
+    for label, value in values.items():
+        await dialog.get_by_label(label, exact=True).fill(value)
+    await dialog.get_by_role("button", name=confirm, exact=True).click()
+
+
+async def test_a_task_is_started_run_again_forked_and_requeued(
+    installation: Installation, viewer: Viewer, http: httpx2.AsyncClient
+) -> None:
+    """Each has the values of the form, and what the form does not show."""
+    at = await viewer.opens("tasks")
+
+    async def made(button: str, values: dict[str, str], confirm: str) -> Any:
+        before = at.url
+        await at.get_by_role("button", name=button).click()
+        await fill_in(at, values, confirm)
+        await at.wait_for_url(lambda url: "#/tasks/" in url and url != before, timeout=PATIENCE)
+        return await read(http, f"/v1/tasks/{at.url.rpartition('/')[2]}")
+
+    values = {
+        "Goal": "Hold",
+        "Model": "sim-hello",
+        "Queue": "no-worker",
+        "Labels": "team=a, by=form",
+        "Most tokens": "9000",
+    }
+    first = await made("Start a task …", values, "Start")
+    assert (first["labels"], first["limits"]["max_tokens"]) == ({"team": "a", "by": "form"}, 9000)
+    again = await made("Run again …", {"Goal": "Hold on", "Model": "sim-echo"}, "Start")
+    changed = {"task_id", "root_task_id", "goal", "model", "created_at", "updated_at", "deadline_at"}
+    assert {name for name in first if first[name] != again[name]} <= changed
+    assert (again["goal"], again["model"]) == ("Hold on", "sim-echo")
+
+    ended = await installation.submit("sim-hello")
+    await installation.ended(ended)
+    await at.goto(f"{viewer.url}/console/#/tasks/{ended}")
+    await at.get_by_role("button", name="Waterfall").wait_for()
+    fork = await made("Fork …", {"After step": "0", "Model": "sim-echo", "System prompt": "Be brief."}, "Fork")
+    assert (fork["forked_from_task_id"], fork["model"], fork["system"]) == (ended, "sim-echo", "Be brief.")
+
+    await installation.client.cancel(again["task_id"])
+    await at.goto(f"{viewer.url}/console/#/tasks/{again['task_id']}")
+    await at.get_by_role("button", name="Requeue …").click()
+    await fill_in(at, {"Also more tokens": "500", "Reason": "by mistake"}, "Requeue")
+    await until(http, f"/v1/tasks/{again['task_id']}", lambda task: (task["attempt"], task["state"]) == (2, "QUEUED"))
+    assert (await read(http, f"/v1/tasks/{again['task_id']}"))["budget"]["max_tokens"] == 9500
+
+
 async def pause(at: Page, reason: str) -> None:
     """Fills the form in."""
     await at.get_by_role("button", name="Pause …").click()
@@ -71,9 +120,14 @@ async def test_a_schedule_is_followed_and_steered(
     name = f"s-{uuid.uuid4().hex[:12]}"
     listed = await viewer.opens("schedules")
     await listed.locator("#link-state.live").wait_for()
-    body = {"name": name, "cron": "0 3 1 1 *", "task": {"goal": f"goal of {name}", "model": "sim-hello"}}
-    created = (await http.post("/v1/schedules", json=body)).json()
-    route = f"/v1/schedules/{created['schedule_id']}"
+    await listed.get_by_role("button", name="Create a schedule …").click()
+    given = {"Name": name, "Due": "0 3 1 1 *", "Goal": f"goal of {name}", "Model": "sim-hello", "Labels": "by=form"}
+    await fill_in(listed, given, "Create")
+    await listed.wait_for_url(re.compile("#/schedules/"), timeout=PATIENCE)
+    route = f"/v1/schedules/{listed.url.rpartition('/')[2]}"
+    created = (await read(http, route))["schedule"]
+    assert created["task"]["labels"] == {"by": "form"}
+    await listed.get_by_role("link", name="Schedules").first.click()
     first = (await http.post(f"{route}/trigger", json={})).json()["task_id"]
     row = listed.locator("tr").filter(has_text=name)
     await row.get_by_text("active").wait_for(timeout=PATIENCE)
@@ -118,11 +172,10 @@ async def test_a_webhook_is_followed_and_steered(
 
     async with HttpStub(answer) as stub:
         listed = await viewer.opens("webhooks")
-        done = await tenure(
-            *("webhooks", "create", name, stub.url("/hook"), "--label", f"hook={label}"),
-            address=installation.stack.gateway_address,
-        )
-        assert done.code == 0, done.err
+        await listed.get_by_role("button", name="Create a webhook …").click()
+        await fill_in(listed, {"Name": name, "URL": stub.url("/hook"), "Only the labels": f"hook={label}"}, "Create")
+        await listed.locator("dialog pre").filter(has_text="whsec_").wait_for(timeout=PATIENCE)
+        await listed.keyboard.press("Escape")
         first = await runs()
         row = listed.locator("tr").filter(has_text=name)
         await row.get_by_text("active").wait_for(timeout=PATIENCE)
@@ -150,7 +203,7 @@ async def test_a_webhook_is_followed_and_steered(
         assert len(took) > sent
         await check_same_visit(at)
         await at.close()  # it would ask for the deleted webhook
-    await tenure("webhooks", "delete", name, address=installation.stack.gateway_address)
+    assert (await http.delete(f"/v1/webhooks/{name}")).json() == {"deleted": True}
 
 
 COUNT_LISTENERS = """() => {

@@ -115,6 +115,7 @@ async def test_every_act_is_carried_out_on_many_tasks(installation: Installation
         await page.locator(".notice").filter(has_text=did).wait_for(timeout=PATIENCE)
         for task_id in made:
             await row(page, task_id, state)
+    await page.get_by_text("More filters").click()
     await page.get_by_label("Reason").fill("operator_requeue")
     await page.keyboard.press("Enter")
     await row(page, made[0], "queued")
@@ -140,6 +141,9 @@ async def test_a_takeover_is_seen_without_a_reload(own_installation: Installatio
     await sees(page, "Succeeded", ".timeline")
     await sees(page, "complete")
     assert await page.locator(".timeline .call.ok").count() == 16
+    await page.get_by_role("button", name="Waterfall").click()
+    await page.locator('.span[data-kind="MOMENT"]').filter(has_text=f"takeover {owner.name}").wait_for(timeout=PATIENCE)
+    assert await page.locator('.spans .span[data-kind="TOOL"] .bar').count() == 16
     await check_same_visit(page)
 
 
@@ -172,9 +176,8 @@ async def test_a_function_shows_its_steps_and_its_result(
     page = await viewer.opens(f"tasks/{task_id}")
     await sees(page, "complete")
     assert await page.locator(".timeline .call.ok").count() == 1
-    shown = await page.locator(".timeline").inner_text()
-    assert "not finished" not in shown
-    assert '{\n  "booked": true,\n  "total": 250\n}' in shown
+    assert "not finished" not in await page.locator(".timeline").inner_text()
+    assert '{\n  "booked": true,\n  "total": 250\n}' in await page.locator(".result").inner_text()
     header = await page.locator(".task-header .strip").inner_text()
     assert "Took" in header
     assert "1 of" not in header.partition("Attempt")[2]

@@ -6,6 +6,7 @@ import { money, moneyExact, number, pretty, relative } from "../format.js";
 import { grantOf } from "../grants.js";
 import { parse, stringify } from "../json.js";
 import { button, changing, dialog, errorText, facts, field, notice, timeMark } from "../ui.js";
+import { textsIn } from "./contents.js";
 
 const ANSWERABLE = ["APPROVAL", "QUESTION", "TOOL_APPROVAL", "BUDGET", "OPERATOR", "NO_PROGRESS"];
 const HEADINGS = {
@@ -32,7 +33,7 @@ export function waitPanel(task, { onAnswered = () => {}, heading = "h2" } = {}) 
   if (wait.reference) panel.append(h("p.dim", `Reference: ${visible(wait.reference)}`));
   for (const call of callsOf(wait)) {
     // Never cut: a person must see what they allow.
-    panel.append(h("div.would-do", h("p", "It would call ", h("b.tool", visible(call.tool)), wait.calls.length > 0 ? ` (${call.call_id})` : "", " with"), h("pre.arguments", visible(pretty(call.arguments)))));
+    panel.append(h("div.would-do", h("p", "It would call ", h("b.tool", visible(call.tool)), wait.calls.length > 0 ? ` (${call.call_id})` : "", " with"), h("pre.arguments", visible(pretty(call.arguments))), textsIn(call.arguments).map(([name, text]) => h("details", h("summary", `${visible(name)}, line by line`), h("pre", visible(text))))));
   }
   if (hasUnseen(wait)) panel.append(h("p.warn.unseen", "The text has characters that cannot be seen, or that change the order in which it is read. They are shown as \\u and their number."));
   if (wait.budget_need) panel.append(need(wait.budget_need, task.budget));

@@ -2,22 +2,24 @@
 
 import { api, listIn, path, requestId } from "../api.js";
 import { subscribe } from "../changes.js";
-import { fill, h } from "../dom.js";
+import { append, fill, h } from "../dom.js";
 import { duration, number, oneLine, pretty, shortId, words } from "../format.js";
 import { stateMark } from "../states.js";
 import { button, changing, dialog, errorBox, every, facts, field, notice, throttled, timeMark } from "../ui.js";
+import { taskFields } from "./task_form.js";
 import { section } from "./workers.js";
 
 export default async function schedulesPage(context) {
   return context.parts[0] ? one(context, context.parts[0]) : all(context);
 }
 
+const OVERLAPS = { SKIP: "a due time is skipped", QUEUE: "a due time waits", CANCEL_PREVIOUS: "the earlier run is cancelled" };
 const state = (schedule) => (schedule.paused ? h("span.state.warn", "‖ paused") : h("span.state.ok", "● active"));
 const what = (schedule) => oneLine(schedule.task.goal || schedule.task.function?.name || "", 120);
 
 async function all(context) {
   const message = h("div");
-  const list = section("All schedules", ["There is no schedule: ", h("code", "tenure schedules create"), " makes one."], [
+  const list = section("All schedules", "There is no schedule.", [
     { name: "Name", cell: (one) => h("a", { href: `#/schedules/${encodeURIComponent(one.schedule_id)}`, "data-row": true }, one.name) },
     { name: "State", cell: state },
     { name: "Due", cell: (one) => [h("code", one.cron), h("span.dim", ` ${one.time_zone}`)] },
@@ -28,7 +30,7 @@ async function all(context) {
     { name: "Failed", class: "num", cell: (one) => (one.failed_runs ? h("span.bad", number(one.failed_runs)) : "0") },
     { name: "Problem", class: "wrap", cell: (one) => h("span.bad", one.problem) },
   ]);
-  fill(context.root, h("h1", "Schedules"), message, list.element);
+  fill(context.root, h("div.head", h("h1", "Schedules"), h("span.buttons", button("Create a schedule …", { needs: "WRITE", tone: "primary", onclick: create }))), message, list.element);
   const load = throttled(2000, async () => {
     try {
       const answer = await api.get("/v1/schedules", { page_size: 100 });
@@ -43,6 +45,25 @@ async function all(context) {
   context.onLeave(subscribe({ ready: load, change: load }));
   context.onLeave(every(5000, load)); // a pause, for one, changes no task
   load();
+}
+
+function create() {
+  const name = h("input", { name: "name", required: true, autocomplete: "off" });
+  const cron = h("input", { name: "cron", required: true, placeholder: "0 7 * * MON-FRI", autocomplete: "off" });
+  const zone = h("input", { name: "time_zone", value: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC", autocomplete: "off" });
+  const overlap = h("select", { name: "overlap_policy" }, Object.entries(OVERLAPS).map(([policy, does]) => h("option", { value: policy }, does)));
+  let read;
+  return dialog("Create a schedule", {
+    confirm: "Create",
+    build: (body) => {
+      append(body, [field("Name", name), field("Due", cron, "Minute, hour, day of the month, month, day of the week."), field("Time zone", zone), field("While an earlier run is active", overlap), h("h3", "What it submits")]);
+      read = taskFields(body);
+    },
+    submit: async () => {
+      const made = await api.post("/v1/schedules", { name: name.value.trim(), cron: cron.value.trim(), time_zone: zone.value.trim(), overlap_policy: overlap.value, task: read() });
+      location.hash = `#/schedules/${encodeURIComponent(made.schedule_id)}`;
+    },
+  });
 }
 
 async function one(context, id) {
@@ -75,7 +96,7 @@ async function one(context, id) {
 }
 
 function details(schedule) {
-  const overlap = { SKIP: "a due time is skipped", QUEUE: "a due time waits", CANCEL_PREVIOUS: "the earlier run is cancelled" }[schedule.overlap_policy] ?? words(schedule.overlap_policy);
+  const overlap = OVERLAPS[schedule.overlap_policy] ?? words(schedule.overlap_policy);
   return facts(
     schedule.problem ? ["Problem", h("span.bad", schedule.problem)] : null,
     schedule.paused ? ["Paused by", schedule.paused_by || "–", schedule.pause_reason ? `: ${schedule.pause_reason}` : ""] : ["Next", timeMark(schedule.next_due_at)],

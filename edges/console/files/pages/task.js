@@ -1,15 +1,20 @@
 // One task: what it does now, what it did, what it costs, and what a person can do about it.
 
-import { api, listIn, path, requestId, tenantHeaders, url } from "../api.js";
-import { fill, h, keyed, setText } from "../dom.js";
-import { bytes, count, duration, epoch, money, moneyExact, number, oneLine, pretty, shortId, words } from "../format.js";
+import { api, listIn, path } from "../api.js";
+import { fill, h, setText } from "../dom.js";
+import { count, duration, epoch, money, moneyExact, number, oneLine, pretty, sentence, words } from "../format.js";
+import { markdown } from "../markdown.js";
 import { isEnded, known, stateMark, why } from "../states.js";
 import { Stream } from "../stream.js";
-import { announce, button, dialog, errorBox, errorText, field, longText, may, notice, throttled, timeMark } from "../ui.js";
+import { announce, errorBox, errorText, longText, may, throttled } from "../ui.js";
 import { waitPanel } from "./answer.js";
+import { Aside } from "./aside.js";
+import { showPrompt } from "./contents.js";
 import { doubtPanel } from "./resolve.js";
+import { actionButtons } from "./steer.js";
 import { listAddress, title } from "./tasks.js";
 import { Timeline } from "./timeline.js";
+import { Waterfall } from "./waterfall.js";
 
 const REFRESH_MS = 1500;
 
@@ -30,13 +35,17 @@ export default async function taskPage(context) {
     budget: (budget) => header.budget(budget),
     owner: (worker, claim) => header.owner(worker, claim),
     tree: () => aside.readTree(),
+    prompt: task.function ? null : (step) => showPrompt(taskId, step),
   });
+  const result = h("section.result", { hidden: true });
+  const waterfall = new Waterfall(taskId);
+  const steps = h("div", timeline.element, end);
   const actions = h("div.actions");
   fill(
     root,
     h("p.back", h("a", { href: listAddress }, "Tasks"), h("span.dim", " / "), h("code", { title: taskId }, taskId)),
     header.element,
-    h("div.columns", h("div.column", waiting, h("div.head", h("h2", "Timeline"), link), timeline.element, end), h("aside", { "aria-label": "About this task" }, actions, h("section", h("h2", "Now"), explained), aside.element)),
+    h("div.columns", h("div.column", waiting, result, h("div.head", views(context, (view) => { steps.hidden = view !== ""; waterfall.show(view === "waterfall"); }), link), steps, waterfall.element), h("aside", { "aria-label": "About this task" }, actions, h("section", h("h2", "Now"), explained), aside.element)),
   );
 
   let shownWait = "";
@@ -45,6 +54,7 @@ export default async function taskPage(context) {
     context.title(`${known(task.state).word} · ${oneLine(title(task), 60)}`);
     header.show(task);
     aside.show(task);
+    showResult(result, task);
     fill(actions, actionButtons(task, refresh));
     const key = task.wait ? `wait ${task.wait.wait_id}` : task.reason === "TOOL_IN_DOUBT" ? `doubt ${task.calls_in_doubt.join(" ")}` : "";
     if (key !== shownWait) {
@@ -102,6 +112,7 @@ export default async function taskPage(context) {
       timeline.apply(event);
       follow();
       if (event.kind === "transition" || event.kind === "assistant_message" || event.kind === "operator_request") refresh();
+      if (event.sequence) waterfall.changed();
     },
     status: (status, error) => {
       setText(link, error && status === "failed" ? errorText(error) : statusWords[status]);
@@ -116,8 +127,37 @@ export default async function taskPage(context) {
   onLeave(() => {
     stream.stop();
     refresh.cancel();
+    waterfall.show(false);
     removeEventListener("scroll", scroll);
   });
+}
+
+// What came of the task, first.
+function showResult(element, task) {
+  const data = task.result_data ?? task.result;
+  element.hidden = !isEnded(task.state) || data === "" || data === null;
+  if (element.hidden || element.sequence === task.sequence) return;
+  element.sequence = task.sequence;
+  fill(element, h("h2", task.state === "SUCCEEDED" ? "Result" : "What it said last"), typeof data === "string" ? markdown(data) : longText(pretty(data)));
+}
+
+// The buttons that choose the view, which is kept in the address. show(view): "" is the timeline.
+function views(context, show) {
+  const named = [["", "Timeline"], ["waterfall", "Waterfall"]];
+  let chosen = context.query.get("view") ?? "";
+  if (!named.some(([view]) => view === chosen)) chosen = "";
+  const buttons = named.map(([view, name]) => h("button.chip", { type: "button", onclick: () => choose(view) }, name));
+  const choose = (view) => {
+    chosen = view;
+    context.setQuery(new URLSearchParams(view ? { view } : {}));
+    draw();
+  };
+  const draw = () => {
+    buttons.forEach((element, at) => element.setAttribute("aria-pressed", String(named[at][0] === chosen)));
+    show(chosen);
+  };
+  draw();
+  return h("span.views", { role: "group", "aria-label": "View" }, buttons);
 }
 
 // The header: state, and the facts that an operator looks for first.
@@ -151,6 +191,7 @@ class Header {
     this.owner(task.worker, task.worker ? this.epoch : 0);
     this.budget(task.budget);
     setText(this.values.Step, task.step ? `${number(task.step)}${task.limits.max_steps ? ` of ${number(task.limits.max_steps)}` : ""}` : "–");
+    this.values.Attempt.parentElement.hidden = task.attempt < 2;
     setText(this.values.Attempt, number(task.attempt));
     this.values.Attempt.title = `It was opened by a worker ${count(task.claim_count, "time")}.`;
     setText(this.names.Age, task.ended_at ? "Took" : "Age");
@@ -167,7 +208,8 @@ class Header {
 
   owner(worker, claim) {
     this.epoch = claim;
-    setText(this.values.Worker, worker || "none");
+    for (const name of ["Worker", "Epoch"]) this.values[name].parentElement.hidden = !worker;
+    setText(this.values.Worker, worker);
     setText(this.values.Epoch, worker && claim ? epoch(claim) : "–");
   }
 
@@ -181,188 +223,3 @@ class Header {
     setText(this.values.Tokens, `${number(budget.used_tokens)} of ${number(budget.max_tokens)}`);
   }
 }
-
-const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");
-
-// Beside the timeline: what was submitted, the tree, the files, the outputs.
-class Aside {
-  constructor(task) {
-    this.task = task;
-    this.about = h("section");
-    this.tree = h("section", { hidden: true });
-    this.files = h("section", { hidden: true });
-    this.outputs = h("section", { hidden: true });
-    this.element = h("div", this.about, this.outputs, this.tree, this.files);
-    this.readTree = throttled(2000, () => this.#readTree());
-    this.readFiles = throttled(5000, () => this.#readFiles());
-  }
-
-  show(task) {
-    const moved = task.sequence !== this.task.sequence;
-    this.task = task;
-    const labels = Object.entries(task.labels ?? {}).map(([name, value]) => h("span.label", `${name}=${value}`));
-    const pairs = [
-      ["Model", task.model || "the worker's default"],
-      ["Agent", task.function?.name ?? ""],
-      ["Queue", `${task.queue || "default"}, priority ${words(task.priority)}`],
-      ["Tenant", task.tenant],
-      ["Labels", labels.length > 0 ? labels : ""],
-      ["Source", task.source && task.source.kind !== "MANUAL" ? [words(task.source.kind), task.source.source_id].filter(Boolean).join(" ") : ""],
-      ["Tools", task.tools === null ? "all of the tenant's" : task.tools.join(", ") || "none"],
-      ["Need approval", task.approve_tools.join(", ")],
-      ["Parent", task.parent_task_id ? h("a", { href: `#/tasks/${encodeURIComponent(task.parent_task_id)}` }, shortId(task.parent_task_id)) : ""],
-      ["Forked from", task.forked_from_task_id ? h("a", { href: `#/tasks/${encodeURIComponent(task.forked_from_task_id)}` }, shortId(task.forked_from_task_id)) : ""],
-      ["Submitted", timeMark(task.created_at)],
-      ["Deadline", task.deadline_at && !isEnded(task.state) ? timeMark(task.deadline_at) : ""],
-      ["Next retry", task.next_retry_at ? timeMark(task.next_retry_at) : ""],
-    ].filter(([, value]) => value !== "" && value !== null);
-    const more = [];
-    if (task.system) more.push(h("details", h("summary", "System prompt"), longText(task.system)));
-    if (task.function && task.function.input !== null) more.push(h("details", h("summary", "Input"), longText(pretty(task.function.input))));
-    fill(this.about, h("h2", "About"), h("dl.facts", pairs.map(([name, value]) => h("div", h("dt", name), h("dd", value)))), more);
-    this.outputs.hidden = task.outputs.length === 0;
-    if (task.outputs.length > 0) {
-      fill(this.outputs, h("h2", "Outputs"), h("ul.plain-list", task.outputs.map((output) => h("li", h("b", output.kind), ` ${output.uri}`, h("span.dim", ` ${[output.size_bytes === null ? "" : bytes(output.size_bytes), words(output.state), output.description].filter(Boolean).join(" · ")}`)))));
-    }
-    if (moved) {
-      this.readFiles();
-      if (!this.tree.hidden) this.readTree();
-    }
-  }
-
-  async #readTree() {
-    try {
-      const answer = await api.get(path`/v1/tasks/${this.task.task_id}/tree`);
-      const tasks = listIn(answer, "tasks");
-      this.tree.hidden = tasks.length < 2;
-      if (tasks.length < 2) return;
-      const children = new Map();
-      for (const one of tasks) children.set(one.parent_task_id, [...(children.get(one.parent_task_id) ?? []), one]);
-      const branch = (one) => h("li", this.#leaf(one), children.has(one.task_id) ? h("ul", children.get(one.task_id).map(branch)) : null);
-      const ids = new Set(tasks.map((one) => one.task_id));
-      const roots = tasks.filter((one) => !ids.has(one.parent_task_id));
-      const total = tasks.reduce((sum, one) => sum + (one.cost_usd ?? 0), 0);
-      fill(this.tree, h("h2", "Sub-agents"), h("p.dim", `${count(tasks.length, "task")}, ${money(total)} together`), h("ul.tree", roots.map(branch)));
-    } catch {
-      this.tree.hidden = true; // The timeline has the same.
-    }
-  }
-
-  #leaf(one) {
-    const isThis = one.task_id === this.task.task_id;
-    return h("a", { href: `#/tasks/${encodeURIComponent(one.task_id)}`, "aria-current": isThis ? "true" : null }, stateMark(one.state), ` ${oneLine(title(one), 60)}`, h("span.dim", ` ${money(one.cost_usd)}`));
-  }
-
-  async #readFiles() {
-    try {
-      const files = listIn(await api.get(path`/v1/tasks/${this.task.task_id}/files`), "files");
-      this.files.hidden = files.length === 0;
-      if (files.length === 0) return;
-      if (!this.fileList) {
-        this.fileList = h("ul.files");
-        fill(this.files, h("h2", "Files"), this.fileList);
-      }
-      keyed(this.fileList, files.slice(0, 200), (file) => `${file.path} ${file.modified_at} ${file.size_bytes}`, (file) => this.#file(file));
-    } catch {
-      this.files.hidden = true;
-    }
-  }
-
-  #file(file) {
-    const name = file.kind === "FILE" ? h("button.link", { type: "button", onclick: () => showFile(this.task.task_id, file) }, file.path) : h("span", `${file.path}${file.kind === "DIRECTORY" ? "/" : ""}`);
-    return h("li", name, h("span.dim", file.kind === "FILE" ? ` ${bytes(file.size_bytes)}` : ""));
-  }
-}
-
-const SHOWN_BYTES = 256 * 1024;
-
-// Shows the beginning of a file as text. It is never opened as a page: it is an agent's.
-function showFile(taskId, file) {
-  const text = h("pre.file", "Loading …");
-  return dialog(file.path, {
-    cancel: "Close",
-    build: async (body) => {
-      body.append(text);
-      try {
-        const route = `${path`/v1/tasks/${taskId}/files/`}${file.path.split("/").map(encodeURIComponent).join("/")}`;
-        const response = await api.file(url(route), { headers: { Accept: "*/*", ...tenantHeaders() } });
-        const reader = response.body.getReader();
-        const chunks = [];
-        let size = 0;
-        while (size < SHOWN_BYTES) {
-          const { done, value } = await reader.read();
-          if (done) break;
-          chunks.push(value);
-          size += value.length;
-        }
-        reader.cancel().catch(() => {});
-        const shown = new TextDecoder().decode(await new Blob(chunks).arrayBuffer());
-        fill(text, size === 0 ? "(empty)" : shown.slice(0, SHOWN_BYTES), size < file.size_bytes ? `\n… the first ${bytes(SHOWN_BYTES)} of ${bytes(file.size_bytes)}` : "");
-      } catch (error) {
-        fill(text, errorText(error));
-      }
-    },
-  });
-}
-
-// What a person can do to the task.
-function actionButtons(task, refresh) {
-  const over = isEnded(task.state) ? "The task has ended." : "";
-  return [
-    button("Message …", { needs: "WRITE", why: over || (task.function ? "A function takes no messages." : ""), onclick: () => message(task, refresh) }),
-    button("Fork …", { needs: "WRITE", why: task.function ? "A function's task cannot be forked." : "", onclick: () => fork(task) }),
-    button("Cancel …", { needs: "WRITE", tone: "danger", why: over || (task.cancel_requested ? "An end is already requested." : ""), onclick: () => cancel(task, refresh) }),
-  ];
-}
-
-function cancel(task, refresh) {
-  const reason = h("input", { name: "reason", maxlength: 1000, autocomplete: "off" });
-  return dialog("Cancel this task?", {
-    confirm: "Cancel the task",
-    cancel: "Keep it",
-    tone: "danger",
-    build: (body) => body.append(h("p", "The model call in flight stops and is billed for what it said so far. The task ends as CANCELLED, with its sub-agents. Effects that happened stay."), field("Reason", reason, "It is recorded.")),
-    submit: async () => {
-      await api.post(path`/v1/tasks/${task.task_id}/cancel`, reason.value.trim() ? { reason: reason.value.trim() } : {});
-      notice("The cancel is recorded.");
-      refresh();
-    },
-  });
-}
-
-function message(task, refresh) {
-  const text = h("textarea", { name: "text", rows: 4, required: true, maxlength: 262144 });
-  const once = requestId();
-  return dialog("Message to the agent", {
-    confirm: "Send",
-    build: (body) => body.append(field("Text", text, "The agent reads it before its next step.")),
-    submit: async () => {
-      await api.post(path`/v1/tasks/${task.task_id}/messages`, { text: text.value }, { headers: { "Idempotency-Key": once } });
-      notice("The message is recorded.");
-      refresh();
-    },
-  });
-}
-
-function fork(task) {
-  const step = h("input", { name: "step", type: "number", min: 0, max: task.step, size: 6 });
-  const text = h("textarea", { name: "message", rows: 3, maxlength: 262144 });
-  const once = requestId();
-  return dialog("Fork this task", {
-    confirm: "Fork",
-    build: (body) =>
-      body.append(
-        h("p", "A new task continues from this one's history, with a copy of its files as they are now. This task does not change."),
-        field("After step", step, "Empty: as late as possible. 0: before the first step."),
-        field("Next message", text, "Empty: it continues by itself."),
-      ),
-    submit: async () => {
-      const body = {};
-      if (step.value !== "") body.step = Number(step.value);
-      if (text.value.trim()) body.message = text.value;
-      const forked = await api.post(path`/v1/tasks/${task.task_id}/fork`, body, { headers: { "Idempotency-Key": once } });
-      location.hash = `#/tasks/${encodeURIComponent((forked.task ?? forked).task_id)}`;
-    },
-  });
-}
-

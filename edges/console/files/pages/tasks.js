@@ -3,10 +3,11 @@
 import { api, listIn } from "../api.js";
 import { subscribe } from "../changes.js";
 import { fill, h, keyed, setText } from "../dom.js";
-import { count, money, moneyExact, number, oneLine, shortId } from "../format.js";
-import { ENDED, known, LIVE, stateMark, STATES, why } from "../states.js";
-import { announce, errorBox, throttled, timeMark, updateTime } from "../ui.js";
+import { count, duration, money, moneyExact, number, oneLine, shortId } from "../format.js";
+import { ENDED, isEnded, known, LIVE, stateMark, STATES, why } from "../states.js";
+import { announce, button, errorBox, throttled, timeMark, updateTime } from "../ui.js";
 import { actButtons } from "./acts.js";
+import { startTask } from "./task_form.js";
 
 // The address of the list as it was left, with its filters.
 export let listAddress = "#/tasks";
@@ -16,6 +17,26 @@ const PAGE = 100;
 const MAX_NAMED = 500; // Tasks that one act may name.
 const RUNNING_MS = 5000;
 const SHOWN = 300; // Rows at most: a person searches rather than scrolls further.
+const FIRST = ["WAITING_USER", "RUNNING"]; // They stand above the rest.
+
+const labelOf = (text) => [text.split("=")[0], text.split("=").slice(1).join("=")];
+const time = (text) => new Date(text).toISOString();
+
+// The filters beside the states, one a row, by the name of the gateway's parameter and of the address. send: the value as
+// the gateway takes it. act: as the filter of an act takes it; null: an act names the tasks that were found. here: whether a
+// task matches, for what the gateway does not filter by. rare: below "More".
+const FILTERS = [
+  { name: "text", label: "Search", size: 36, here: matchesText, placeholder: "Search goal, id, reason, worker  ( / )" },
+  { name: "agent", label: "Agent", size: 14, placeholder: "agent@revision" },
+  { name: "queue", label: "Queue", size: 12 },
+  { name: "label", label: "Label", size: 16, placeholder: "label=value", send: (text) => labelOf(text).join(":"), act: (text) => Object.fromEntries([labelOf(text)]) },
+  { name: "reason", label: "Reason", size: 20, placeholder: "WORKER_LOST", rare: true, send: (text) => text.toUpperCase(), act: (text) => [text.toUpperCase()] },
+  { name: "source", label: "Source", size: 16, placeholder: "SCHEDULE/id", rare: true },
+  { name: "since", label: "Submitted since", type: "datetime-local", rare: true, send: time, act: time },
+  { name: "ended_since", label: "Ended since", type: "datetime-local", rare: true, send: time, act: time },
+  { name: "root_task_id", label: "Tree of task", size: 34, placeholder: "id of a task", rare: true, act: null },
+  { name: "forked_from_task_id", label: "Forks of task", size: 34, placeholder: "id of a task", rare: true, act: null },
+];
 
 export default async function tasksPage(context) {
   const { root, query, onLeave } = context;
@@ -25,15 +46,15 @@ export default async function tasksPage(context) {
   let problem = null;
   let isRead = false;
 
-  // What the gateway filters by, and what is filtered here: the text.
   const chosen = new Set(query.getAll("state").filter((state) => state in STATES));
-  const fields = {
-    q: h("input", { type: "search", "data-search": true, placeholder: "Search goal, id, reason, worker  ( / )", "aria-label": "Search", value: query.get("q") ?? "" }),
-    label: h("input", { type: "search", placeholder: "label=value", "aria-label": "Label", value: query.get("label") ?? "", size: 16 }),
-    agent: h("input", { type: "search", placeholder: "agent@revision", "aria-label": "Agent", value: query.get("agent") ?? "", size: 14 }),
-    queue: h("input", { type: "search", placeholder: "queue", "aria-label": "Queue", value: query.get("queue") ?? "", size: 12 }),
-    reason: h("input", { type: "search", placeholder: "REASON", "aria-label": "Reason", value: query.get("reason") ?? "", size: 20 }),
-  };
+  const fields = new Map(
+    FILTERS.map((filter) => {
+      const { name, label, size = 20, type = "search", placeholder = label.toLowerCase() } = filter;
+      return [filter, h("input", { type, size, placeholder, value: query.get(name) ?? "", "aria-label": label, "data-search": name === "text" || null, autocomplete: "off" })];
+    }),
+  );
+  const given = () => [...fields].map(([filter, input]) => [filter, input.value.trim()]).filter(([, text]) => text);
+  const isFiltered = () => chosen.size > 0 || given().length > 0;
 
   // Counts by state, which are also the filter.
   const chips = new Map();
@@ -50,71 +71,56 @@ export default async function tasksPage(context) {
     chipBar.append(chip);
   }
 
-  const list = h("div.rows", { role: "list", "aria-label": "Tasks" });
+  const head = h("div.row.columns-head", { "aria-hidden": "true" }, COLUMNS.map(([name, title]) => h(`span.cell.${name}`, title)));
+  const list = h("div", { role: "list", "aria-label": "Tasks" });
+  const rows = h("div.rows", { hidden: true }, head, list);
   const message = h("div");
   const more = h("button", { type: "button", hidden: true, onclick: loadMore }, "Show older tasks");
   const summary = h("span.dim");
+  const labelled = ([filter, input]) => (filter.rare ? h("label", h("span.dim", filter.label), input) : input);
+  const [rare, usual] = [true, false].map((is) => [...fields].filter(([filter]) => Boolean(filter.rare) === is));
+  const start = button("Start a task …", { needs: "WRITE", tone: "primary", onclick: () => startTask("Start a task") });
   fill(
     root,
-    h("div.head", h("h1", "Tasks"), summary, h("span.buttons", actButtons(selected))),
-    h("div.filters", { role: "search" }, fields.q, fields.agent, fields.queue, fields.label, fields.reason),
+    h("div.head", h("h1", "Tasks"), summary, h("span.buttons", start, actButtons(selected))),
+    h("div.filters", { role: "search" }, usual.map(labelled), h("details", { open: rare.some(([, input]) => input.value) || null }, h("summary", "More filters"), h("div.filters", rare.map(labelled)))),
     chipBar,
     message,
-    list,
+    rows,
     more,
   );
 
-  function filter() {
-    const [name, ...rest] = fields.label.value.trim().split("=");
-    return { agent: fields.agent.value.trim(), queue: fields.queue.value.trim(), label: name ? `${name}:${rest.join("=")}` : "", reason: fields.reason.value.trim().toUpperCase() };
-  }
+  // The filter of the list, as the gateway takes it.
+  const filter = () => Object.fromEntries(given().filter(([{ here }]) => !here).map(([{ name, send }, text]) => [name, send ? send(text) : text]));
 
-  // The filter of an act on the tasks of this list. A text selects those that are found here.
+  // The filter of an act on the tasks of this list. What an act cannot filter by selects those that are found here.
   function selected() {
-    if (fields.q.value.trim()) return { task_id: found().slice(0, MAX_NAMED).map((task) => task.task_id) };
-    const { agent, queue, label, reason } = filter();
-    const colon = label.indexOf(":");
-    return { ...(agent && { agent }), ...(chosen.size > 0 && { state: [...chosen] }), ...(queue && { queue }), ...(label && { label: { [label.slice(0, colon)]: label.slice(colon + 1) } }), ...(reason && { reason: [reason] }) };
+    if (given().some(([{ here, act }]) => here || act === null)) return { task_id: found().slice(0, MAX_NAMED).map((task) => task.task_id) };
+    const states = chosen.size > 0 ? { state: [...chosen] } : {};
+    return { ...states, ...Object.fromEntries(given().map(([{ name, act }, text]) => [name, act ? act(text) : text])) };
   }
 
   function found() {
-    const text = fields.q.value.trim().toLowerCase();
-    const those = [...tasks.values()].filter((task) => isWanted(task) && (chosen.size === 0 || chosen.has(task.state)) && matchesText(task, text));
-    return those.sort((one, other) => (one.created_at < other.created_at ? 1 : -1));
+    const here = given().filter(([filter]) => filter.here);
+    const those = [...tasks.values()].filter((task) => (chosen.size === 0 || chosen.has(task.state)) && here.every(([filter, text]) => filter.here(task, text.toLowerCase())));
+    const isFirst = (task) => FIRST.includes(task.state);
+    return those.sort((one, other) => isFirst(other) - isFirst(one) || (one.created_at < other.created_at ? 1 : -1));
   }
 
-  function isWanted(task) {
-    const { agent, queue, label, reason } = filter();
-    if (agent && agent !== task.agent && agent !== `${task.agent}@${task.agent_revision}`) return false;
-    if (queue && task.queue !== queue) return false;
-    if (reason && task.reason !== reason) return false;
-    if (label) {
-      const colon = label.indexOf(":");
-      if (task.labels?.[label.slice(0, colon)] !== label.slice(colon + 1)) return false;
-    }
-    return true;
-  }
-
-  function matchesText(task, text) {
-    if (!text) return true;
-    const where = [task.task_id, task.goal, task.state, known(task.state).word, task.reason, task.message, task.worker, task.model, task.function?.name, task.queue, why(task)];
-    return where.some((part) => part && String(part).toLowerCase().includes(text));
-  }
-
-  // Reads everything live and the newest; with a state chosen also the newest in that state.
+  // Reads what lives and the newest; with a state chosen only what is in it.
   async function load() {
     try {
       const common = filter();
-      const wanted = chosen.size > 0 ? [...chosen] : [];
-      const [live, newest] = await Promise.all([
-        api.get("/v1/tasks", { ...common, state: LIVE, page_size: LIVE_LIMIT }),
-        api.get("/v1/tasks", { ...common, state: wanted, page_size: PAGE }),
+      const live = LIVE.filter((state) => chosen.size === 0 || chosen.has(state));
+      const pages = await Promise.all([
+        live.length > 0 && api.get("/v1/tasks", { ...common, state: live, page_size: LIVE_LIMIT }),
+        api.get("/v1/tasks", { ...common, state: [...chosen], page_size: PAGE }),
       ]);
       if (!context.isCurrent()) return;
       tasks.clear();
-      for (const task of [...listIn(live, "tasks"), ...listIn(newest, "tasks")]) put(task);
-      hasAllLive = !live.next_page_token;
-      moreToken = newest.next_page_token ?? "";
+      for (const task of pages.filter(Boolean).flatMap((page) => listIn(page, "tasks"))) put(task);
+      hasAllLive = !pages[0]?.next_page_token;
+      moreToken = pages[1].next_page_token ?? "";
       problem = null;
     } catch (error) {
       problem = error;
@@ -139,33 +145,34 @@ export default async function tasksPage(context) {
   function draw() {
     if (!context.isCurrent()) return;
     const counts = new Map();
-    const text = fields.q.value.trim();
     const shownTasks = found();
-    for (const task of tasks.values()) if (isWanted(task)) counts.set(task.state, (counts.get(task.state) ?? 0) + 1);
+    for (const task of tasks.values()) counts.set(task.state, (counts.get(task.state) ?? 0) + 1);
     for (const [state, { chip, number: shown }] of chips) {
       const some = counts.get(state) ?? 0;
-      const isPart = LIVE.includes(state) ? !hasAllLive : moreToken !== "";
+      const isPart = (chosen.size > 0 && !chosen.has(state)) || (LIVE.includes(state) ? !hasAllLive : moreToken !== "");
       setText(shown, some === 0 ? (isPart ? "" : "0") : `${number(some)}${isPart ? "+" : ""}`);
       chip.classList.toggle("none", some === 0);
       chip.title = isPart ? `${number(some)} of those that were read` : "";
     }
     keyed(list, shownTasks.slice(0, SHOWN), (task) => task.task_id, makeRow, updateRow);
-    setText(summary, isRead && !problem ? `${count(shownTasks.length, "task")}${moreToken && !text ? ", and older ones" : ""}` : "");
+    rows.hidden = shownTasks.length === 0;
+    setText(summary, isRead && !problem ? `${count(shownTasks.length, "task")}${moreToken ? ", and older ones" : ""}` : "");
     more.hidden = !moreToken;
     if (problem) fill(message, errorBox(problem, load));
-    else if (isRead && shownTasks.length === 0) fill(message, empty(text));
-    else if (shownTasks.length > SHOWN) fill(message, h("p.dim", `The newest ${SHOWN} of ${number(shownTasks.length)} are shown: search, or choose a state.`));
+    else if (isRead && shownTasks.length === 0) fill(message, empty());
+    else if (shownTasks.length > SHOWN) fill(message, h("p.dim", `${SHOWN} of ${number(shownTasks.length)} are shown: search, or choose a state.`));
     else fill(message);
   }
 
-  function empty(text) {
-    const hasFilter = text || chosen.size > 0 || Object.values(filter()).some(Boolean);
-    if (hasFilter) return h("p.empty", "No task matches.");
-    return h("div.empty", h("p", "There is no task yet."), h("pre", 'tenure submit "Compare the prices of our competitors" --watch'));
+  function empty() {
+    if (isFiltered()) return h("p.empty", moreToken ? "No task matches among those that were read." : "No task matches.");
+    return h("div.empty", h("p", "There is no task yet. Start one here, or in a terminal:"), h("pre", 'tenure submit "Compare the prices of our competitors" --watch'));
   }
 
-  function remember(filters) {
-    context.setQuery(filters);
+  function remember() {
+    const now = new URLSearchParams(given().map(([{ name }, text]) => [name, text]));
+    for (const state of chosen) now.append("state", state);
+    context.setQuery(now);
     listAddress = location.hash;
   }
   listAddress = location.hash || "#/tasks";
@@ -173,25 +180,16 @@ export default async function tasksPage(context) {
   const drawSoon = throttled(200, draw);
   const loadSoon = throttled(400, load);
   function changed() {
-    const now = new URLSearchParams();
-    for (const [name, element] of Object.entries(fields)) if (element.value.trim()) now.set(name, element.value.trim());
-    for (const state of chosen) now.append("state", state);
-    remember(now);
+    remember();
     draw();
     loadSoon();
   }
-  fields.q.addEventListener("input", () => {
-    const now = new URLSearchParams(location.hash.split("?")[1] ?? "");
-    if (fields.q.value.trim()) now.set("q", fields.q.value.trim());
-    else now.delete("q");
-    remember(now);
-    drawSoon();
-  });
-  for (const field of [fields.agent, fields.queue, fields.label, fields.reason]) field.addEventListener("change", changed);
-  for (const field of Object.values(fields)) {
-    field.addEventListener("keydown", (event) => {
+  for (const [{ name, here }, input] of fields) {
+    const act = here ? () => { remember(); drawSoon(); } : changed;
+    input.addEventListener(name === "text" ? "input" : "change", act);
+    input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
-      if (field !== fields.q) changed();
+      act();
       list.querySelector("[data-row]")?.focus();
     });
   }
@@ -202,9 +200,9 @@ export default async function tasksPage(context) {
       change: ({ task }) => {
         if (!task) return;
         const before = tasks.get(task.task_id);
-        if (!before && !isWanted(task)) return;
-        put(task);
-        if (isWanted(task) && before?.state !== task.state) announce(`${oneLine(title(task), 60)}: ${known(task.state).word}`);
+        if (before || !isFiltered()) put(task);
+        if (isFiltered()) loadSoon(); // The gateway knows whether it matches now.
+        if (before && before.state !== task.state) announce(`${oneLine(title(task), 60)}: ${known(task.state).word}`);
         drawSoon();
       },
     }),
@@ -226,35 +224,43 @@ export default async function tasksPage(context) {
   }
 }
 
+function matchesText(task, text) {
+  const where = [task.task_id, task.goal, task.state, known(task.state).word, task.reason, task.message, task.worker, task.model, task.agent, task.function?.name, task.queue, why(task)];
+  return where.some((part) => part && String(part).toLowerCase().includes(text));
+}
+
 // What a task is called: its goal, or its function.
 export function title(task) {
   return oneLine(task.goal, 240) || task.function?.name || task.task_id;
 }
+
+const COLUMNS = [["state-cell", "State"], ["main-cell", "Goal"], ["agent", "Agent or model"], ["num", "Steps"], ["num", "Cost"], ["num", "Took"], ["time", "Submitted"]];
 
 function makeRow(task) {
   const parts = {
     state: h("span.cell.state-cell"),
     title: h("span.goal"),
     why: h("span.why"),
-    labels: h("span.labels", labelsOf(task)),
-    worker: h("span.cell.worker.dim"),
+    agent: h("span.cell.agent.dim"),
     step: h("span.cell.num"),
     money: h("span.cell.num"),
-    time: timeMark(task.updated_at ?? task.created_at),
+    took: h("span.cell.num.took", { "data-since": true }),
+    time: timeMark(task.created_at),
   };
   const link = h(
     "a.row",
     { href: `#/tasks/${encodeURIComponent(task.task_id)}`, "data-row": true },
     parts.state,
-    h("span.cell.main-cell", h("span.first", task.parent_task_id ? h("span.child", { title: "A sub-agent" }, "↳") : null, parts.title, parts.labels), parts.why),
-    parts.worker,
+    h("span.cell.main-cell", h("span.first", task.parent_task_id ? h("span.child", { title: "A sub-agent" }, "↳") : null, parts.title, h("span.labels", labelsOf(task))), parts.why),
+    parts.agent,
     parts.step,
     parts.money,
-    h("span.cell.time", parts.time),
-    h("span.cell.id.dim", { title: task.task_id }, shortId(task.task_id)),
+    parts.took,
+    h("span.cell.time", { title: task.task_id }, parts.time),
   );
   const item = h("div", { role: "listitem" }, link);
   item.parts = parts;
+  parts.took.addEventListener("tick", () => !isEnded(item.state) && showTook(item));
   return item;
 }
 
@@ -264,16 +270,22 @@ function labelsOf(task) {
   return labels;
 }
 
+function showTook(item) {
+  setText(item.parts.took, duration(((item.ended ? Date.parse(item.ended) : Date.now()) - item.created) / 1000));
+}
+
 function updateRow(item, task) {
   const { parts } = item;
   if (item.sequence === task.sequence && item.state === task.state && item.asked === task.cancel_requested) return;
-  Object.assign(item, { sequence: task.sequence, state: task.state, asked: task.cancel_requested });
+  Object.assign(item, { sequence: task.sequence, state: task.state, asked: task.cancel_requested, ended: task.ended_at, created: Date.parse(task.created_at) });
   fill(parts.state, stateMark(task.state));
+  parts.state.title = task.worker ? `on ${task.worker}` : "";
   setText(parts.title, title(task));
   setText(parts.why, oneLine(why(task), 200));
-  setText(parts.worker, task.worker);
-  setText(parts.step, task.step ? count(task.step, "step") : "");
-  setText(parts.money, task.cost_usd ? money(task.cost_usd) : "");
+  setText(parts.agent, task.agent || task.function?.name || task.model);
+  setText(parts.step, task.step ? number(task.step) : "");
+  setText(parts.money, task.cost_usd ? money(task.cost_usd).replace("less than ", "< ") : "");
   parts.money.title = task.cost_usd ? moneyExact(task.cost_usd) : "";
-  updateTime(parts.time, task.updated_at ?? task.created_at);
+  showTook(item);
+  updateTime(parts.time, task.created_at);
 }

@@ -4,8 +4,10 @@
 import { append, fill, h, harmless, setText, visible } from "../dom.js";
 import { allTokens, argumentsLine, clock, count, duration, epoch, exact, money, number, oneLine, pretty, stepWords, tokens, words } from "../format.js";
 import { stringify } from "../json.js";
+import { markdown } from "../markdown.js";
 import { isEnded, known, waitLine } from "../states.js";
 import { longText } from "../ui.js";
+import { argumentsView, outputView } from "./contents.js";
 
 const OUTCOMES = { SUCCEEDED: ["✓", "ok"], IN_DOUBT: ["?", "warn"], NOT_RUN: ["·", "dim"] };
 const FAILED = ["✗", "bad"];
@@ -19,7 +21,8 @@ const EARLY_LIMIT = 5000;
 const LIVE_LIMIT = 64 * 1024; // Characters of live text that are kept, counted from its end.
 
 export class Timeline {
-  // on.marker(text): what a person should hear of. on.budget(budget), on.owner(worker, epoch).
+  // on.marker(text): what a person should hear of. on.budget(budget), on.owner(worker, epoch). on.prompt(step): shows what
+  // the model read; null: the ledger does not have it.
   constructor(on = {}) {
     this.element = h("ol.timeline", { "aria-label": "Timeline" });
     this.on = on;
@@ -78,6 +81,7 @@ export class Timeline {
   }
 
   asked(block) {
+    if (this.on.prompt && !block.isAsked) block.head.append(h("button.link", { type: "button", onclick: () => this.on.prompt(block.number) }, "prompt"));
     block.isAsked = true;
     for (const event of this.early.splice(0)) if (event.step === block.number) block.live(event);
   }
@@ -142,8 +146,6 @@ export class Timeline {
     const tone = known(event.state).tone;
     const item = this.#said(event, known(event.state).sign, tone, `${capital(known(event.state).word)}${event.state !== "SUCCEEDED" && reason ? `: ${reason}` : ""}`, event.state === "SUCCEEDED" ? null : detail(event.message));
     item.classList.add("end");
-    const result = event.result_data ?? (event.reason === "FUNCTION_RETURNED" ? event.result : null); // The result of any other task is its last text.
-    if (result !== null && result !== undefined && result !== "") append(item.querySelector(".said"), [h("h3", "Result"), longText(pretty(result))]);
     this.on.owner?.("", 0);
   }
 }
@@ -289,7 +291,8 @@ class StepBlock {
     this.text = h("div.text");
     this.notes = h("div.notes");
     this.list = h("div.calls");
-    this.element = h("li.step", timeOf(event), h("span.sign", { "aria-hidden": "true" }, "•"), h("div.said", h("h3", h("span", `Step ${event.step}`), this.meta), this.notes, this.text, this.list));
+    this.head = h("h3", h("span", `Step ${event.step}`), this.meta);
+    this.element = h("li.step", timeOf(event), h("span.sign", { "aria-hidden": "true" }, "•"), h("div.said", this.head, this.notes, this.text, this.list));
     this.position = { block: 0, end: 0 };
     this.isDiscarded = false;
     parent.append(this.element);
@@ -330,7 +333,7 @@ class StepBlock {
     this.hasAnswer = true;
     this.element.classList.remove("busy");
     this.text.classList.remove("streaming", "discarded");
-    fill(this.text, event.text.trim() ? longText(event.text.trim(), 20_000) : null);
+    fill(this.text, event.text.trim() ? markdown(event.text.trim()) : null);
     const stopped = { tool_use: "", end_turn: "", stop_sequence: "" }[event.stop_reason] ?? ` · ${words(event.stop_reason)}`;
     setText(this.meta, `${duration(event.latency_seconds)} · ${tokens(event.usage)}${stopped}${event.model ? ` · ${event.model}` : ""}`);
     this.meta.title = `${number(allTokens(event.usage))} tokens${event.usage_estimated ? ", estimated" : ""}`;
@@ -388,7 +391,7 @@ class Call {
     this.output = h("div.output");
     this.first = h("p.first-line.dim");
     const line = h("summary", this.sign, h("b", event.tool), " ", h("code.args", oneLine(argumentsLine(event.arguments), 400)), this.tag, this.tail);
-    const body = h("div.call-body", h("h4", `Call ${event.call_id}: arguments`), longText(pretty(event.arguments), 4000), this.output);
+    const body = h("div.call-body", h("h4", `Call ${event.call_id}: arguments`), argumentsView(event.arguments), this.output);
     this.details = h("details", line, body);
     this.element = h("div.call.open", this.details, this.first);
     this.tail.addEventListener("tick", () => {
@@ -421,7 +424,7 @@ class Call {
     setText(this.first, lines.length === 0 ? "" : `${oneLine(lines[0], 240)}${lines.length > 1 ? ` (+${count(lines.length - 1, "line")})` : ""}`);
     const where = event.output_path ? h("p.dim", `The whole output is in the file ${event.output_path}.`) : event.truncated ? h("p.dim", "The output was cut.") : null;
     const note = event.note ? h("p.warn", visible(event.note)) : null;
-    fill(this.output, h("h4", "Output"), event.content ? longText(event.content, 4000) : h("p.dim", "(empty)"), note, where);
+    fill(this.output, h("h4", "Output"), outputView(event.content), note, where);
   }
 
   #mark([sign, tone]) {

@@ -4,12 +4,14 @@ import { api, currentTenant, listIn, path } from "../api.js";
 import { subscribe } from "../changes.js";
 import { fill, h, setText } from "../dom.js";
 import { allTokens, count, duration, money, moneyExact, number, words } from "../format.js";
-import { dearest, PAGE } from "../sums.js";
 import { errorBox, throttled } from "../ui.js";
 import { bars } from "./plot.js";
+import { title } from "./tasks.js";
 import { section } from "./workers.js";
 
 const DAY_MS = 86_400_000;
+const PAGE = 500;
+const MOST_ROOTS = 20;
 
 export default async function usagePage(context) {
   const tenant = currentTenant() || context.me.tenant || "default";
@@ -28,7 +30,7 @@ export default async function usagePage(context) {
     { name: "Simulated", class: "num", cell: (one) => number(one.simulated_calls) },
   ]);
   const roots = section("The dearest tasks", "No call was settled in this span.", [
-    { name: "Root task", cell: (one) => h("a", { href: `#/tasks/${encodeURIComponent(one.key)}`, "data-row": true }, one.key) },
+    { name: "Root task", class: "wrap", cell: (one) => h("a", { href: `#/tasks/${encodeURIComponent(one.key)}`, "data-row": true }, one.goal || one.key) },
     { name: "Calls", class: "num", cell: (one) => number(one.calls) },
     { name: "Tokens", class: "num", cell: (one) => number(allTokens(one.usage)) },
     { name: "Cost", class: "num", cell: (one) => h("span", { title: moneyExact(one.cost_usd) }, money(one.cost_usd)) },
@@ -42,19 +44,19 @@ export default async function usagePage(context) {
     { name: "State", cell: (one) => (one.hard_reached ? h("span.state.bad", "✗ reached") : one.soft_reached ? h("span.state.warn", "! near") : h("span.state.ok", "✓ free")) },
     { name: "Free again", cell: (one) => (one.free_in_seconds === null ? "–" : `in ${duration(one.free_in_seconds)}`) },
   ]);
-  const rootsNote = h("p.dim");
   const clearPlots = () => {
     for (const figure of plots.children) figure.dispose?.();
     fill(plots);
   };
-  fill(context.root, h("div.head", h("h1", `Usage of ${tenant}`), days), message, summary, plots, quotas.element, models.element, roots.element, rootsNote);
+  fill(context.root, h("div.head", h("h1", `Usage of ${tenant}`), days), message, summary, plots, quotas.element, models.element, roots.element);
 
   const load = throttled(5000, async () => {
     try {
       context.setQuery(new URLSearchParams({ days: days.value }));
       const since = new Date(Math.floor(Date.now() / DAY_MS - Number(days.value) + 1) * DAY_MS).toISOString();
-      const usage = (by) => api.get(path`/v1/tenants/${tenant}/usage`, { by, since, page_size: PAGE });
-      const [ofDays, ofModels, ofRoots, info] = await Promise.all([usage("DAY"), usage("MODEL"), usage("ROOT"), api.get(path`/v1/tenants/${tenant}`)]);
+      const usage = (by, how = { page_size: PAGE }) => api.get(path`/v1/tenants/${tenant}/usage`, { by, since, ...how });
+      const [ofDays, ofModels, ofRoots, info] = await Promise.all([usage("DAY"), usage("MODEL"), usage("ROOT", { dearest_first: true, page_size: MOST_ROOTS }), api.get(path`/v1/tenants/${tenant}`)]);
+      const topRoots = await withGoals(listIn(ofRoots, "sums"));
       if (!context.isCurrent()) return;
       fill(message);
       const [byDay, byModel] = [ofDays, ofModels].map((page) => listIn(page, "sums"));
@@ -69,9 +71,7 @@ export default async function usagePage(context) {
         bars("Tokens by day", dayKeys, dayKeys.map((day) => (ofDay.has(day) ? allTokens(ofDay.get(day).usage) : 0)), number),
       );
       models.show(byModel.sort((one, other) => other.cost_usd - one.cost_usd || allTokens(other.usage) - allTokens(one.usage)), (one) => JSON.stringify(one));
-      const top = dearest(ofRoots);
-      roots.show(top.sums, (one) => JSON.stringify(one));
-      setText(rootsNote, top.note);
+      roots.show(topRoots, (one) => JSON.stringify(one));
       quotas.show(info.quotas, (one) => JSON.stringify(one));
     } catch (error) {
       if (context.isCurrent()) fill(message, errorBox(error, load));
@@ -86,6 +86,14 @@ export default async function usagePage(context) {
   context.onLeave(clearPlots);
   context.onLeave(subscribe({ ready: load, change: load }));
   load();
+}
+
+// Tasks that were pruned have no goal any more.
+async function withGoals(sums) {
+  if (sums.length === 0) return sums;
+  const tasks = listIn(await api.get("/v1/tasks", { task_id: sums.map((one) => one.key), page_size: MOST_ROOTS }), "tasks");
+  const goals = new Map(tasks.map((task) => [task.task_id, title(task)]));
+  return sums.map((one) => ({ ...one, goal: goals.get(one.key) }));
 }
 
 const isMoney = (quota) => quota.limit_usd !== null || quota.used_usd !== null;

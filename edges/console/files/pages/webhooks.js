@@ -2,10 +2,11 @@
 
 import { api, listIn, path } from "../api.js";
 import { subscribe } from "../changes.js";
-import { fill, h } from "../dom.js";
+import { append, fill, h } from "../dom.js";
 import { count, number, oneLine, shortId, words } from "../format.js";
-import { button, changing, errorBox, every, facts, notice, throttled, timeMark } from "../ui.js";
+import { button, changing, dialog, errorBox, every, facts, field, notice, throttled, timeMark } from "../ui.js";
 import { pause } from "./schedules.js";
+import { labelsIn } from "./task_form.js";
 import { section } from "./workers.js";
 
 export default async function webhooksPage(context) {
@@ -18,7 +19,7 @@ const where = (webhook) => webhook.url || webhook.email_addresses.join(", ") || 
 
 async function all(context) {
   const message = h("div");
-  const list = section("All webhooks", ["There is no webhook: ", h("code", "tenure webhooks create"), " makes one."], [
+  const list = section("All webhooks", "There is no webhook.", [
     { name: "Name", cell: (one) => h("a", { href: `#/webhooks/${encodeURIComponent(one.webhook_id)}`, "data-row": true }, one.name) },
     { name: "State", cell: state },
     { name: "Kind", cell: (one) => words(one.kind) },
@@ -29,7 +30,7 @@ async function all(context) {
     { name: "Dead", class: "num", cell: (one) => (one.dead_deliveries ? h("span.bad", number(one.dead_deliveries)) : "0") },
     { name: "Last delivered", cell: (one) => timeMark(one.last_delivered_at) },
   ]);
-  fill(context.root, h("h1", "Webhooks"), message, list.element);
+  fill(context.root, h("div.head", h("h1", "Webhooks"), h("span.buttons", button("Create a webhook …", { needs: "TENANT_ADMIN", tone: "primary", onclick: () => create(load) }))), message, list.element);
   const load = throttled(2000, async () => {
     try {
       const answer = await api.get("/v1/webhooks", { page_size: 100 });
@@ -44,6 +45,41 @@ async function all(context) {
   context.onLeave(subscribe({ ready: load, change: load }));
   context.onLeave(every(5000, load)); // a pause, for one, changes no task
   load();
+}
+
+function create(load) {
+  const line = (name, attributes = {}) => h("input", { name, autocomplete: "off", ...attributes });
+  const [name, url, emails, types, queue, labels] = [line("name", { required: true }), line("url", { type: "url" }), line("email_addresses"), line("event_types", { placeholder: "task.failed, task.waiting_user" }), line("queue"), line("labels", { placeholder: "team=growth" })];
+  const kind = h("select", { name: "kind" }, [["STANDARD", "signed requests to a program"], ["SLACK", "messages to Slack"], ["EMAIL", "e-mail"]].map(([value, does]) => h("option", { value }, does)));
+  const links = h("input", { name: "answer_links", type: "checkbox" });
+  const target = [field("URL", url), field("E-mail addresses", emails, "With commas between them.")];
+  const choose = () => target.forEach((element, at) => (element.hidden = (kind.value === "EMAIL") !== (at === 1)));
+  kind.addEventListener("change", choose);
+  choose();
+  const list = (input) => input.value.split(",").map((one) => one.trim()).filter(Boolean);
+  let secret = "";
+  return dialog("Create a webhook", {
+    confirm: "Create",
+    build: (body) =>
+      append(body, [
+        field("Name", name),
+        field("It sends", kind),
+        target,
+        field("Events", types, "Empty: ends, waits and warnings."),
+        field("Only the queue", queue),
+        field("Only the labels", labels),
+        h("label.choice", links, " Messages have links that answer waits: who reads them can answer"),
+      ]),
+    submit: async () => {
+      const isEmail = kind.value === "EMAIL";
+      const filter = { queue: queue.value.trim(), label: labelsIn(labels.value) };
+      const made = await api.post("/v1/webhooks", { name: name.value.trim(), kind: kind.value, ...(isEmail ? { email_addresses: list(emails) } : { url: url.value.trim() }), event_types: list(types), filter, answer_links: links.checked });
+      secret = made.secret;
+    },
+  }).then(() => {
+    load();
+    if (secret) dialog("The secret of the webhook", { cancel: "Close", build: (body) => append(body, [h("p", "The receiver verifies the signatures with it. It is shown this once."), h("pre", secret)]) });
+  });
 }
 
 async function one(context, id) {
