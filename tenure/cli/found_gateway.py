@@ -23,9 +23,9 @@ class StackOfAnotherFolder(click.ClickException):
 
 
 async def check_found(context: Context, client: Client) -> None:
-    """Says which gateway answers, and asks a person about the stack of another folder. Raises StackOfAnotherFolder for a no.
+    """Says which gateway answers, and asks a person about the stack of another folder.
 
-    A program gets no question: it is refused, and names the gateway.
+    Raises StackOfAnotherFolder for a no. A program gets no question: it is refused, and names the gateway.
     """
     from tenure.v1.admin_service_pb2 import GetCallerRequest
 
