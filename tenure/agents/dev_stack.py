@@ -53,7 +53,7 @@ def _simulated(url: str) -> dict[str, str]:
     }
 
 
-def somebody_elses_stack(address: str = USUAL_GATEWAY) -> str:
+def stack_of_another_folder(address: str = USUAL_GATEWAY) -> str:
     """Returns the data folder of the development stack at the usual ports; "" for other services, and for none.
 
     For a worker without addresses and without a stack in its folder: it would take the tasks of another project.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from tenure.agents.dev_stack import advice_without_stack, dev_settings, somebody_elses_stack
+from tenure.agents.dev_stack import advice_without_stack, dev_settings, stack_of_another_folder
 from tenure.agents.functions import function_table
 from tenure.server_packages import server_packages
 
@@ -67,7 +67,7 @@ class Worker:
             program = import_module("services.worker.main")
         environment = {**os.environ, **self._settings}
         if advice := advice_without_stack(environment):
-            if folder := somebody_elses_stack():
+            if folder := stack_of_another_folder():
                 sys.exit(f"tenure: {advice}. The stack at these ports is that of {folder}")
             print(f"tenure: {advice}", file=sys.stderr)  # noqa: T201  for a person at a terminal; logs are not set up yet
         os.environ.update(dev_settings(environment))  # the agents' own model clients read it

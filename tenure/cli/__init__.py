@@ -7,6 +7,7 @@ main.py           the root command, and its options, four of which may stand any
 groups.py         the sections of `tenure --help`, and the nouns
 group.py          the click group: commands imported at their use, help in sections, errors as messages
 context.py        the gateway's address, the tenant and the output mode of one invocation
+found_gateway.py  the question before a command talks to the stack of another folder
 parameters.py     types of options: durations, labels, dollars; TASK
 task_filter.py    the options that select tasks
 many_tasks.py     one verb for many tasks: the preview, the question, the outcomes

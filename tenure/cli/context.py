@@ -35,8 +35,8 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
 class Context:
     """The context that main.py passes to every command. `console` prints for people, `emit` prints JSON.
 
-    `environment` is the environment of the process; only main.py reads it. `is_guessed`: nobody named the gateway, and
-    no stack runs here, so it is the one at the usual port.
+    `environment` is the environment of the process; only main.py reads it. `is_guessed`: the gateway is the one at the
+    usual port, because no option names one and no stack runs here.
     """
 
     address: str
@@ -61,7 +61,7 @@ class Context:
         return asyncio.run(connected())
 
     async def check(self, client: Client) -> None:
-        """Raises SomebodyElses for the stack of another folder, unless a person wants it."""
+        """Raises StackOfAnotherFolder for the stack of another folder, unless a person wants it."""
         if self.is_guessed:
             from tenure.cli.found_gateway import check_found
 

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from tenure.client import Client
 
 
-class SomebodyElses(click.ClickException):
+class StackOfAnotherFolder(click.ClickException):
     """The gateway that a command found is that of another folder's stack."""
 
     exit_code = Exit.USAGE
 
 
 async def check_found(context: Context, client: Client) -> None:
-    """Says which gateway answers, and asks a person about the stack of another folder. Raises SomebodyElses for a no.
+    """Says which gateway answers, and asks a person about the stack of another folder.
 
-    A program gets no question: it is refused, and names the gateway.
+    Raises StackOfAnotherFolder for a no. A program gets no question: it is refused, and names the gateway.
     """
     from tenure.v1.admin_service_pb2 import GetCallerRequest
 
@@ -41,7 +41,7 @@ async def check_found(context: Context, client: Client) -> None:
     whose = f"the gateway at {context.address} is that of the stack in {caller.stack_folder}"
     if asks and click.confirm(f"{whose}, which this folder did not start. Talk to it?", err=True):
         return
-    raise SomebodyElses(
+    raise StackOfAnotherFolder(
         f"{whose}, and no `tenure dev` runs in this folder: start one here, or name that one, with --data "
         f"{caller.stack_folder}, --address {context.address} or TENURE_ADDRESS={context.address}"
     )

@@ -13,7 +13,7 @@ import pytest
 
 from devstack.data_dir import write_addresses
 from tenure.cli.context import Context, context_of
-from tenure.cli.found_gateway import SomebodyElses
+from tenure.cli.found_gateway import StackOfAnotherFolder
 from tenure.domain.errors import Unavailable
 from tenure.v1.admin_service_pb2 import GetCallerResponse
 
@@ -48,7 +48,7 @@ def person_answers(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
     return asked
 
 
-def test_a_gateway_that_nobody_named_is_guessed(tmp_path: Path) -> None:
+def test_a_gateway_without_an_address_is_guessed(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "tenant": None,
         "as_json": False,
@@ -73,7 +73,7 @@ async def test_a_person_decides_about_the_stack_of_another_folder(
     if is_wanted:
         await guessed().check(gateway(stack_folder=FOLDER))
     else:
-        with pytest.raises(SomebodyElses):
+        with pytest.raises(StackOfAnotherFolder):
             await guessed().check(gateway(stack_folder=FOLDER))
     (question,) = asked
     assert question.startswith(f"the gateway at 127.0.0.1:8470 is that of the stack in {FOLDER}, which this folder")
@@ -84,7 +84,7 @@ async def test_a_program_is_refused_at_the_stack_of_another_folder(
     monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
     asked = person_answers(monkeypatch, answer=True) if as_json else []
-    with pytest.raises(SomebodyElses, match=f"--data {FOLDER}, --address 127.0.0.1:8470 or TENURE_ADDRESS"):
+    with pytest.raises(StackOfAnotherFolder, match=f"--data {FOLDER}, --address 127.0.0.1:8470 or TENURE_ADDRESS"):
         await guessed(as_json=as_json).check(gateway(stack_folder=FOLDER))
     assert asked == []
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from services.gateway.admin import AdminServicer, Identity
-from tenure.agents.dev_stack import somebody_elses_stack
+from tenure.agents.dev_stack import stack_of_another_folder
 from tenure.runtime.rpc.server import RpcServer
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 
@@ -20,5 +20,5 @@ async def test_a_gateway_states_the_folder_of_its_stack(folder: str) -> None:
         "tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(Mock(), Identity("i", folder))
     )
     async with server:
-        assert await asyncio.to_thread(somebody_elses_stack, server.address) == folder
-    assert await asyncio.to_thread(somebody_elses_stack, server.address) == "", "no gateway answers"
+        assert await asyncio.to_thread(stack_of_another_folder, server.address) == folder
+    assert await asyncio.to_thread(stack_of_another_folder, server.address) == "", "no gateway answers"
