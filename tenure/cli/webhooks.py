@@ -411,8 +411,8 @@ async def _one_or_all(
     if bool(request.delivery_id) == every:
         raise click.UsageError("give one DELIVERY, or --all")
     count = 0
-    while found := getattr(answer := await act(request), done):
-        count += found
+    while acted := getattr(answer := await act(request), done):
+        count += acted
         if request.delivery_id or not answer.remaining:
             break
     if request.delivery_id and not count:

@@ -27,14 +27,12 @@ Check = Callable[[Any, Violations], None]
 
 MAX_GOAL_BYTES: Final[int] = bounds(task_pb2.TaskSpec, "goal").max_bytes
 MAX_SYSTEM_BYTES: Final[int] = bounds(task_pb2.AgentSpec, "system").max_bytes
-MAX_OUTPUT_TOKENS: Final[int] = bounds(task_pb2.AgentSpec, "max_output_tokens").most
 MIN_WINDOW_TOKENS: Final = 1024
 MAX_WINDOW_TOKENS: Final = 10_000_000
 MIN_OUTPUT_BYTES: Final = 1024
 MAX_LABELS: Final[int] = bounds(task_pb2.TaskSpec, "labels").max_items
 MAX_ALLOWED_TOOLS_BYTES: Final = 16 * 1024  # of all names: the claim record in etcd and each token contain them
 MAX_TRANSITION_MESSAGE: Final[int] = bounds(checkpoint.Transition, "message").max_length
-MAX_ENTRIES: Final[int] = bounds(checkpoint.CommitRequest, "entries").max_items
 MAX_COMMIT_BYTES: Final = message_bytes(checkpoint.CommitRequest)
 MAX_ARGUMENT_BYTES: Final[int] = bounds(tool_service_pb2.ExecuteRequest, "arguments_json").max_bytes
 MAX_FRAME_ITEMS: Final[int] = bounds(checkpoint.CommitStreamRequest, "commits").max_items
@@ -42,7 +40,6 @@ MAX_FRAME_BYTES: Final = message_bytes(checkpoint.CommitStreamRequest)
 MAX_CONTROL_JSON_BYTES: Final[int] = bounds(task_pb2.ControlWork, "input_json").max_bytes
 MAX_WAIT_SECONDS: Final = 600
 MAX_HOLDINGS: Final[int] = bounds(coordinator.Renew, "holdings").max_items
-MAX_SLOTS: Final[int] = bounds(coordinator.Slots, "free_slots").most
 MAX_CHOICES: Final[int] = bounds(coordinator.Hello, "queues").max_items
 MAX_LOOPS: Final[int] = bounds(coordinator.Hello, "loops").max_items
 """The loops of a worker: each function by its name, and by the revision that the worker has the code of."""
