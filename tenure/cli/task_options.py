@@ -314,7 +314,7 @@ _ONLY_HERE: Final = (
     ),
 )
 
-TASK_OPTIONS: Final = tuple(sorted((*_ONLY_HERE, *_of_the_client()), key=lambda option: option.place))
+TASK_OPTIONS: Final = tuple(sorted((*_of_the_client(), *_ONLY_HERE), key=lambda option: option.place))
 FORK_TASK_OPTIONS: Final = tuple(sorted(_of_a_fork(), key=lambda option: option.place))
 """Those in which a fork differs, with their fields in ForkOverrides."""
 SCHEDULE_OPTIONS: Final = tuple(option for option in TASK_OPTIONS if option.path not in {"", "start_time"})

@@ -12,6 +12,8 @@ ledger
   fold.py               entries to a resume point
   states.py             states, reasons, and the table of allowed transitions
   traces.py             entries to the spans of a trace; also spans.py, semconv.py
+  search.py             the words by which a search finds tasks
+  task_ids.py           the first characters of ids
   fencing.py            epochs, fences, claims of a token, the worker's trust window
   admission.py          whether an Open or a Commit passes the fence
 claim
@@ -48,8 +50,6 @@ outside
   audit.py              the records of the audit log and their chain
   outputs.py            references to what a task produced
   outbound.py           URLs and addresses of untrusted sources and of workers
-search.py               the words by which a search finds tasks
-task_ids.py             the first characters of ids
 errors.py               every error that Tenure raises
 
 A rule that only one service needs is a pure module of that service: services/checkpoint/submit/fork_rules.py,

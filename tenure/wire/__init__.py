@@ -15,6 +15,7 @@ access.py                the access rules of methods
 audit.py                 audit records, and what a request acts on
 tool.py                  tool definitions, outcomes, call records, calls in doubt
 tenant_service.py        quotas
+schedule_service.py      the enums of schedules
 webhook_service.py       the enums of webhooks, and their secrets as text
 model_service.py         the size of messages of ModelService
 

@@ -97,6 +97,7 @@ CASES = [
     Case("QUERIES.write", "budgets", an_answer),
     Case("QUERIES.warn", "changes", a_warning),
     Case("QUERIES.move", "changes", an_end),
+    Case("QUERIES.add_words", "task_texts", an_end),
     Case("OUTPUTS.open_output", "task_outputs", a_call_of_an_output),
     Case("OUTPUTS.write_outputs", "task_outputs", an_output),
     Case("QUERIES.create_tasks", "tasks", a_spawn),

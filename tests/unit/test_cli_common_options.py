@@ -77,9 +77,9 @@ def test_wrong_address_is_a_usage_error() -> None:
 def test_the_help_lists_the_daily_commands_first() -> None:
     shown = CliRunner().invoke(cli, ["--help"]).output
     listed = re.findall(r"^  ([a-z]+)  +\S", shown[shown.index("Daily:") :], re.MULTILINE)
-    daily = ["submit", "watch", "get", "list", "waits", "resume", "cancel", "fork", "files", "explain"]
-    assert listed[:10] == daily
-    assert listed[10:13] == ["dev", "demo", "serve"]
+    daily = ["submit", "watch", "get", "list", "waits", "resume", "cancel", "fork", "files", "explain", "top"]
+    assert listed[:11] == daily
+    assert listed[11:14] == ["dev", "demo", "serve"]
     assert [name for name in listed if name not in cli.commands] == []
     assert set(listed) == set(cli.commands)
 

@@ -1,4 +1,4 @@
-"""`tenure top`: one screen with the tasks that need somebody first, and without what the caller may not read."""
+"""`tenure top`: one screen with the tasks that need a person first, and without what the caller may not read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_screen_has_counts_workers_spend_and_tasks() -> None:
     assert max(map(len, (head, line))) <= 60
 
 
-def test_what_waits_for_a_person_comes_first_and_a_refused_part_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_for_a_person_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def count(_request: Any) -> api.CountTasksResponse:
         return COUNTS
 
@@ -76,4 +76,4 @@ def test_what_waits_for_a_person_comes_first_and_a_refused_part_is_left_out(monk
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert [line.split()[-1] for line in lines[-3:]] == ["waits", "runs", "ended"]
-    assert len(lines) == 6, "the counts, an empty line, the head and three tasks"
+    assert len(lines) == 6, "neither workers nor spend, which the caller may not read"

@@ -270,7 +270,7 @@ def test_services_report_priorities_and_the_running_quota() -> None:
     assert gather_facts(low, [], [], [], [], 0, now=0.0).priority is Priority.NORMAL
 
 
-def test_an_obstacle_is_stated_only_where_it_is_known_and_the_task_queued() -> None:
+def test_only_a_queued_task_has_an_obstacle() -> None:
     queued = replace(FACTS, state=TaskState.QUEUED, loop="control.nosuch", workers=(SERVES,))
     assert "No worker serves queue batch and the agent or function nosuch" in obstacle_text(queued)
     fitting = replace(SERVES, loops=("control.nosuch",))

@@ -266,7 +266,7 @@ async def watches(
     count: int, relay: LiveTextRelay, entries: Ledger
 ) -> AsyncIterator[list[AsyncIterator[api.WatchTaskResponse]]]:
     peers: Any = SimpleNamespace(checkpoint=entries)
-    request = api.WatchTaskRequest(task_id="t", live=True)
+    request = api.WatchTaskRequest(task_id="t", live=True, after_sequence=1)  # behind the entry of the model call
     async with AsyncExitStack() as stack:
         events = []
         for _ in range(count):
