@@ -98,7 +98,7 @@ _NO_TRACE: Final = nullcontext()
 
 def within_trace(header: str) -> AbstractContextManager[None]:
     """Makes a span the parent of what happens in the block, also for libraries with spans of their own. "": none."""
-    ids = parse_traceparent(header)
+    ids = parse_traceparent(header) if header else None
     return _NO_TRACE if ids is None else _within(header, ids)
 
 

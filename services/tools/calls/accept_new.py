@@ -52,7 +52,7 @@ def _columns(requests: Sequence[CallRequest]) -> dict[str, Column[Any]]:
         "effect_classes": Texts(request.effect_class.value for request in requests),
         "hashes": Byteas(request.arguments_hash for request in requests),
         "arguments": Byteas(request.arguments_json for request in requests),
-        "epochs": Int8s(request.fence.epoch for request in requests),
-        "claim_ids": Texts(request.fence.claim_id for request in requests),
+        "epochs": Int8s(request.claims.epoch for request in requests),
+        "claim_ids": Texts(request.claims.claim_id for request in requests),
         "acts_elsewhere": Bools(request.acts_elsewhere for request in requests),
     }

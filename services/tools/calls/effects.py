@@ -102,7 +102,7 @@ class ToolEffect:
             task_id=run.request.claims.task_id,
             call_id=run.key.call_id,
             idempotency_key=run.key.idempotency_key,
-            epoch=run.request.fence.epoch,
+            epoch=run.request.claims.epoch,
             emit=run.emit,
             token=self._work.token,
             output_limit_bytes=run.output_limit_bytes(self._tool),

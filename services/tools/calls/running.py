@@ -26,7 +26,7 @@ from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
-from services.tools.output import BoundedOutput, OutputStore
+from services.tools.output import OutputStore
 from services.tools.runners.liveness import Liveness
 from services.tools.tool import RunnerStopped, Tool, ToolInDoubt, ToolWork
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
@@ -196,9 +196,8 @@ class Runner:
 
     async def _carry_out(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> None:
         """Runs one attempt to its end, and sends the result to all listeners."""
-        tool, epoch = work.tool, run.request.fence.epoch
         claims = run.request.claims
-        log_fields = {"task": claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
+        log_fields = {"task": claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(claims.epoch)}
         log_fields["claim"] = claims.claim_id
         ending: Outcome | Exception | None = None
         try:
@@ -211,7 +210,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001  the listeners get every error, a bug or a refusal
             if not isinstance(error, TenureError):
                 _log.exception("a call failed unexpectedly in the tool service", extra=log_fields)
-            ending = await self._conclude(run, tool, error)
+            ending = await self._conclude(run, work.tool, error)
         finally:
             self.runs.remove(run)
             run.settle(ending or _runner_stopped())
@@ -284,16 +283,16 @@ class Runner:
     async def _bounded(self, run: RunningCall, tool: Tool, outcome: Outcome) -> Outcome:
         """Truncates output that is too long for the model, and first stores all of it in the workspace."""
         limit_bytes, attempt = run.output_limit_bytes(tool), run.call_attempt
+        is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
+        if is_short and outcome.content.isascii():
+            return outcome
         name = run.key.call_id if attempt == 1 else f"{run.key.call_id}-{attempt}"
         arguments = outcome.content, limit_bytes, run.request.claims.tenant, run.request.claims.task_id, name
-        is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
         shown = (
             self._output_store.show(*arguments)
             if is_short
             else await asyncio.to_thread(self._output_store.show, *arguments)
         )
-        if shown == BoundedOutput(outcome.content):
-            return outcome
         return replace(
             outcome,
             content=shown.content,

@@ -136,7 +136,7 @@ class RunningCall:
     _listeners_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.authorise(self.request.fence.epoch)
+        self.authorise(self.request.claims.epoch)
 
     def authorise(self, epoch: int) -> None:
         """Raises the epoch that authorises the run: a newer owner that joins the call takes it over."""

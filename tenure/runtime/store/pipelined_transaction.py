@@ -30,6 +30,7 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.waiting import Ready, Wait
 
+from tenure.runtime.eager import begin_now
 from tenure.runtime.store.sql_arrays import Column
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ async def to_the_end(commit: Coroutine[Any, Any, None]) -> None:
     psycopg would pass a cancellation on to Postgres, which ends the wait for a synchronous standby and keeps the
     commit. A repeat of the request would find it and be acknowledged, although the standby does not have it.
     """
-    committing, cancelled = asyncio.ensure_future(commit), False
+    committing, cancelled = begin_now(commit, name="commit"), False
     while not committing.done():
         try:
             await asyncio.wait({committing})
