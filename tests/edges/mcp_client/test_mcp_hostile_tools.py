@@ -21,6 +21,7 @@ from tenure.domain.fencing import Claims
 from tenure.domain.tool_schemas import refused_tools
 from tenure.domain.tools import ToolSourceKind
 from tenure.v1 import tool_pb2
+from tests.support.examples import examples
 from tests.support.fix_mcp import Configure, McpServers, offered
 from tests.support.fix_tools import Grants, StartTools, listed_sources
 from tests.support.hostile_tools import GOOD, SCHEMAS, TOOLS, random_tools
@@ -78,8 +79,10 @@ async def test_a_renamed_key_reaches_the_server_by_its_own_name() -> None:
     assert "$top" in str(registry.check_call(CLAIMS, "s__list", '{"_top": "many"}'))
 
 
-@pytest.mark.parametrize("tools", [TOOLS, *(random_tools(seed, 60) for seed in range(20))])
-async def test_a_good_tool_is_usable_beside_any_bad_ones(tools: list[Any]) -> None:
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", [None, *range(examples(5))])
+async def test_a_good_tool_is_usable_beside_any_bad_ones(seed: int | None) -> None:
+    tools = TOOLS if seed is None else random_tools(seed, 60)
     registry, source = await taken(listed([GOOD, *tools]))
     definitions = registry.definitions(CLAIMS)
     assert "s__good" in [definition.name for definition in definitions]
