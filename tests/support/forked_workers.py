@@ -1,6 +1,6 @@
 """Workers of pytest-xdist that begin with all test modules imported: forks of one process that imports them once.
 
-Each worker collects all tests. Two thirds of that, 14 s of processor time in each worker, are imports: the test
+Each worker collects all tests. Two thirds of that, 10 s of processor time in each worker, are imports: the test
 modules, the services, pydantic, the libraries of agents. `import_tests.py` is the process that imports them;
 `start_worker.py` is what pytest-xdist starts in place of an interpreter.
 """

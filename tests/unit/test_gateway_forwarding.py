@@ -76,7 +76,8 @@ def forge(message: Any, above: frozenset[str] = frozenset()) -> None:
 
 def _forge_field(message: Any, field: FieldDescriptor) -> None:
     if field.message_type is not None:
-        getattr(message, field.name).add().task_id = FORGED
+        text = next(each.name for each in field.message_type.fields if each.type == FieldDescriptor.TYPE_STRING)
+        setattr(getattr(message, field.name).add(), text, FORGED)
     elif field.is_repeated:
         getattr(message, field.name).append(FORGED)
     else:
