@@ -7,6 +7,7 @@ process, in this folder:
   fast_start.py       imports without garbage collection, for a fast start
   running_stack.py    finds the development stack that runs on a data directory
   listening.py        the error of a process that cannot listen on its address
+  eager.py            asyncio tasks that make their first step at once
   task_group.py       asyncio's task group without a bug of older Pythons
   request_context.py  the tenant and the trace of the current request
   retrying.py         retries of an operation by a RetryPolicy

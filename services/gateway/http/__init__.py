@@ -10,7 +10,8 @@ connections.py   accepts connections, within limits
 forwarded.py     the client's address behind trusted proxies
 app.py           the application: routes, the checks of every request, errors
 origins.py       which web pages may call
-routes.py        the table of all routes; openapi.py makes /openapi.json of it
+api_route.py     the description of a route; openapi.py makes /openapi.json of all routes
+routes.py        the table of the routes; operator_routes.py: the rows of operators, with operator_requests.py
 requests.py      what requests have; answers.py: what answers have, besides the public dataclasses
 shapes.py        dataclasses from JSON and from query strings, and as JSON Schema
 field_names.py   what requests call the fields of the contract, for refusals
