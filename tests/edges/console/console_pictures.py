@@ -132,7 +132,7 @@ async def take_all(folder: Path, wanted: list[str]) -> None:
             ((in_doubt, _),) = await killed_in_mid_calls(install, 1, Path(scratch) / "held")
             paced, dead = await taken_over(install)
             await camera.take("takeover", f"tasks/{paced}", shows=".mark.takeover")
-            await camera.take("waterfall", f"tasks/{ids['team']}?view=waterfall", shows=".spans .span")
+            await camera.take("waterfall", f"tasks/{paced}?view=waterfall", shows=".spans .span")
             await dead.restart()
             slow = await install.submit("sim-slow", "Think about our roadmap", labels={"team": "growth"})
             await camera.take("streaming", f"tasks/{slow}", shows=".text")
