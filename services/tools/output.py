@@ -43,6 +43,8 @@ class OutputStore:
 
         When the file cannot be written, only a log line and the marker in the text say so.
         """
+        if len(content) <= limit_bytes and content.isascii():
+            return BoundedOutput(content)
         encoded = encode(content)
         if len(encoded) <= limit_bytes:
             return BoundedOutput(encoded.decode())

@@ -284,8 +284,6 @@ class Runner:
         """Truncates output that is too long for the model, and first stores all of it in the workspace."""
         limit_bytes, attempt = run.output_limit_bytes(tool), run.call_attempt
         is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
-        if is_short and outcome.content.isascii():
-            return outcome
         name = run.key.call_id if attempt == 1 else f"{run.key.call_id}-{attempt}"
         arguments = outcome.content, limit_bytes, run.request.claims.tenant, run.request.claims.task_id, name
         shown = (
@@ -293,6 +291,8 @@ class Runner:
             if is_short
             else await asyncio.to_thread(self._output_store.show, *arguments)
         )
+        if shown.content is outcome.content:
+            return outcome
         return replace(
             outcome,
             content=shown.content,
