@@ -200,7 +200,7 @@ async def test_the_list_has_the_tasks_of_an_agent_or_of_one_revision(
     await row(page, task.id, "queued")
     await page.get_by_label("Search").fill("no such text")
     await page.get_by_role("button", name="Cancel …").click()
-    await sees(page, "No task matches the text.", ".notice")
+    await sees(page, "No task that matches can be cancelled.", ".notice")
 
 
 async def test_the_models_text_is_seen_as_it_comes(installation: Installation, viewer: Viewer) -> None:

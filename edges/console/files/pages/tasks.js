@@ -23,17 +23,23 @@ const labelOf = (text) => [text.split("=")[0], text.split("=").slice(1).join("="
 const time = (text) => new Date(text).toISOString();
 
 // The filters beside the states, one a row, by the name of the gateway's parameter and of the address. send: the value as
-// the gateway takes it. act: as the filter of an act takes it; null: an act names the tasks that were found. here: whether a
-// task matches, for what the gateway does not filter by. rare: below "More".
+// the gateway takes it. act: as the filter of an act takes it; null: an act names the tasks that were found. rare: below "More".
 const FILTERS = [
-  { name: "text", label: "Search", size: 36, here: matchesText, placeholder: "Search goal, id, reason, worker  ( / )" },
+  { name: "text", label: "Search", size: 36, placeholder: "Search words of goals and results  ( / )" },
   { name: "agent", label: "Agent", size: 14, placeholder: "agent@revision" },
   { name: "queue", label: "Queue", size: 12 },
   { name: "label", label: "Label", size: 16, placeholder: "label=value", send: (text) => labelOf(text).join(":"), act: (text) => Object.fromEntries([labelOf(text)]) },
   { name: "reason", label: "Reason", size: 20, placeholder: "WORKER_LOST", rare: true, send: (text) => text.toUpperCase(), act: (text) => [text.toUpperCase()] },
   { name: "source", label: "Source", size: 16, placeholder: "SCHEDULE/id", rare: true },
   { name: "since", label: "Submitted since", type: "datetime-local", rare: true, send: time, act: time },
+  { name: "before", label: "Submitted before", type: "datetime-local", rare: true, send: time, act: time },
   { name: "ended_since", label: "Ended since", type: "datetime-local", rare: true, send: time, act: time },
+  { name: "ended_before", label: "Ended before", type: "datetime-local", rare: true, send: time, act: time },
+  { name: "model", label: "Model", size: 16, rare: true },
+  { name: "min_cost", label: "Least US dollars", type: "number", rare: true, act: Number },
+  { name: "max_cost", label: "Most US dollars", type: "number", rare: true, act: Number },
+  { name: "min_duration", label: "Least seconds", type: "number", rare: true, act: Number },
+  { name: "max_duration", label: "Most seconds", type: "number", rare: true, act: Number },
   { name: "root_task_id", label: "Tree of task", size: 34, placeholder: "id of a task", rare: true, act: null },
   { name: "forked_from_task_id", label: "Forks of task", size: 34, placeholder: "id of a task", rare: true, act: null },
 ];
@@ -42,7 +48,7 @@ export default async function tasksPage(context) {
   const { root, query, onLeave } = context;
   const tasks = new Map();
   let moreToken = "";
-  let hasAllLive = false;
+  let counts = new Map();
   let problem = null;
   let isRead = false;
 
@@ -50,7 +56,7 @@ export default async function tasksPage(context) {
   const fields = new Map(
     FILTERS.map((filter) => {
       const { name, label, size = 20, type = "search", placeholder = label.toLowerCase() } = filter;
-      return [filter, h("input", { type, size, placeholder, value: query.get(name) ?? "", "aria-label": label, "data-search": name === "text" || null, autocomplete: "off" })];
+      return [filter, h("input", { type, size, placeholder, value: query.get(name) ?? "", "aria-label": label, "data-search": name === "text" || null, ...(type === "number" && { min: 0, step: "any" }), autocomplete: "off" })];
     }),
   );
   const given = () => [...fields].map(([filter, input]) => [filter, input.value.trim()]).filter(([, text]) => text);
@@ -91,35 +97,34 @@ export default async function tasksPage(context) {
   );
 
   // The filter of the list, as the gateway takes it.
-  const filter = () => Object.fromEntries(given().filter(([{ here }]) => !here).map(([{ name, send }, text]) => [name, send ? send(text) : text]));
+  const filter = () => Object.fromEntries(given().map(([{ name, send }, text]) => [name, send ? send(text) : text]));
 
   // The filter of an act on the tasks of this list. What an act cannot filter by selects those that are found here.
   function selected() {
-    if (given().some(([{ here, act }]) => here || act === null)) return { task_id: found().slice(0, MAX_NAMED).map((task) => task.task_id) };
+    if (given().some(([{ act }]) => act === null)) return { task_id: found().slice(0, MAX_NAMED).map((task) => task.task_id) };
     const states = chosen.size > 0 ? { state: [...chosen] } : {};
     return { ...states, ...Object.fromEntries(given().map(([{ name, act }, text]) => [name, act ? act(text) : text])) };
   }
 
   function found() {
-    const here = given().filter(([filter]) => filter.here);
-    const those = [...tasks.values()].filter((task) => (chosen.size === 0 || chosen.has(task.state)) && here.every(([filter, text]) => filter.here(task, text.toLowerCase())));
+    const those = [...tasks.values()].filter((task) => chosen.size === 0 || chosen.has(task.state));
     const isFirst = (task) => FIRST.includes(task.state);
     return those.sort((one, other) => isFirst(other) - isFirst(one) || (one.created_at < other.created_at ? 1 : -1));
   }
 
-  // Reads what lives and the newest; with a state chosen only what is in it.
+  // Reads what runs or waits for a person, and the newest; with a state chosen only what is in it.
   async function load() {
     try {
       const common = filter();
-      const live = LIVE.filter((state) => chosen.size === 0 || chosen.has(state));
+      const first = FIRST.filter((state) => chosen.size === 0 || chosen.has(state));
       const pages = await Promise.all([
-        live.length > 0 && api.get("/v1/tasks", { ...common, state: live, page_size: LIVE_LIMIT }),
+        first.length > 0 && api.get("/v1/tasks", { ...common, state: first, page_size: LIVE_LIMIT }),
         api.get("/v1/tasks", { ...common, state: [...chosen], page_size: PAGE }),
+        countAll(),
       ]);
       if (!context.isCurrent()) return;
       tasks.clear();
-      for (const task of pages.filter(Boolean).flatMap((page) => listIn(page, "tasks"))) put(task);
-      hasAllLive = !pages[0]?.next_page_token;
+      for (const task of pages.slice(0, 2).filter(Boolean).flatMap((page) => listIn(page, "tasks"))) put(task);
       moreToken = pages[1].next_page_token ?? "";
       problem = null;
     } catch (error) {
@@ -127,6 +132,12 @@ export default async function tasksPage(context) {
     }
     isRead = true;
     draw();
+  }
+
+  // How many match in each state, whatever states are chosen.
+  async function countAll() {
+    const answer = await api.get("/v1/tasks/count", filter());
+    counts = new Map(listIn(answer, "counts").map((one) => [one.state, one]));
   }
 
   async function loadMore() {
@@ -144,19 +155,15 @@ export default async function tasksPage(context) {
 
   function draw() {
     if (!context.isCurrent()) return;
-    const counts = new Map();
     const shownTasks = found();
-    for (const task of tasks.values()) counts.set(task.state, (counts.get(task.state) ?? 0) + 1);
     for (const [state, { chip, number: shown }] of chips) {
-      const some = counts.get(state) ?? 0;
-      const isPart = (chosen.size > 0 && !chosen.has(state)) || (LIVE.includes(state) ? !hasAllLive : moreToken !== "");
-      setText(shown, some === 0 ? (isPart ? "" : "0") : `${number(some)}${isPart ? "+" : ""}`);
+      const { count: some, at_least: isLeast } = counts.get(state) ?? { count: 0, at_least: false };
+      setText(shown, isRead ? `${number(some)}${isLeast ? "+" : ""}` : "");
       chip.classList.toggle("none", some === 0);
-      chip.title = isPart ? `${number(some)} of those that were read` : "";
     }
     keyed(list, shownTasks.slice(0, SHOWN), (task) => task.task_id, makeRow, updateRow);
     rows.hidden = shownTasks.length === 0;
-    setText(summary, isRead && !problem ? `${count(shownTasks.length, "task")}${moreToken ? ", and older ones" : ""}` : "");
+    setText(summary, isRead && !problem ? total() : "");
     more.hidden = !moreToken;
     if (problem) fill(message, errorBox(problem, load));
     else if (isRead && shownTasks.length === 0) fill(message, empty());
@@ -164,8 +171,13 @@ export default async function tasksPage(context) {
     else fill(message);
   }
 
+  function total() {
+    const those = [...counts.values()].filter((one) => chosen.size === 0 || chosen.has(one.state));
+    return `${count(those.reduce((sum, one) => sum + one.count, 0), "task")}${those.some((one) => one.at_least) ? " or more" : ""}`;
+  }
+
   function empty() {
-    if (isFiltered()) return h("p.empty", moreToken ? "No task matches among those that were read." : "No task matches.");
+    if (isFiltered()) return h("p.empty", "No task matches.");
     return h("div.empty", h("p", "There is no task yet. Start one here, or in a terminal:"), h("pre", 'tenure submit "Compare the prices of our competitors" --watch'));
   }
 
@@ -179,17 +191,17 @@ export default async function tasksPage(context) {
 
   const drawSoon = throttled(200, draw);
   const loadSoon = throttled(400, load);
+  const countSoon = throttled(2000, () => countAll().then(draw, () => {})); // The stream of changes says whether the gateway answers.
   function changed() {
     remember();
     draw();
     loadSoon();
   }
-  for (const [{ name, here }, input] of fields) {
-    const act = here ? () => { remember(); drawSoon(); } : changed;
-    input.addEventListener(name === "text" ? "input" : "change", act);
+  for (const [{ name }, input] of fields) {
+    input.addEventListener(name === "text" ? "input" : "change", changed);
     input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
-      act();
+      changed();
       list.querySelector("[data-row]")?.focus();
     });
   }
@@ -202,12 +214,13 @@ export default async function tasksPage(context) {
         const before = tasks.get(task.task_id);
         if (before || !isFiltered()) put(task);
         if (isFiltered()) loadSoon(); // The gateway knows whether it matches now.
+        else countSoon();
         if (before && before.state !== task.state) announce(`${oneLine(title(task), 60)}: ${known(task.state).word}`);
         drawSoon();
       },
     }),
   );
-  onLeave(() => [drawSoon, loadSoon].forEach((call) => call.cancel()));
+  onLeave(() => [drawSoon, loadSoon, countSoon].forEach((call) => call.cancel()));
   // Steps and money come without a change of state.
   const timer = setInterval(readRunning, RUNNING_MS);
   onLeave(() => clearInterval(timer));
@@ -222,11 +235,6 @@ export default async function tasksPage(context) {
       // The stream of changes says whether the gateway answers.
     }
   }
-}
-
-function matchesText(task, text) {
-  const where = [task.task_id, task.goal, task.state, known(task.state).word, task.reason, task.message, task.worker, task.model, task.agent, task.function?.name, task.queue, why(task)];
-  return where.some((part) => part && String(part).toLowerCase().includes(text));
 }
 
 // What a task is called: its goal, or its function.
