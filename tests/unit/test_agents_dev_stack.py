@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,9 +17,8 @@ from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 @pytest.mark.parametrize("folder", ["/home/ann/shop/.tenure", ""])
 async def test_a_gateway_states_the_folder_of_its_stack(folder: str) -> None:
     server = RpcServer("127.0.0.1:0")
-    server.add(
-        "tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(Mock(), Identity("i", folder))
-    )
+    servicer: Any = AdminServicer(Mock(), Identity("tenure", folder))
+    server.add("tenure.v1.AdminService", add_AdminServiceServicer_to_server, servicer)
     async with server:
         assert await asyncio.to_thread(stack_of_another_folder, server.address) == folder
     assert await asyncio.to_thread(stack_of_another_folder, server.address) == "", "no gateway answers"
