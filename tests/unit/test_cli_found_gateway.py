@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def gateway(**caller: str) -> Any:
+def gateway(**caller: Any) -> Any:
     """A client of a gateway that answers so."""
     return Mock(admin=Mock(GetCaller=AsyncMock(return_value=GetCallerResponse(**caller))))
 
