@@ -96,8 +96,11 @@ def _forked_from(row: ShownTask) -> task_pb2.ForkedFrom | None:
 
 async def read_tasks(connection: Connection, tenant: str, task_ids: Sequence[str]) -> list[task_pb2.Task]:
     """Returns the tenant's tasks among these ids, in this order."""
-    parameters = {"task_ids": list(task_ids), "tenant": tenant}
-    rows: list[tuple[Any, ...]] = await fetch_all(connection, QUERIES.tasks_by_id, parameters)
+    rows: list[tuple[Any, ...]]
+    if len(task_ids) == 1:
+        rows = await fetch_all(connection, QUERIES.task_by_id, {"task_id": task_ids[0], "tenant": tenant})
+    else:
+        rows = await fetch_all(connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenant": tenant})
     tasks = [ShownTask(*(*columns[:-_BUDGET_COLUMNS], Budget(*columns[-_BUDGET_COLUMNS:]))) for columns in rows]
     return [_task(task, ledger_pb2.EntryBody.FromString(task.submitted).submitted.spec) for task in tasks]
 

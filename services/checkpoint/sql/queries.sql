@@ -197,18 +197,27 @@ select o.task_id::text
   from tasks t join tasks o on o.tenant = t.tenant and o.exclusive_source = t.exclusive_source
  where t.task_id = %(task_id)b::text::uuid and o.task_id <> t.task_id and o.ended_at is null;
 
--- name: tasks_by_id
--- Task rows in the order of the ids. The spec comes from the first entry, its only place.
+-- part: shown_tasks
+-- Task rows as callers see them. The spec comes from the first entry, its only place.
 select {shown}, f.body,
        array(select o.body from task_outputs o where o.task_id = t.task_id and o.kind <> ''
               order by split_part(o.call_id, '.', 1)::bigint, split_part(o.call_id, '.', 2)::bigint),
        {budget}
-  from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
-  join tasks t using (task_id)
+  from tasks t
   join budgets b using (root_task_id)
-  join entries f on f.task_id = asked.task_id and f.sequence = 1
+  join entries f on f.task_id = t.task_id and f.sequence = 1
+
+-- name: tasks_by_id
+-- Several, in the order of the ids.
+{shown_tasks}
+  join unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place) on asked.task_id = t.task_id
  where t.tenant = %(tenant)b
  order by asked.place;
+
+-- name: task_by_id
+-- One, by value: Postgres opens one partition of the entries, and not all.
+{shown_tasks}
+ where t.task_id = %(task_id)b::text::uuid and t.tenant = %(tenant)b;
 
 -- part: entries_after
 -- The entries after one sequence up to another. Lengths are read from the rows' pointers, so that entries beyond the
