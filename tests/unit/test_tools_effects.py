@@ -90,7 +90,7 @@ async def test_an_effect_stopped_before_its_first_step_never_began(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="no task begins at once")
-async def test_a_tool_that_answers_at_once_takes_no_turn_of_the_event_loop() -> None:
+async def test_a_tool_that_answers_at_once_takes_no_turn_of_the_loop() -> None:
     run, turns, held = RunningCalls().add(call_request(), 1), list[str](), list[Any]()
     asyncio.get_running_loop().call_soon(turns.append, "a turn")
 
@@ -113,7 +113,7 @@ async def test_a_stop_in_the_first_step_of_an_effect_cancels_it(reason: StopReas
     assert (outcome.status, run.ending) == (OutcomeStatus.CANCELLED, None)
 
 
-async def test_the_time_of_an_effect_counts_from_before_its_first_step(pass_seconds: PassSeconds) -> None:
+async def test_the_time_of_an_effect_counts_from_before_its_start(pass_seconds: PassSeconds) -> None:
     async def take_long_and_wait(_context: Any, _arguments: Any) -> ToolAnswer:
         pass_seconds(100)
         return await never_end(None, None)
