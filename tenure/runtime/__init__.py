@@ -9,6 +9,7 @@ process, in this folder:
   listening.py        the error of a process that cannot listen on its address
   eager.py            asyncio tasks that make their first step at once
   task_group.py       asyncio's task group without a bug of older Pythons
+  eager.py            asyncio tasks that make their first step at once
   request_context.py  the tenant and the trace of the current request
   retrying.py         retries of an operation by a RetryPolicy
   schema_checks.py    checks the result schemas in requests, and answers, in child processes

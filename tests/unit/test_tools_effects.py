@@ -113,7 +113,7 @@ async def test_a_stop_in_the_first_step_of_an_effect_cancels_it(reason: StopReas
     assert (outcome.status, run.ending) == (OutcomeStatus.CANCELLED, None)
 
 
-async def test_the_time_of_an_effect_counts_from_before_its_first_step(pass_seconds: PassSeconds) -> None:
+async def test_the_time_of_an_effect_counts_from_before_its_start(pass_seconds: PassSeconds) -> None:
     async def take_long_and_wait(_context: Any, _arguments: Any) -> ToolAnswer:
         pass_seconds(100)
         return await never_end(None, None)
