@@ -302,7 +302,7 @@ class ScenarioLibrary:
         """Returns the scenario of a model, or None.
 
         That is `<name>` for `sim-<name>`. A real model's name plays `research`, and has no scenario if the request
-        offers other `tools` than that scenario calls.
+        offers other `tools` than the one of the file calls: a test that adds its own names the tools that it wants.
 
         A scenario for the instructions comes before that of the model. `sim-by-goal` plays the scenario that the first
         word of the goal names, or else `echo`. It exists because sub-agents have the model of their parent.
@@ -315,7 +315,9 @@ class ScenarioLibrary:
         if model.startswith(PREFIX):
             name = model.removeprefix(PREFIX)
             return self._named(name) or steps_scenario(name)
-        usual = self._named(DEFAULT_SCENARIO)
+        if added := self._added.get(DEFAULT_SCENARIO):
+            return added
+        usual = self._scenarios.get(DEFAULT_SCENARIO)
         return usual if isinstance(usual, WrittenScenario) and usual.tools <= set(tools) else None
 
     def _named(self, name: str) -> Scenario | None:

@@ -14,6 +14,7 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from devstack.simulator.own_tools import OwnToolsScenario, example
+from devstack.simulator.scenario import ScenarioLibrary, ToolCall, Turn, WrittenScenario
 from devstack.simulator.simulator import ModelSimulator
 
 GOAL = "Refund order 7 with 500 cents"
@@ -42,6 +43,14 @@ def test_an_argument_is_taken_from_the_goal_or_the_schema(schema: Any, name: str
 def test_a_tool_without_a_valid_example_is_not_called() -> None:
     account = {"type": "object", "properties": {"iban": {"type": "string", "pattern": "^DE"}}, "required": ["iban"]}
     assert OwnToolsScenario(GOAL, [{"name": "pay", "input_schema": account}]).turn(0).calls == ()
+
+
+def test_a_scenario_of_a_test_plays_also_without_its_tools() -> None:
+    """An agent that hands over to another offers a part of the tools that the script of the test calls."""
+    library, script = ScenarioLibrary(), WrittenScenario("research", (Turn(calls=(ToolCall("pay", {}),)),))
+    assert library.find("gpt-5", tools=["refund"]) is None
+    library.put(script)
+    assert library.find("gpt-5", tools=["refund"]) is script
 
 
 class Receipt(BaseModel):
