@@ -403,7 +403,7 @@ async def deliveries(world: World, poison: str) -> Ends:
     reply = {"refused": Reply(400), "fails": Reply(500), "endless answer": Reply(500, body=b"\x00\xff" * 500_000)}
 
     def answer(delivery: Any) -> Reply:
-        return reply[poison] if delivery.data["task"]["spec"]["goal"] == bad_goal else Reply()
+        return reply[poison] if delivery.data["task"]["goal"] == bad_goal else Reply()
 
     receiver.answer = answer
     await hooks.create(receiver, event_types=["task.succeeded"])

@@ -78,7 +78,7 @@ async def test_a_bill_is_listed_to_its_own_tenant_only(replica: Checkpoint, shar
 DAY = datetime(2026, 2, 1, tzinfo=UTC)
 A_DAY = {"begin_at": DAY, "end_at": DAY + timedelta(days=1)}
 SIMULATED = {"simulated_request": "req_sim_", "simulated_model": "sim-"}
-GROUPED = {"grouping": "MODEL", "after": "", "limit": 100, **SIMULATED}
+GROUPED = {"grouping": "MODEL", "after": "", "limit": 100, "dearest": False, **SIMULATED}
 MANY = """
 insert into ledger.token_usage (
   task_id, step, attempt_number, tenant, root_task_id, epoch, model, provider_request_id, lost,

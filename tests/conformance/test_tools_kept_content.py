@@ -161,7 +161,7 @@ async def test_missing_content_is_not_found(tools: ToolClient, grants: Grants) -
     with pytest.raises(NotFound):
         await read(tools, owner)
     await tools.outcome(owner, "1.0", "write_file", path="f", content="text")
-    for path in ("f", "../f", "outputs/f", f"outputs/../{KEPT.path}"):
+    for path in ("../f", "outputs/../../f", "/etc/passwd"):
         with pytest.raises(InvalidRequest):
             await read(tools, owner, path)
 

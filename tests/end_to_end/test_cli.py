@@ -168,9 +168,9 @@ async def test_a_task_is_found_by_an_unambiguous_id_prefix(run: Any) -> None:
     first, second = await submitted(run), await submitted(run)
     (item,) = (await run("--json", "get", second[:18])).values
     assert item["task_id"] == second
-    both = await run("get", first[:2])
+    both = await run("get", first[:4])
     assert both.code == Exit.REFUSED
-    assert f"{first[:2]} matches " in both.err
+    assert f"several ids of tasks begin with {first[:4]}" in both.err
     assert second[:13] in both.err
     assert second not in both.err
 
@@ -188,7 +188,7 @@ async def test_list_shows_what_is_asked_for_newest_first(run: Any) -> None:
     assert [line.split()[:2] for line in table[1:]] == [[second[:13], "SUCCEEDED"], [first[:13], "SUCCEEDED"]]
     none = await run("list", "--label", "nobody=has")
     assert (none.code, none.out) == (Exit.OK, "")
-    assert "no tasks" in none.err
+    assert "no task matches" in none.err
 
 
 async def test_another_tenants_tasks_are_not_there(run: Any) -> None:

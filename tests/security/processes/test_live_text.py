@@ -117,7 +117,7 @@ class Installation:
 
     async def texts(self, task_id: str) -> AsyncGenerator[str]:
         """The live text that a watcher of the task gets, and "." for each heartbeat, until the task ends."""
-        request = api.WatchTaskRequest(task_id=task_id, live=True)
+        request = api.WatchTaskRequest(task_id=task_id, live=True, after_sequence=1)  # text of a call without an entry
         async for event in (await self.tasks()).WatchTask(request, timeout=PATIENCE_SECONDS):
             if event.HasField("delta"):
                 yield event.delta.text
