@@ -41,7 +41,8 @@ def freeze(pid: int) -> None:
 
     The signal alone is not enough: on a busy machine a thread may run on for a moment, and answer a request.
     """
-    os.kill(pid, signal.SIGSTOP)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
     if sys.platform == "linux":
         while any(state not in "TtZX" for state in _thread_states(pid)):
             time.sleep(0.001)
@@ -225,7 +226,8 @@ class ChildProcess(ABC):
 
     def wake(self) -> None:
         """Sends SIGCONT, after `freeze`."""
-        os.kill(self.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """Sends SIGKILL, as a crash, and returns when the process is gone."""

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -137,7 +138,8 @@ def end_server(pid: int, has_ended: Callable[[], bool], timeout_seconds: float) 
     for signal_number, seconds in timeouts.items():
         if has_ended():
             return
-        os.kill(pid, signal_number)
+        with suppress(ProcessLookupError):  # it has ended since
+            os.kill(pid, signal_number)
         deadline = time.monotonic() + seconds
         while not has_ended():
             if time.monotonic() > deadline:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -61,7 +62,8 @@ class ForkedProgram:
     def send_signal(self, number: int) -> None:
         """Sends a signal, unless the program has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # the server has waited for it, and has not said so yet
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Sends SIGTERM."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tenure.testing import Tenure
-from tenure.testing.forks import WorkerForks
+from tenure.testing.forks import ForkedProgram, WorkerForks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked where the kernel has pidfds")
 PATIENCE_SECONDS = 60.0
@@ -132,3 +132,13 @@ def test_forked_workers_end_with_the_process_of_the_tests(program: Path) -> None
     for end in ends:
         with os.fdopen(end) as ended:
             assert select.select([ended], [], [], PATIENCE_SECONDS)[0]
+
+
+def test_a_signal_may_come_after_the_end_that_the_server_has_not_reported() -> None:
+    """The server waits for its children, so a pid may be nobody's before its exit code has arrived."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    exit_code, unreported = os.pipe()
+    ForkedProgram(ended.pid, exit_code).terminate()
+    os.close(unreported)
+    os.close(exit_code)
