@@ -13,7 +13,6 @@ tenure serve tools doubt-lost-calls   reads what the ledger found, and puts the 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -30,6 +29,7 @@ from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.edge import ReadEdges
+from services.tools.inspection import forbid_inspection
 from services.tools.output import OutputStore
 from services.tools.pins import ToolPins
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
@@ -60,17 +60,6 @@ from tenure.validators import longest_request, validate
 from tenure.wire.access import access_rules
 from tenure.wire.audit import target_of
 from tenure.wire.token import TokenChecker
-
-# Keeps the programs of this uid from inspecting this process.
-
-_PR_SET_DUMPABLE: Final = 4  # linux/prctl.h
-
-
-def forbid_inspection() -> None:
-    """Keeps other processes of this uid from reading this process's environment, memory and open files (Linux)."""
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0)) != 0:
-        raise OSError("prctl(PR_SET_DUMPABLE) failed")
-
 
 Command = Callable[[Process, ToolsSettings], Awaitable[None]]
 RENEWAL_SILENCE_SECONDS: Final = 60.0

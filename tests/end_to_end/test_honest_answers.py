@@ -35,8 +35,8 @@ async def test_deadlines_and_costs_are_reported_after_a_kill(own_installation: I
             await stack.services[service].restart()
         explained = await said("explain", task_id)
         assert re.search("deadline stands still while it waits for a person; then (9|10) min are left", explained)
-        assert "simulated" in await said("usage")
-        assert "$" not in await said("usage", "--by", "model")
+        assert "simulated" in await said("tenants", "usage")
+        assert "$" not in await said("tenants", "usage", "--by", "model")
         resumed = await client.resume(task_id, waiting.wait.wait_id, reply="blue")
         assert moment(resumed.deadline_time) > moment(waiting.deadline_time), "moved by the time of the wait"
         assert (await theirs.ended(task_id)).state == task_pb2.TASK_STATE_SUCCEEDED

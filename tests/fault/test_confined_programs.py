@@ -40,7 +40,7 @@ SERVICE = """
 import asyncio, json, os, subprocess, sys
 from dataclasses import replace
 from pathlib import Path
-from services.tools.main import forbid_inspection
+from services.tools.inspection import forbid_inspection
 from services.tools.sandbox import Command, Sandbox, SandboxLimits, SandboxSettings
 attack, port, place = sys.argv[1], sys.argv[2], Path(os.environ["TMPDIR"])
 async def main():

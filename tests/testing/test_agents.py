@@ -30,7 +30,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     code = re.search(r"`support\.py`:\n\n```python[^\n]*\n(.*?)```", AGENTS, re.DOTALL)
     assert code is not None
     imports = f"import json\nfrom pathlib import Path\n\nFILE = Path({str(tmp_path / 'paid.json')!r})\n"
-    (tmp_path / "support.py").write_text(imports + BANK + code[1])
+    pays = "return await pay_back(order, cents, idempotency_key=tool_call().idempotency_key)\n"
+    with_bank = re.sub(r'print\(f"the bank pays.*\n    return.*\n', pays, code[1])
+    assert with_bank != code[1]
+    (tmp_path / "support.py").write_text(imports + BANK + with_bank)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "support.py"
 
