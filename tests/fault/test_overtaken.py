@@ -26,6 +26,7 @@ from tests.fault.suite.between import Action, Between, first_action
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.operator_laws import undone
 from tests.fault.suite.schedule import Mode, PlannedFault, Schedule
+from tests.fault.suite.traffic import Submitted
 from tests.fault.suite.trial import Trial
 from tests.support.examples import FACTOR
 from tests.support.patience import slowness_now
@@ -67,18 +68,20 @@ async def test_actions_at_every_failpoint_keep_their_acknowledgement(
     small_installation: Installation, tmp_path: Path, seed: int
 ) -> None:
     """What leads to a failpoint is a matter of time: it may take more tries."""
-    to_meet, pairs = set(FAILPOINTS) - scenes.ELSEWHERE, set[tuple[str, Action]]()
+    to_meet, pairs, earlier = set(FAILPOINTS) - scenes.ELSEWHERE, set[tuple[str, Action]](), tuple[Submitted, ...]()
     for number in range(TRIES):
         folder = tmp_path / str(number)
         folder.mkdir()
         played = _scenes_for(to_meet, number)
         names = tuple(name for name in FAILPOINTS if name in to_meet and SCENES.get(name, scenes.WORK) in played)
-        between = Between(folder, seed, names, tuple(scene.also for scene in played if scene.also))
+        between = Between(folder, seed, names, tuple(scene.also for scene in played if scene.also), earlier)
         problems = await _play(small_installation, between, played)
         assert not problems, f"TENURE_OVERTAKEN_SEEDS={seed}:\n" + "\n".join(problems)
         to_meet -= {name for name, actions in between.met.items() if actions}
         pairs |= {(one.at, one.action) for one in between.done}
         _report(between, number, to_meet)
+        if small_installation.traffic is not None:
+            earlier = tuple(task for task in small_installation.traffic.tasks if task.task_id) or earlier
         if not to_meet:
             break
     print(f"seed {seed}: {len(pairs)} pairs of failpoint and action that was acknowledged")  # noqa: T201

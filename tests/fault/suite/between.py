@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +25,7 @@ from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime.failpoints import FAILPOINTS
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import STATES
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import kind_of
@@ -72,13 +74,15 @@ class Done:
 @dataclass(slots=True)
 class Between:
     """`folder`: where those who are stopped leave their names. `met`: each failpoint that was reached, with the actions
-    that began while it held its process; without any it has to be met again. `also`: what else is armed.
+    that began while it held its process; without any it has to be met again. `also`: what else is armed. `earlier`: the
+    tasks that operators act on while there is no other: a create that is held holds all creates beside it.
     """
 
     folder: Path
     seed: int
     names: tuple[str, ...]
     also: tuple[str, ...] = ()
+    earlier: tuple[Submitted, ...] = ()
     done: list[Done] = field(default_factory=list)
     met: dict[str, list[Action]] = field(default_factory=dict)
     _going: list[asyncio.Task[None]] = field(default_factory=list)
@@ -149,7 +153,7 @@ class Between:
         while actions and not self._over and not self._go(name).exists():
             with suppress(TryLater):
                 traffic = install.traffic
-                chosen = await _choose(traffic, actions[0], rng) if traffic is not None else None
+                chosen = None if traffic is None else await _choose(traffic, self.earlier, actions[0], rng)
                 if traffic is not None and chosen is not None and not self._go(name).exists():
                     began.set()
                     await self._do(traffic, *chosen, actions.pop(0), name)
@@ -158,7 +162,7 @@ class Between:
 
     async def _do(self, traffic: Traffic, task: Submitted, epoch: int, action: Action, name: str) -> None:
         self.met[name].append(action)
-        if action is Action.CANCEL:
+        if action is Action.CANCEL and task in traffic.tasks:  # the history of this trial has no earlier tasks
             before = len(traffic.log.operations)
             await cancel(traffic.log, task.task_id, "operator", traffic.user_of(task), tenant_of(task))
             mine = [one for one in traffic.log.operations[before:] if one.task_id == task.task_id]
@@ -181,9 +185,11 @@ class Between:
         return self.folder / f"{name}.go"
 
 
-async def _choose(traffic: Traffic, action: Action, rng: random.Random) -> tuple[Submitted, int] | None:
+async def _choose(
+    traffic: Traffic, earlier: Sequence[Submitted], action: Action, rng: random.Random
+) -> tuple[Submitted, int] | None:
     """A task with its epoch: one that this can be done to if there is any, and rather one that a worker holds."""
-    known = [task for task in traffic.tasks if task.task_id]
+    known = [task for task in traffic.tasks if task.task_id] or earlier
     looked_at = rng.sample(known, min(len(known), LOOKED_AT))
     seen = await asyncio.gather(*(traffic.user_of(task).get(task.task_id) for task in looked_at))
     if not looked_at:
@@ -209,6 +215,8 @@ async def _ask(traffic: Traffic, task: Submitted, action: Action) -> task_pb2.Ta
         case Action.CLOSE_OUT:
             out = admin.CloseOutTaskRequest(**repeated, to_state=task_pb2.TASK_STATE_FAILED, result="by hand")
             return (await user.admin.CloseOutTask(out, timeout=CALL_SECONDS)).task
+        case Action.CANCEL:
+            return (await user.tasks.CancelTask(api.CancelTaskRequest(**known), timeout=CALL_SECONDS)).task
         case Action.GRANT:
             grant = admin.GrantBudgetRequest(**repeated, extra_tokens=EXTRA_TOKENS)
             return (await user.admin.GrantBudget(grant, timeout=CALL_SECONDS)).task
