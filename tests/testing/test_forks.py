@@ -134,7 +134,7 @@ def test_forked_workers_end_with_the_process_of_the_tests(program: Path) -> None
             assert select.select([ended], [], [], PATIENCE_SECONDS)[0]
 
 
-def test_a_signal_may_come_after_the_end_that_the_server_has_not_reported() -> None:
+def test_a_signal_after_an_unreported_end_does_nothing() -> None:
     """The server waits for its children, so a pid may be nobody's before its exit code has arrived."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
