@@ -55,7 +55,7 @@ class _Places(NamedTuple):
 
 
 async def list_tasks(reads: LedgerReads, tenant: str, request: tasks_pb.ListTasksRequest) -> tasks_pb.ListTasksResponse:
-    """Returns one page, which may be stale and shorter than asked: the token says whether there is more."""
+    """Returns one page, which may be stale. It may be shorter than `page_size` and have a token for the next page."""
     page_size = request.page_size or DEFAULT_TASKS
     by_deadline = request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE
     place, place_task_id = read_token(request.page_token, _SOONEST if by_deadline else _NEWEST)

@@ -32,7 +32,7 @@ from tenure.wire.common import STATES, state_name
 T = TypeVar("T")
 
 OTHER_LINES: Final = 8
-"""Of the screen: what is not a task."""
+"""The lines of the screen besides those of tasks."""
 MOST_TASKS: Final = 200
 _FIRST: Final = (
     *(TaskState.WAITING_USER, TaskState.RUNNING, TaskState.RETRY_SCHEDULED),

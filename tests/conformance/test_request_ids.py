@@ -62,7 +62,7 @@ ELSEWHERE = {
 }
 
 
-class Asked(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A request, how it is sent, and its task if it has one before."""
 
     send: Callable[[], Awaitable[Any]]
@@ -75,23 +75,23 @@ class World(NamedTuple):
     ledger: Checkpoint
     gateway: Any
 
-    def asked(self, service: Any, method: str, request: Any) -> Asked:
+    def prepared(self, service: Any, method: str, request: Any) -> PreparedRequest:
         def send() -> Awaitable[Any]:
             sent: Awaitable[Any] = getattr(service, method)(request, timeout=TIMEOUT_SECONDS)
             return sent
 
-        return Asked(send, getattr(request, "task_id", ""))
+        return PreparedRequest(send, getattr(request, "task_id", ""))
 
-    def of_tasks(self, method: str, **fields: Any) -> Asked:
+    def of_tasks(self, method: str, **fields: Any) -> PreparedRequest:
         kind = getattr(tasks, f"{method}Request")
-        return self.asked(self.gateway, method, kind(**{"request_id": str(uuid4()), **fields}))
+        return self.prepared(self.gateway, method, kind(**{"request_id": str(uuid4()), **fields}))
 
-    def of_admin(self, method: str, **fields: Any) -> Asked:
+    def of_admin(self, method: str, **fields: Any) -> PreparedRequest:
         kind = getattr(admin, f"{method}Request")
         given = {"request_id": str(uuid4()), "reason": "the provider is back", **fields}
-        return self.asked(self.gateway.admin, method, kind(**given))
+        return self.prepared(self.gateway.admin, method, kind(**given))
 
-    def act(self, task_id: str, **act: Any) -> Asked:
+    def act(self, task_id: str, **act: Any) -> PreparedRequest:
         request = admin.ActOnTasksRequest(
             operation_id=str(uuid4()),
             filter=task_pb2.TaskFilter(task_ids=[task_id]),
@@ -99,92 +99,92 @@ class World(NamedTuple):
             tasks_per_second=1000,
             **act,
         )
-        return Asked(self.asked(self.gateway.admin, "ActOnTasks", request).send, task_id)
+        return PreparedRequest(self.prepared(self.gateway.admin, "ActOnTasks", request).send, task_id)
 
 
-Make = Callable[[World], Awaitable[Asked]]
+Make = Callable[[World], Awaitable[PreparedRequest]]
 
 
 def wait_of_operator() -> dict[str, Any]:
     return {"question": "the supplier's reply", "until": timestamp(datetime.now(UTC) + timedelta(hours=1))}
 
 
-async def submit(world: World) -> Asked:
+async def submit(world: World) -> PreparedRequest:
     return world.of_tasks("SubmitTask", spec=task_pb2.TaskSpec(goal="do it"))
 
 
-async def message(world: World) -> Asked:
+async def message(world: World) -> PreparedRequest:
     return world.of_tasks("SendMessage", task_id=(await world.ledger.create()).task_id, text="Hurry up")
 
 
-async def fork(world: World) -> Asked:
+async def fork(world: World) -> PreparedRequest:
     """At the ledger: a gateway asks the tool service for the files first."""
     task_id = (await ended(world.ledger)).task.task_id
     request = tasks.ForkTaskRequest(task_id=task_id, request_id=str(uuid4()), actor="ada", message="again")
-    return world.asked(world.ledger.stub, "ForkTask", request)
+    return world.prepared(world.ledger.stub, "ForkTask", request)
 
 
-async def answer(world: World) -> Asked:
+async def answer(world: World) -> PreparedRequest:
     task = await begin(world.ledger, (await world.ledger.create()).task_id)
     return world.of_tasks("ResumeTask", task_id=task.task_id, wait_id=task.wait.wait_id, decision="continue")
 
 
-async def event(world: World) -> Asked:
+async def event(world: World) -> PreparedRequest:
     name = f"order-{uuid4()}"
     task_id = await waiting_for_event(world.ledger, name)
-    asked = world.of_tasks("ResumeTask", correlation_id=name, payload_json="{}")
-    return asked._replace(task_id=task_id)
+    prepared = world.of_tasks("ResumeTask", correlation_id=name, payload_json="{}")
+    return prepared._replace(task_id=task_id)
 
 
-async def requeue_(world: World) -> Asked:
+async def requeue_(world: World) -> PreparedRequest:
     return world.of_admin("RequeueTask", task_id=(await ended(world.ledger)).task.task_id)
 
 
-async def grant(world: World) -> Asked:
+async def grant(world: World) -> PreparedRequest:
     task = await world.ledger.create(limits=task_pb2.Limits(max_tokens=10_000))
     return world.of_admin("GrantBudget", task_id=task.task_id, extra_tokens=1000)
 
 
-async def end(world: World) -> Asked:
+async def end(world: World) -> PreparedRequest:
     return world.of_admin("CloseOutTask", task_id=(await world.ledger.create()).task_id, to_state=FAILED)
 
 
-async def wait(world: World) -> Asked:
+async def wait(world: World) -> PreparedRequest:
     return world.of_admin("BeginWait", task_id=(await world.ledger.create()).task_id, **wait_of_operator())
 
 
-async def resolve(world: World) -> Asked:
+async def resolve(world: World) -> PreparedRequest:
     task = await waiting_in_doubt(world.ledger, *in_doubt(_1_0=1))
     decision = decision_to_wire(Happened("paid"))
     return world.of_admin("ResolveInDoubtCall", task_id=task.task_id, call_id="1.0", call_attempt=1, decision=decision)
 
 
-async def cancel_many(world: World) -> Asked:
+async def cancel_many(world: World) -> PreparedRequest:
     return world.act((await world.ledger.create()).task_id, cancel=admin.ActOnTasksRequest.Cancel())
 
 
-async def requeue_many(world: World) -> Asked:
+async def requeue_many(world: World) -> PreparedRequest:
     return world.act((await ended(world.ledger)).task.task_id, requeue=ledger_pb2.OperatorRequest.Requeue())
 
 
-async def wait_many(world: World) -> Asked:
+async def wait_many(world: World) -> PreparedRequest:
     begun = ledger_pb2.OperatorRequest.BeginWait(**wait_of_operator())
     return world.act((await world.ledger.create()).task_id, begin_wait=begun)
 
 
-async def end_wait_many(world: World) -> Asked:
+async def end_wait_many(world: World) -> PreparedRequest:
     task = await begin(world.ledger, (await world.ledger.create()).task_id)
     return world.act(task.task_id, end_wait=admin.ActOnTasksRequest.EndWait())
 
 
-async def trigger(world: World) -> Asked:
+async def trigger(world: World) -> PreparedRequest:
     stub: Any = ScheduleServiceStub(world.gateway.channel)
     create = schedules.CreateScheduleRequest(
         name=f"nightly-{uuid4()}", spec=task_pb2.TaskSpec(goal="g"), cron="0 7 * * *"
     )
     schedule = (await stub.CreateSchedule(create, timeout=TIMEOUT_SECONDS)).schedule
     request = schedules.TriggerScheduleRequest(schedule=schedule.schedule_id, request_id=str(uuid4()))
-    return world.asked(stub, "TriggerSchedule", request)
+    return world.prepared(stub, "TriggerSchedule", request)
 
 
 MAKES: dict[str, Make] = {
@@ -240,12 +240,12 @@ async def has_ended(ledger: Checkpoint, task_id: str) -> None:
 async def test_a_repeat_gets_the_first_answer(
     replica: Checkpoint, shared_gateway: StubOfTenant, method: str, goes_on: Any
 ) -> None:
-    asked = await MAKES[method](World(replica, await shared_gateway()))
-    first = await asked.send()
-    task_id = asked.task_id if hasattr(first, "outcomes") else first.task.task_id
+    prepared = await MAKES[method](World(replica, await shared_gateway()))
+    first = await prepared.send()
+    task_id = prepared.task_id if hasattr(first, "outcomes") else first.task.task_id
     await goes_on(replica, task_id)
     before = await replica.get(task_id)
-    again = await asked.send()
+    again = await prepared.send()
     after = await replica.get(task_id)
     assert (after.sequence, after.state, after.epoch) == (before.sequence, before.state, before.epoch)
     if hasattr(first, "outcomes"):

@@ -318,9 +318,9 @@ async def test_acts_of_an_operator_on_a_task(http: httpx2.AsyncClient) -> None:
     task_id = await submitted(http, "sim-hello", queue="no-worker", max_cost=1, max_tokens=1000)
     path, why = f"/v1/tasks/{task_id}", {"reason": "by hand"}
     until = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    asked = {**why, "question": "Is the bank open?", "until": until}
-    waits = await answer(http, "POST", f"{path}/begin-wait", json=asked)
-    assert (waits["state"], waits["wait"]["question"]) == ("WAITING_USER", "Is the bank open?")
+    body = {**why, "question": "Is the bank open?", "until": until}
+    held = await answer(http, "POST", f"{path}/begin-wait", json=body)
+    assert (held["state"], held["wait"]["question"]) == ("WAITING_USER", "Is the bank open?")
     aging = await answer(http, "GET", "/v1/aging", params={"state": "WAITING_USER", "page_size": 500})
     assert task_id in {one["task_id"] for one in aging["tasks"]}
     granted = await answer(http, "POST", f"{path}/grant-budget", json={**why, "extra_tokens": 500, "extra_cost": 0.5})
@@ -341,7 +341,7 @@ async def test_acts_of_an_operator_on_a_task(http: httpx2.AsyncClient) -> None:
 async def test_an_operator_administers_a_tenant(http: httpx2.AsyncClient) -> None:
     name = uuid.uuid4().hex[:12]
     as_tenant = {"Tenure-Tenant": f"t-{name}"}
-    await answer(http, "GET", "/v1/agents/nobody", 404)
+    await answer(http, "GET", "/v1/agents/missing", 404)
     assert (await answer(http, "GET", "/v1/agents", headers=as_tenant))["agents"] == []
     assert "built-in" in {one["name"] for one in (await answer(http, "GET", "/v1/tool-sources"))["sources"]}
     made = await answer(

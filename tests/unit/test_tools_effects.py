@@ -89,7 +89,7 @@ async def test_an_effect_stopped_before_its_first_step_never_began(
     assert not run.started
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="no task begins at once")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio has eager tasks from Python 3.12 on")
 async def test_a_tool_that_answers_at_once_takes_no_turn_of_the_loop() -> None:
     run, turns, held = RunningCalls().add(call_request(), 1), list[str](), list[Any]()
     asyncio.get_running_loop().call_soon(turns.append, "a turn")

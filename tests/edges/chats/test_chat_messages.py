@@ -171,7 +171,7 @@ def test_the_result_of_a_function_is_shown() -> None:
     assert [chunk["delta"] for chunk in written if chunk["type"] == "text-delta"] == ["42"]
 
 
-# Conversations, in front of a gateway that is only told of.
+# Conversations, in front of a gateway that is only recording of.
 
 ROOT, CHILD = "01900000-0000-7000-8000-000000000001", "01900000-0000-7000-8000-000000000002"
 
@@ -195,8 +195,8 @@ METHODS = ("ListTasks", "ListTaskEntries", "ResumeTask", "SendMessage", "SubmitT
 
 
 def thread(call: ChatCall, **options: Any) -> ChatThread:
-    told: Any = call
-    return ChatThread(told, "c1", SubmitBody(**options))
+    recording: Any = call
+    return ChatThread(recording, "c1", SubmitBody(**options))
 
 
 def task(task_id: str, *, exclusive: bool) -> task_pb2.Task:
@@ -238,8 +238,8 @@ async def test_a_text_answers_the_wait_of_its_interrupt_and_no_other() -> None:
     body = ag_ui.RunBody(
         threadId="c1", runId="r2", resume=({"interruptId": f"{ROOT}/w7/", "status": "resolved", "payload": "blue"},)
     )
-    told: Any = call
-    turn = await ag_ui._turn(told, thread(call), body)
+    recording: Any = call
+    turn = await ag_ui._turn(recording, thread(call), body)
     assert (turn.task_id, turn.after_sequence) == (ROOT, 8)
     (request,) = call.sent("ResumeTask")
     assert (request.task_id, request.wait_id, request.reply) == (ROOT, "w7", "blue")
@@ -252,14 +252,14 @@ async def test_a_denial_with_edited_arguments_is_a_denial(protocol: str) -> None
     entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
     entries = api.ListTaskEntriesResponse(entries=[entry])
     call = ChatCall(ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[entries, entries])
-    told: Any = call
+    recording: Any = call
     answer = {"approved": False, "editedArgs": {"cents": 1}}
     if protocol == "a2a":
         data = {"approvalId": f"{ROOT}/w7/d1", **answer}
-        await a2a._turn_of_task(told, task(ROOT, exclusive=True), "m2", "", data)
+        await a2a._turn_of_task(recording, task(ROOT, exclusive=True), "m2", "", data)
     else:
         resumed = {"interruptId": f"{ROOT}/w7/d1", "status": "resolved", "payload": answer}
-        await ag_ui._turn(told, thread(call), ag_ui.RunBody(threadId="c1", runId="r2", resume=(resumed,)))
+        await ag_ui._turn(recording, thread(call), ag_ui.RunBody(threadId="c1", runId="r2", resume=(resumed,)))
     (request,) = call.sent("ResumeTask")
     assert (request.decision, request.edited_arguments_json, request.call_digest) == ("deny", "", "d1")
 
@@ -271,21 +271,21 @@ async def test_approvals_of_one_wait_are_one_answer(protocol: str) -> None:
     entry = ledger_pb2.Entry(sequence=8, body=ledger_pb2.EntryBody(wait_resolution=resolution))
     entries = api.ListTaskEntriesResponse(entries=[entry])
     call = ChatCall(ResumeTask=[api.ResumeTaskResponse()], ListTaskEntries=[entries, entries])
-    told: Any = call
+    recording: Any = call
     ids = [f"{ROOT}/w7/d1/3.0", f"{ROOT}/w7/d2/3.1"]
     if protocol == "a2a":
         data = [{"approvalId": ids[0], "approved": True}, {"approvalId": ids[1], "comment": "no"}]
-        await a2a._turn_of_task(told, task(ROOT, exclusive=True), "m2", "", data)
+        await a2a._turn_of_task(recording, task(ROOT, exclusive=True), "m2", "", data)
     elif protocol == "ag_ui":
         answers = ({"approved": True}, {"comment": "no"})
         resumed = [
             {"interruptId": one, "status": "resolved", "payload": said} for one, said in zip(ids, answers, strict=True)
         ]
-        await ag_ui._turn(told, thread(call), ag_ui.RunBody(threadId="c1", runId="r2", resume=tuple(resumed)))
+        await ag_ui._turn(recording, thread(call), ag_ui.RunBody(threadId="c1", runId="r2", resume=tuple(resumed)))
     else:
         approvals = [{"id": ids[0], "approved": True}, {"id": ids[1], "approved": False, "reason": "no"}]
         parts = [{"state": "approval-responded", "approval": one} for one in approvals]
-        await ai_chat._answered(told, thread(call), {"parts": parts})
+        await ai_chat._answered(recording, thread(call), {"parts": parts})
     (request,) = call.sent("ResumeTask")
     assert (request.wait_id, request.WhichOneof("answer"), request.call_digest) == ("w7", None, "")
     decided = [(one.call_id, one.decision, one.call_digest, one.comment) for one in request.calls]
@@ -304,8 +304,8 @@ async def test_approvals_that_do_not_fit_together_are_refused(other: str) -> Non
 
 async def test_a_repeated_approval_is_one_decision() -> None:
     call = ChatCall(ResumeTask=[api.ResumeTaskResponse()])
-    told: Any = call
-    await ai_chat.answer_approvals(told, [ai_chat.Approval(f"{ROOT}/w7/d1", is_approved=False)] * 2)
+    recording: Any = call
+    await ai_chat.answer_approvals(recording, [ai_chat.Approval(f"{ROOT}/w7/d1", is_approved=False)] * 2)
     (request,) = call.sent("ResumeTask")
     assert (request.decision, list(request.calls)) == ("deny", [])
 
@@ -334,10 +334,10 @@ def test_each_call_of_a_wait_has_an_approval() -> None:
 
 async def test_an_approval_of_another_task_is_refused() -> None:
     call = ChatCall(ListTaskEntries=[api.ListTaskEntriesResponse()])
-    told: Any = call
+    recording: Any = call
     data = {"approvalId": f"{CHILD}/w7/d1", "approved": True}
     with pytest.raises(InvalidRequest, match="approvalId"):
-        await a2a._turn_of_task(told, task(ROOT, exclusive=True), "m2", "", data)
+        await a2a._turn_of_task(recording, task(ROOT, exclusive=True), "m2", "", data)
     assert call.sent("ResumeTask") == []
 
 
@@ -345,17 +345,17 @@ async def test_a_run_without_a_thread_is_refused() -> None:
     """The tasks of the thread "" would be those of all conversations of the tenant."""
     call = ChatCall(ListTasks=[api.ListTasksResponse(tasks=[task(ROOT, exclusive=True)])])
     body = ag_ui.RunBody(threadId="", runId="r1", messages=({"role": "user", "id": "m1", "content": "hello"},))
-    told: Any = call
+    recording: Any = call
     with pytest.raises(InvalidRequest, match="threadId"):
-        await ag_ui._turn(told, thread(call), body)
+        await ag_ui._turn(recording, thread(call), body)
 
 
 @pytest.mark.parametrize("parts", [5, "text", {"type": "text"}, None])
 async def test_parts_without_a_list_are_refused(parts: Any) -> None:
     body = ai_chat.ChatBody(id="c1", messages=({"role": "assistant", "id": "m2", "parts": parts},))
-    told: Any = ChatCall()
+    recording: Any = ChatCall()
     with pytest.raises(InvalidRequest):
-        await ai_chat.chat(told, NoQuery(), body)
+        await ai_chat.chat(recording, NoQuery(), body)
 
 
 async def test_a_message_does_not_pass_an_approval() -> None:
@@ -411,18 +411,18 @@ TEXT = {"type": "text", "text": "Look."}
 
 
 async def say_by(protocol: str, call: ChatCall, part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: Any = call
+    recording: Any = call
     said: dict[str, Any] = {"role": "user", "id": "m1"}
     match protocol:
         case "ai":
             monkeypatch.setattr(ai_chat, "_stream", AsyncMock())
             body = ai_chat.ChatBody(id="c1", messages=({**said, "parts": [TEXT, part]},))
-            await ai_chat.chat(told, NoQuery(), body)
+            await ai_chat.chat(recording, NoQuery(), body)
         case "ag_ui":
             run = ag_ui.RunBody(threadId="c1", runId="r1", messages=({**said, "content": [TEXT, part]},))
-            await ag_ui._turn(told, thread(call), run)
+            await ag_ui._turn(recording, thread(call), run)
         case _:
-            await a2a._turn(told, {"message": {"messageId": "m1", "contextId": "c1", "parts": [TEXT, part]}})
+            await a2a._turn(recording, {"message": {"messageId": "m1", "contextId": "c1", "parts": [TEXT, part]}})
 
 
 @pytest.mark.parametrize("protocol", FILES)
