@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, suppress
@@ -151,8 +152,8 @@ class WatchTaskStream:
     ) -> None:
         self._peers, self._live, self._request, self._stopping = peers, live, request, stopping
         self._sequence, self._answered = request.after_sequence, (0, 0)
-        # The end of the ledger when the watch began, and the newest model call whose entry was sent; None: unknown.
-        self._history_until, self._newest_call = 0, None if request.after_sequence else (0, 0)
+        # The end of the ledger when the watch began, and the newest model call whose entry was sent, or sent before.
+        self._history_until, self._newest_call = 0, (0, 0)
         self._mailbox = Mailbox()
         self._waits_for_sub_agents = False
         self._readers: list[asyncio.Task[None]] = []
@@ -163,6 +164,8 @@ class WatchTaskStream:
         task = await read_task(self._peers, self._request.task_id)
         self._waits_for_sub_agents = task.state == task_pb2.TASK_STATE_WAITING_EXTERNAL
         self._history_until = task.sequence
+        if self._request.after_sequence:
+            self._newest_call = (task.step, sys.maxsize)  # its entry may be one that this watch does not read again
         if self._request.live and task.state == task_pb2.TASK_STATE_RUNNING:
             self._follow(task.epoch)
         self._start(self._read_entries())
@@ -213,9 +216,9 @@ class WatchTaskStream:
         self._sequence = entry.sequence
         body = entry.body
         if body.HasField("model_attempt"):
-            self._newest_call = (entry.step, body.model_attempt.attempt_number)
+            self._note_call(entry.step, body.model_attempt.attempt_number)
         if body.HasField("assistant_message"):
-            self._newest_call = (entry.step, body.assistant_message.attempt_number)
+            self._note_call(entry.step, body.assistant_message.attempt_number)
             self._answered = (entry.epoch, entry.step)
             self._mailbox.discard_text(*self._answered)
         to_state = body.transition.to_state
@@ -230,12 +233,13 @@ class WatchTaskStream:
         return delta.epoch >= epoch and delta.step > step
 
     def _has_its_entry(self, delta: live_pb2.Delta) -> bool:
-        """Whether the watcher has the history, and the entry with which the call of the text began.
+        """Whether the watcher has the history, and the entry with which the call of the text began."""
+        has_history = self._sequence >= self._history_until
+        return has_history and (delta.step, delta.attempt_number) <= self._newest_call
 
-        A watch that began behind that entry does not read it: then the call is in the history.
-        """
-        call = self._newest_call
-        return self._sequence >= self._history_until and (call is None or (delta.step, delta.attempt_number) <= call)
+    def _note_call(self, step: int, attempt_number: int) -> None:
+        """Calls of parallel steps may be repeated in any order."""
+        self._newest_call = max(self._newest_call, (step, attempt_number))
 
     async def _heartbeat(self) -> api.WatchTaskResponse:
         """Returns a heartbeat. While a task waits for its sub-agents, it carries the budget that they spend."""

@@ -243,7 +243,7 @@ class Ledger:
         self._watches: list[asyncio.Queue[ledger_pb2.Entry]] = []
 
     async def GetTask(self, _request: Any) -> Any:
-        task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING, owner="worker-1", epoch=7)
+        task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING, owner="worker-1", epoch=7, step=2)
         return api.GetTaskResponse(task=task)
 
     async def WatchEntries(self, _request: Any) -> AsyncIterator[ledger.WatchEntriesResponse]:

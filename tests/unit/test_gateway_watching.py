@@ -75,7 +75,8 @@ class SlowLedger(QuietLedger):
 
     async def GetTask(self, _request: Any) -> Any:
         entries = [entry for page in self.pages[:-1] for entry in page]
-        task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING, epoch=7, sequence=entries[-1].sequence)
+        newest = entries[-1]
+        task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING, epoch=7, sequence=newest.sequence, step=newest.step)
         return api.GetTaskResponse(task=task)
 
     async def WatchEntries(self, request: Any) -> AsyncIterator[ledger.WatchEntriesResponse]:
@@ -118,7 +119,14 @@ async def test_live_text_comes_behind_the_entry_of_its_call() -> None:
     order = ["entry 1", "entry 2", "entry 3", "text 2", "entry 4", "entry 5", "text 3"]
     assert await in_order(slow, after_sequence=0, count=len(order)) == order
     resumed = SlowLedger([attempt(1, 1), answer(2, 1)], [attempt(3, 2)], [answer(4, 2), attempt(5, 3)])
-    assert await in_order(resumed, after_sequence=3, count=3) == ["text 2", "text 3", "entry 4"], "no entry to wait for"
+    order = ["text 2", "entry 4", "entry 5", "text 3"]
+    assert await in_order(resumed, after_sequence=3, count=len(order)) == order, "the entry of step 2 was read before"
+
+
+async def test_text_of_a_parallel_step_needs_no_newer_entry() -> None:
+    """An older step is tried again after the newer one has begun."""
+    slow = SlowLedger([attempt(1, 2), attempt(2, 3), attempt(3, 2)], [])
+    assert await in_order(slow, after_sequence=0, count=5) == ["entry 1", "entry 2", "entry 3", "text 2", "text 3"]
 
 
 async def in_order(slow: SlowLedger, after_sequence: int, count: int) -> list[str]:

@@ -38,6 +38,7 @@ from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from tenure.wire.access import access_rules
 from tenure.wire.token import read_claims
+from tests.support.fix_checkpoint import reserve
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
@@ -117,7 +118,7 @@ class Installation:
 
     async def texts(self, task_id: str) -> AsyncGenerator[str]:
         """The live text that a watcher of the task gets, and "." for each heartbeat, until the task ends."""
-        request = api.WatchTaskRequest(task_id=task_id, live=True, after_sequence=1)  # text of a call without an entry
+        request = api.WatchTaskRequest(task_id=task_id, live=True)
         async for event in (await self.tasks()).WatchTask(request, timeout=PATIENCE_SECONDS):
             if event.HasField("delta"):
                 yield event.delta.text
@@ -168,7 +169,9 @@ async def test_a_second_worker_with_the_same_id_is_not_heard(installation: Insta
     for _ in range(3):
         await installation.worker("pool", "pool-1", installation.coordinators[1], **forged)
     task_id = await installation.submit(queue)
-    await owner.open(await owner.next_grant())
+    grant = await owner.next_grant()
+    header = await owner.open(grant)
+    await owner.commit(grant, header.next_commit_number, reserve=reserve())
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(installation.texts(task_id)) as texts:
         heard = [await anext(texts)]
         while "true" not in heard or len(heard) < 5:
@@ -188,11 +191,12 @@ async def test_another_process_at_the_address_is_not_heard(installation: Install
     task_id = await installation.submit(queue)
     grant = await owner.next_grant()
     header = await owner.open(grant)
+    await owner.commit(grant, header.next_commit_number, reserve=reserve())
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(installation.texts(task_id)) as texts:
         heard = [await anext(texts)]
         await forger.called.wait()
         heard += [await anext(texts) for _ in range(5)]
-        await owner.commit(grant, header.next_commit_number, transition=FINISHED)
+        await owner.commit(grant, header.next_commit_number + 1, transition=FINISHED)
         heard += [text async for text in texts]
     assert set(heard) == {"."}
 
