@@ -11,6 +11,7 @@ import re
 from typing import Any, Final
 
 from edges.notifications.texts import Notification
+from tenure.domain.approvals import AnswerLink
 from tenure.domain.waits import ALLOW, APPROVE, DENY
 
 MAX_TEXT: Final = 3900
@@ -19,6 +20,8 @@ MAX_SECTION: Final = 3000
 MAX_HEADER: Final = 150
 MAX_BUTTONS: Final = 5
 MAX_LABEL: Final = 75
+CONSOLE: Final = "console"
+CONSOLE_LABEL: Final = "Open in the console"
 _STYLES: Final = {ALLOW: "primary", APPROVE: "primary", DENY: "danger"}
 
 _ESCAPES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -62,8 +65,8 @@ def _blocks(notification: Notification) -> list[dict[str, Any]]:
     facts = "\n".join(f"{label}: {value}" for label, value in notification.facts)
     texts = [facts, *(f"{heading}\n{text}" for heading, text in notification.sections)]
     blocks += [{"type": "section", "text": _plain(text, MAX_SECTION)} for text in texts if text]
-    if notification.links:
-        blocks.append({"type": "actions", "elements": [_button(*link) for link in notification.links[:MAX_BUTTONS]]})
+    if buttons := _buttons(notification):
+        blocks.append({"type": "actions", "elements": [_button(*link) for link in buttons]})
     if commands := _commands(notification):
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": commands, "verbatim": True}})
     return blocks
@@ -79,7 +82,13 @@ def _button(label: str, decision: str, url: str) -> dict[str, Any]:
 
 def _links(notification: Notification) -> str:
     """Returns the links for readers without blocks. Their URLs have no character that the format escapes."""
-    return " · ".join(f"<{link.url}|{escape(link.label, MAX_LABEL)}>" for link in notification.links[:MAX_BUTTONS])
+    return " · ".join(f"<{link.url}|{escape(link.label, MAX_LABEL)}>" for link in _buttons(notification))
+
+
+def _buttons(notification: Notification) -> tuple[AnswerLink, ...]:
+    """Returns the links that answer, then the link to the console."""
+    console = (AnswerLink(CONSOLE_LABEL, CONSOLE, notification.console_url),) if notification.console_url else ()
+    return (*notification.links[:MAX_BUTTONS], *console)
 
 
 def _plain(text: str, most: int) -> dict[str, Any]:

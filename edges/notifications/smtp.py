@@ -71,6 +71,7 @@ def _text(notification: Notification) -> str:
         facts,
         *sections,
         f"Commands:\n\n{commands}" if commands else "",
+        f"In the console:\n{notification.console_url}" if notification.console_url else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

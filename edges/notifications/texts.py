@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from tenure.domain.approvals import AnswerLink
 from tenure.domain.budget import NANO_USD, WARNING_PERCENT, money_text
+from tenure.domain.notifications import SUMMARY_EVENT
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.texts import one_line, shortened
 from tenure.domain.waits import CONTINUE, WAIT_RULES, WaitKind
@@ -50,7 +51,7 @@ class NotificationSection(NamedTuple):
 class Notification:
     """A text for people. `facts` are (label, value) on one line each; `commands` are lines for a shell.
 
-    `links` answer the wait; each holder of a link can answer.
+    `links` answer the wait; each holder of a link can answer. `console_url` shows the task.
     """
 
     title: str
@@ -60,13 +61,14 @@ class Notification:
     task_id: str = ""
     happened_at: datetime | None = None
     links: tuple[AnswerLink, ...] = ()
+    console_url: str = ""
 
 
 def notification_of(body: str, links: tuple[AnswerLink, ...] = ()) -> Notification:
     """Returns the text for the body of a delivery. An unknown event type, and missing fields, give a shorter text."""
     event = _Event(json.loads(body))
     template = _TEMPLATES.get(event.type, _other)
-    return replace(template(event), links=links)
+    return replace(template(event), links=links, console_url=event.text("data", "console_url"))
 
 
 def paragraphs(text: str, most: int) -> str:
@@ -280,7 +282,12 @@ def _ended(event: _Event) -> Notification:
     return _make(
         event,
         headline,
-        facts=(("Cost", _cost(event)), ("Steps", str(event.number("data", "task", "step") or ""))),
+        facts=(
+            ("Cost", _cost(event)),
+            ("Steps", str(event.number("data", "task", "step") or "")),
+            ("Sub-agents", _counted(event.get("data", "sub_agents"))),
+            ("Whole tree", _tree_cost(event)),
+        ),
         sections=(
             ("Message", event.task("message")),
             ("Result", _result(event)),
@@ -307,6 +314,19 @@ def _cost(event: _Event) -> str:
     unpriced = event.number("data", "task", "budget", "unpriced_calls")
     without = f" (without {unpriced:,} calls whose price is unknown)" if unpriced else ""
     return f"{event.money('data', 'task', 'cost_usd')}{without}, {tokens:,} tokens"
+
+
+def _counted(counts: Any, name: Callable[[str], str] = str) -> str:
+    """Returns `3 SUCCEEDED, 1 FAILED`, the largest number first."""
+    if not isinstance(counts, dict):
+        return ""
+    numbers = [(count, name(key)) for key, count in counts.items() if isinstance(count, int)]
+    return ", ".join(f"{count:,} {key}" for count, key in sorted(numbers, key=lambda one: (-one[0], one[1])))
+
+
+def _tree_cost(event: _Event) -> str:
+    """Returns what the task and its sub-agents used together; empty for a task without sub-agents."""
+    return event.money("data", "task", "budget", "used_cost_usd") if event.get("data", "sub_agents") else ""
 
 
 def _budget_warning(event: _Event) -> Notification:
@@ -351,6 +371,35 @@ def _test(event: _Event) -> Notification:
     )
 
 
+def _summary(event: _Event) -> Notification:
+    """Changes that were old when the service read them: a pause of the webhook, or an outage, came before."""
+    counts = event.get("data", "events")
+    tasks = event.get("data", "tasks")
+    lines = [
+        f"{_event_name(one['event'])}: {one_line(one['goal'], _GOAL_IN_TITLE_CHARACTERS)} ({one['task_id']})"
+        for one in (tasks if isinstance(tasks, list) else [])
+        if isinstance(one, dict) and all(isinstance(one.get(name), str) for name in ("event", "goal", "task_id"))
+    ]
+    total = sum(count for count in counts.values() if isinstance(count, int)) if isinstance(counts, dict) else 0
+    facts = (
+        ("From", event.time("data", "from_at")),
+        ("To", event.time("data", "to_at")),
+        ("Changes", one_line(_counted(counts, _event_name), MAX_FACT_CHARACTERS)),
+    )
+    newest = paragraphs("\n".join(reversed(lines)), MAX_SECTION_CHARACTERS)
+    return Notification(
+        one_line(f"{total:,} earlier changes of tasks", MAX_TITLE_CHARACTERS),
+        tuple(fact for fact in facts if fact[1]),
+        (NotificationSection("The newest", newest),) if newest else (),
+        ("tenure list",),
+        happened_at=event.moment("timestamp"),
+    )
+
+
+def _event_name(event_type: str) -> str:
+    return one_line(event_type.rpartition(".")[2].replace("_", " "), _GOAL_IN_TITLE_CHARACTERS)
+
+
 def _missed(event: _Event) -> Notification:
     facts = (("From", event.time("data", "from_at")), ("To", event.time("data", "to_at")))
     return Notification(
@@ -367,7 +416,7 @@ def _missed(event: _Event) -> Notification:
 
 
 def _other(event: _Event) -> Notification:
-    name = one_line(event.type.rpartition(".")[2].replace("_", " "), _GOAL_IN_TITLE_CHARACTERS)
+    name = _event_name(event.type)
     headline = f"Task {name}" if name else "Task changed"
     return _make(
         event, headline, sections=(("Message", event.task("message")),), commands=event.task_commands("explain")
@@ -384,4 +433,5 @@ _TEMPLATES: Final[dict[str, Callable[[_Event], Notification]]] = {
     CANCEL_REQUESTED_EVENT: _cancel_requested,
     TEST_EVENT: _test,
     MISSED_EVENT: _missed,
+    SUMMARY_EVENT: _summary,
 }

@@ -45,6 +45,7 @@ access
   access.py             identities, permissions, and whether a caller may call a method
 outside
   webhooks.py           event types, request bodies, responses, and which webhooks a replica sends for
+  notifications.py      which changes become messages to people, and summaries
   email_addresses.py    the e-mail addresses that are accepted
   approvals.py          approver groups, and links by which people answer waits
   audit.py              the records of the audit log and their chain

@@ -46,6 +46,7 @@ class WebhookServiceStub:
       task.budget_warning, task.quota_warning   a limit comes near
       webhook.test   requested by TestWebhook
       webhook.missed   a WebhookGap, whatever types the webhook wants
+      webhook.summary   for SLACK and EMAIL: the changes that were an hour old or older when they were read
 
     Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
     sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not

@@ -71,6 +71,11 @@ class LinkIssuer:
     def __init__(self, pool: Pool, settings: LinkSettings) -> None:
         self._pool, self._settings = pool, settings
 
+    @property
+    def public_url(self) -> str:
+        """Where people reach the gateway's HTTP port; "": unknown."""
+        return self._settings.public_url
+
     async def links_for(self, delivery: OutgoingDelivery) -> LinksByAddressee:
         """Returns new links for a delivery about a wait that still lasts, for those who may answer it."""
         if not (self._settings.public_url and delivery.answer_links):

@@ -128,7 +128,7 @@ returning w.webhook_id::text, w.tenant, w.lease_number;
 update webhooks w set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)b)
  where w.webhook_id = %(webhook_id)b::text::uuid and w.lease_number = %(lease)b and not w.paused
 returning w.event_types, w.filter, w.feed_id::text, w.xid::text::bigint, w.position, w.pending,
-          w.hold_until > clock_timestamp(), cardinality(w.email_addresses), w.name;
+          w.hold_until > clock_timestamp(), cardinality(w.email_addresses), w.name, w.kind;
 
 -- name: end_lease
 -- The next sender lease may begin at once. Keeps the newest of the received deliveries.
@@ -167,6 +167,27 @@ select %(webhook_id)b::text::uuid, e.delivery_id::uuid, e.event_type, e.line, e.
   from unnest(%(delivery_ids)b::text[], %(event_types)b::text[], %(lines)b::text[], %(sequences)b::bigint[], %(bodies)b::text[])
        with ordinality as e(delivery_id, event_type, line, sequence, body, number)
  order by e.number;
+
+-- name: unsent_summary
+-- The summary that further late changes are added to.
+select delivery_id::text, body from webhook_deliveries
+ where webhook_id = %(webhook_id)b::text::uuid and line = %(line)b and state = 'PENDING' and attempts = 0
+   and sent_under_lease is null
+ order by ordinal desc limit 1;
+
+-- name: hold_summary
+-- Writes the present text of a summary, which waits for further changes. Behind another summary it has no time yet.
+update webhook_deliveries
+   set body = %(body)b,
+       next_attempt_at = case when next_attempt_at is not null
+                              then clock_timestamp() + make_interval(secs => %(wait_seconds)b) end
+ where webhook_id = %(webhook_id)b::text::uuid and delivery_id = %(delivery_id)b::text::uuid;
+
+-- name: sub_agents_by_state
+-- Of trees, by the index on the root.
+select root_task_id::text, state, count(*)
+  from tasks where root_task_id = any(%(root_task_ids)b::text[]::uuid[]) and depth > 0
+ group by root_task_id, state order by root_task_id, state;
 
 -- name: escalations
 -- The steps of escalations that changes report.

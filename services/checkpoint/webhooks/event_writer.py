@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import uuid_utils
@@ -11,9 +13,11 @@ import uuid_utils
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.reads import read_tasks
 from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedReader, RecordedChange
+from services.checkpoint.webhooks.people import PeopleEvents, event_type_of
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS
-from tenure.domain.states import Reason, TaskState
-from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, event_of, wants
+from tenure.domain.notifications import SUMMARY_DELAY_SECONDS, SUMMARY_EVENT, LateChange, summary_of
+from tenure.domain.states import Reason
+from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, wants
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.store.postgres import Connection, Pool
@@ -26,6 +30,7 @@ for _reason in GapReason:
 EVENTS_A_WRITE: Final = 10
 """Few, because each event has its task, which may be large."""
 GAPS_KEPT: Final = 20
+SUMMARY_LINE: Final = f"{NO_TASK}summary"
 
 
 class SenderLeaseKey(NamedTuple):
@@ -52,13 +57,17 @@ class WebhookEvent(NamedTuple):
 
 
 class EventWriter(NamedTuple):
-    """Reads the feed for one webhook. `patterns`: of event types. `webhook_name`: reminders name webhooks."""
+    """Reads the feed for one webhook. `patterns`: of event types. `webhook_name`: reminders name webhooks.
+
+    `people`: of a webhook whose receivers are people.
+    """
 
     pool: Pool
     lease_key: SenderLeaseKey
     webhook_name: str
     patterns: Sequence[str]
     task_filter: task_pb2.TaskFilter
+    people: PeopleEvents | None = None
 
     async def read_on(self, cursor: ChangeCursor) -> bool:
         """Reads the next page of changes. Returns whether more may be readable at once."""
@@ -66,12 +75,12 @@ class EventWriter(NamedTuple):
         if isinstance(page, FeedGap):
             await self._note_gap(cursor, page)
             return True
-        wanted = [change for change in page.changes if wants(self.patterns, _event(change))]
+        wanted = [change for change in page.changes if wants(self.patterns, event_type_of(change))]
         wanted = await self._without_reminders_of_others(wanted)
         for start in range(0, len(wanted), EVENTS_A_WRITE):
             some = wanted[start : start + EVENTS_A_WRITE]
             behind = some[-1].cursor
-            if not await self._advance(cursor, behind, await self._events(some)):
+            if not await self._advance(cursor, behind, *await self._events(some)):
                 return False
             await failpoint("checkpoint.after_events")
             cursor = behind
@@ -96,28 +105,63 @@ class EventWriter(NamedTuple):
             if reminded.get((change.task_id, change.sequence), "") in {"", self.webhook_name}
         ]
 
-    async def _events(self, changes: Sequence[RecordedChange]) -> list[WebhookEvent]:
-        """Returns events with the tasks as they are now; a task that was pruned is left out of its event."""
+    async def _events(self, changes: Sequence[RecordedChange]) -> tuple[list[WebhookEvent], list[LateChange]]:
+        """Returns events with the tasks as they are now; a task that was pruned is left out of its event.
+
+        Also returns the changes that people read in a summary.
+        """
         async with ledger_connection(self.pool) as connection:
             task_ids = sorted({change.task_id for change in changes})
-            result = await read_tasks(connection, self.lease_key.tenant, task_ids)
-        tasks = {task.task_id: task for task in result}
-        return [_event_with_task(change, tasks.get(change.task_id)) for change in changes]
+            read = await read_tasks(connection, self.lease_key.tenant, task_ids)
+            tasks = {task.task_id: task for task in read}
+            if self.people is None:
+                return [_event_with_task(change, tasks.get(change.task_id), {}) for change in changes], []
+            chosen = await self.people.choose(connection, changes, tasks, self.task_filter)
+        events = [_event_with_task(one, tasks.get(one.task_id), further) for one, further in chosen.messages]
+        return events, chosen.late
 
-    async def _advance(self, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]) -> bool:
+    async def _advance(
+        self,
+        cursor: ChangeCursor,
+        behind: ChangeCursor,
+        events: Sequence[WebhookEvent],
+        late: Sequence[LateChange] = (),
+    ) -> bool:
         """Moves the cursor and writes the events. Returns False, and writes nothing, when another sender lease
         began.
         """
-        return await in_ledger_transaction(self.pool, lambda ledger: self._move(ledger, cursor, behind, events))
+        return await in_ledger_transaction(self.pool, lambda ledger: self._move(ledger, cursor, behind, events, late))
 
     async def _move(
-        self, connection: Connection, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]
+        self,
+        connection: Connection,
+        cursor: ChangeCursor,
+        behind: ChangeCursor,
+        events: Sequence[WebhookEvent],
+        late: Sequence[LateChange] = (),
     ) -> bool:
         parameters = {**self.lease_key.key, **cursor.to(behind), "written": len(events)}
         is_moved = await fetch_one(connection, WEBHOOKS.move_cursor, parameters) is not None
         if is_moved and events:
             await write_events(connection, self.lease_key.webhook_id, events)
+        if is_moved and late:
+            await self._add_to_summary(connection, late)
         return is_moved
+
+    async def _add_to_summary(self, connection: Connection, late: Sequence[LateChange]) -> None:
+        """Adds late changes to the summary that is not sent yet, or writes one. The webhook's row is locked."""
+        webhook_id = self.lease_key.webhook_id
+        former = await fetch_one(connection, WEBHOOKS.unsent_summary, {"webhook_id": webhook_id, "line": SUMMARY_LINE})
+        delivery_id, body = former or (str(uuid_utils.uuid7()), "")
+        data = summary_of(late, json.loads(body)["data"] if body else None)
+        body = body_of(SUMMARY_EVENT, datetime.fromisoformat(data["to_at"]), data)
+        if former is None:
+            await connection.execute(WEBHOOKS.count_written, {"webhook_id": webhook_id})
+            await write_events(
+                connection, webhook_id, [WebhookEvent(delivery_id, SUMMARY_EVENT, SUMMARY_LINE, 0, body)]
+            )
+        held: dict[str, Any] = {"delivery_id": delivery_id, "body": body, "wait_seconds": SUMMARY_DELAY_SECONDS}
+        await connection.execute(WEBHOOKS.hold_summary, {"webhook_id": webhook_id, **held})
 
     async def _note_gap(self, cursor: ChangeCursor, gap: FeedGap) -> None:
         """Records the webhook gap, sends it to the endpoint, and moves the cursor behind it."""
@@ -148,9 +192,9 @@ async def write_events(connection: Connection, webhook_id: str, events: Sequence
     await connection.execute(WEBHOOKS.write_deliveries, {"webhook_id": webhook_id, **columns})
 
 
-def _event_with_task(change: RecordedChange, task: task_pb2.Task | None) -> WebhookEvent:
-    event = _event(change)
-    body = body_of(event, change.changed_at, _public_json(change, task))
+def _event_with_task(change: RecordedChange, task: task_pb2.Task | None, further: Mapping[str, Any]) -> WebhookEvent:
+    event = event_type_of(change)
+    body = body_of(event, change.changed_at, {**_public_json(change, task), **further})
     return WebhookEvent(str(uuid_utils.uuid7()), event, change.task_id, change.sequence, body)
 
 
@@ -161,7 +205,3 @@ def _public_json(change: RecordedChange, task: task_pb2.Task | None) -> dict[str
 
     shown = {name: json_value(value) for name, value in change._asdict().items() if name != "cursor"}
     return shown if task is None else {**shown, "task": task_info(task).to_json()}
-
-
-def _event(change: RecordedChange) -> str:
-    return event_of(TaskState(change.state), change.reason, cancel_requested=change.cancel_requested)

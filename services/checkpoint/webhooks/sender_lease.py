@@ -24,10 +24,11 @@ from services.checkpoint.watch.change_feed import ChangeCursor
 from services.checkpoint.webhooks.deliveries import give_back, record
 from services.checkpoint.webhooks.email_quota import take_deliveries, take_emails
 from services.checkpoint.webhooks.event_writer import EventWriter, SenderLeaseKey
+from services.checkpoint.webhooks.people import PeopleEvents
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, WebhookSettings
 from tenure.domain.errors import TenureError
-from tenure.domain.webhooks import MAX_RECEIVED_KEPT, chosen, decide_delivery, surplus
+from tenure.domain.webhooks import MAX_RECEIVED_KEPT, WebhookKind, chosen, decide_delivery, surplus
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation
@@ -54,6 +55,7 @@ class _LeaseState(NamedTuple):
     held: bool
     recipients: int
     name: str
+    kind: str
 
     @property
     def cursor(self) -> ChangeCursor:
@@ -132,7 +134,8 @@ class SenderLease:
         if status.pending >= self._dependencies.settings.max_pending or now < self._read_at:
             return False
         wanted = task_pb2.TaskFilter.FromString(status.filter)
-        writer = EventWriter(self._dependencies.pool, self._lease_key, status.name, status.event_types, wanted)
+        people = None if status.kind == WebhookKind.STANDARD else PeopleEvents(self._dependencies.links.public_url)
+        writer = EventWriter(self._dependencies.pool, self._lease_key, status.name, status.event_types, wanted, people)
         more = await writer.read_on(status.cursor)
         self._read_at = 0.0 if more else now + READ_INTERVAL_SECONDS
         return more

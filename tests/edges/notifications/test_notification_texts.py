@@ -76,6 +76,21 @@ ENDED: dict[str, Any] = {
     "usage": {"input_tokens": 1000, "output_tokens": 234},
     "budget": {"unpriced_calls": 2},
 }
+TREE_END: dict[str, Any] = {
+    "type": "task.failed",
+    "data": {
+        "task_id": TASK_ID,
+        "state": "FAILED",
+        "task": {"budget": {"used_cost_usd": 2.5}},
+        "sub_agents": {"FAILED": 1, "SUCCEEDED": 3},
+    },
+}
+SUMMARY: dict[str, Any] = {
+    "from_at": "2026-11-21T08:00:00+00:00",
+    "to_at": "2026-11-22T08:00:00+00:00",
+    "events": {"task.succeeded": 1200, "task.timed_out": 1},
+    "tasks": [{"event": "task.timed_out", "task_id": TASK_ID, "goal": "Pay\nall"}, {"event": 7}],
+}
 WARNED = {"used_cost_usd": 8.0, "max_cost_usd": 10.0, "used_tokens": 5, "max_tokens": 1000}
 
 
@@ -100,6 +115,8 @@ class TestTemplates:
             "another tenant": text("task.failed", "FAILED", tenant="acme"),
             "an odd tenant": text("task.failed", "FAILED", tenant="a;reboot"),
             "a test": other("webhook.test", name="desk"),
+            "an end of a tree": notification_of(json.dumps(TREE_END)),
+            "a summary": other("webhook.summary", **SUMMARY),
             "a gap": other("webhook.missed", from_at="2026-11-21T08:00:00Z"),
         }
         compare_with_golden("notifications.txt", {title: said(one) for title, one in shown.items()})

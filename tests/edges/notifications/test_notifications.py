@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
+from services.checkpoint.approvals.issuing import LinkSettings
+from services.checkpoint.webhooks.event_writer import EVENTS_A_WRITE
 from services.checkpoint.webhooks.sending import WebhookSettings
+from tenure.domain import notifications
 from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.common import duration
 from tenure.wire.webhook_service import new_secret
+from tests.conformance.test_ledger_sub_agents import finish, in_state, waiting
 from tests.conformance.webhook_client import HERE, WebhookClient
-from tests.support.fix_checkpoint import MakeCheckpoint, answer, entry, reserve
+from tests.support.fix_checkpoint import MakeCheckpoint, Owner, answer, entry, reserve
 from tests.support.fix_mail import LOST, MailServer, MakeMailServer, smtp
 from tests.support.http_stub import HttpStub, page
 from tests.support.sweeps import first
@@ -40,6 +44,11 @@ async def hooks(checkpoint: MakeCheckpoint, mails: MailServer) -> WebhookClient:
 async def wait_for_approval(hooks: WebhookClient, tool: str = "", arguments_json: str = "", **spec: Any) -> str:
     """A task whose owner asks a person, or waits for the approval of a call."""
     owner = await hooks.replica.claim((await hooks.replica.create(**spec)).task_id)
+    return await ask(owner, tool, arguments_json)
+
+
+async def ask(owner: Owner, tool: str = "", arguments_json: str = "") -> str:
+    """The owner's task waits for a person. Returns the task's id."""
     await owner.commit(reserve=reserve())
     called: dict[str, Any] = {"tool": tool or "request_approval", "arguments_json": arguments_json or "{}"}
     intent = entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="use-1.0", **called))
@@ -173,6 +182,67 @@ class TestEmail:
         with pytest.raises(WrongState) as refused:
             await hooks.call("RotateWebhookSecret", secret=new_secret())
         assert refused.value.reason == "WEBHOOK_NOT_SIGNED"
+
+
+class TestFewMessages:
+    async def test_root_tells_the_ends_of_its_sub_agents(self, hooks: WebhookClient, mails: MailServer) -> None:
+        await hooks.create(kind=EMAIL, url="", email_addresses=[ANN])
+        parent = await waiting(hooks.replica, goal="the tree")
+        first_agent, second_agent = parent.wait.sub_agent_task_ids
+        await finish(hooks.replica, first_agent)
+        await finish(hooks.replica, second_agent, state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REJECTED")
+        await in_state(hooks.replica, parent.task_id, task_pb2.TASK_STATE_QUEUED)
+        await finish(hooks.replica, parent.task_id)
+        (mail,) = await mails.until(1)
+        shown = await hooks.until(lambda hook: hook.delivered == 1)
+        assert shown.pending_deliveries == 0
+        assert mail.message["Subject"] == "[Tenure] Succeeded: the tree"
+        assert "Sub-agents: 1 FAILED, 1 SUCCEEDED" in mail.text
+
+    async def test_sub_agent_that_asks_is_a_message(self, hooks: WebhookClient, mails: MailServer) -> None:
+        await hooks.create(kind=EMAIL, url="", email_addresses=[ANN])
+        parent = await waiting(hooks.replica)
+        await ask(await hooks.replica.claim(parent.wait.sub_agent_task_ids[0]))
+        (mail,) = await mails.until(1)
+        assert mail.message["Subject"].startswith("[Tenure] Approval needed")
+
+    async def test_changes_of_a_pause_become_one_summary(
+        self, hooks: WebhookClient, mails: MailServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A wait that lasts still is a message of its own. A signed webhook receives each change."""
+        monkeypatch.setattr(notifications, "LATE_SECONDS", 0.0)
+        await hooks.create(name="mail", kind=EMAIL, url="", email_addresses=[ANN])
+        await hooks.create(name="log", url="https://example.com/")
+        for name in ("mail", "log"):
+            await hooks.call("PauseWebhook", name, reason="holidays")
+        for number in range(EVENTS_A_WRITE + 3):
+            await hooks.finish(goal=f"number {number}")
+        await wait_for_approval(hooks, goal="pay")
+        for name in ("mail", "log"):
+            await hooks.call("ResumeWebhook", name)
+        (mail,) = await mails.until(1)
+        assert mail.message["Subject"] == "[Tenure] Approval needed: pay"
+        shown = await hooks.until(lambda hook: hook.delivered == 1, "mail")
+        assert shown.pending_deliveries == 1
+        assert len(await hooks.deliveries(webhook="log")) == EVENTS_A_WRITE + 4
+        await hooks.replica.query(
+            "update ledger.webhook_deliveries set next_attempt_at = now() where event_type = 'webhook.summary'"
+        )
+        summary = (await mails.until(2))[1]
+        assert summary.message["Subject"] == f"[Tenure] {EVENTS_A_WRITE + 3} earlier changes of tasks"
+        assert "succeeded: number 12 (" in summary.text
+        await hooks.until(lambda hook: hook.delivered == 2, "mail")
+        await hooks.counts_are_those_of_the_deliveries()
+
+    async def test_message_has_the_link_to_the_console(self, checkpoint: MakeCheckpoint) -> None:
+        links = LinkSettings(public_url="https://tenure.example.com/")
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**HERE), answer_link=links))
+        async with HttpStub(lambda _: page("ok")) as slack:
+            await hooks.create(kind=SLACK, url=slack.url())
+            task_id = await hooks.finish()
+            await hooks.until(lambda hook: hook.delivered == 1)
+        (actions,) = [one for one in json.loads(slack.seen[0].body)["blocks"] if one["type"] == "actions"]
+        assert [one["url"] for one in actions["elements"]] == [f"https://tenure.example.com/console/#/tasks/{task_id}"]
 
 
 async def test_the_database_keeps_kind_target_and_secret_together(hooks: WebhookClient) -> None:
