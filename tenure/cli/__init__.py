@@ -45,6 +45,7 @@ audit.py          admin audit: the audit log
 verify.py         admin verify: checks tasks against the invariants; verify_report.py has the checks and what is printed
 serve.py          serve: this process becomes a service
 mcp.py            mcp: a server of the Model Context Protocol
+outbox.py         outbox: submits in transactions of the caller's Postgres
 keys.py           keys: signing keys of fencing tokens, certificates; api_keys.py has keys api
 completion.py     completion: the scripts of shells
 dev.py            dev: the development stack

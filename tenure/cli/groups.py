@@ -45,6 +45,7 @@ _SERVICES: Final = {
     "demo": "tenure.cli.demo.command:demo",
     SERVE: "tenure.cli.serve:serve",
     "mcp": "tenure.cli.mcp:mcp",
+    "outbox": "tenure.cli.outbox:outbox",
 }
 _BY_SUBJECT: Final = {
     "tasks": "tenure.cli.groups:tasks",

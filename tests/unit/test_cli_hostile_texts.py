@@ -28,7 +28,7 @@ HOSTILE: Final = "é\x1b]0;t\x07\x1b[2J\x9b32m\x08\r\u202e\u2066\u200f\u061c\u20
 HARMFUL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 LOCAL: Final = {"dev", "demo", "serve", "mcp", "completion"}
 """Commands that ask no gateway."""
-FILES: Final = {("keys",), ("keys", "certs")}
+FILES: Final = {("keys",), ("keys", "certs"), ("outbox",)}
 """Groups whose commands ask no gateway either; other groups have commands of the same names."""
 DEEPEST: Final = 6
 KINDS: Final = FieldDescriptor

@@ -1,0 +1,1 @@
+"""The outbox: submits in transactions of the caller's own Postgres. See README.md."""

@@ -1,0 +1,146 @@
+"""The relay of an outbox: sends each row to the gateway until it has a task, or the gateway refuses it.
+
+A row is never lost: the relay claims rows for a time, and a relay that dies leaves them to the next claim. A row that
+is sent again has the same Idempotency-Key, so that there is one task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx2
+
+from edges.outbox.rows import Outbox, WaitingSubmit
+from tenure.domain.retry import Jitter, RetryPolicy
+
+AT_ONCE: Final = 32
+CLAIM_SECONDS: Final = 60.0
+REQUEST_SECONDS: Final = 20.0
+IDLE_SECONDS: Final = 1.0
+FORGET_SECONDS: Final = 60.0
+MAX_PROBLEM_CHARACTERS: Final = 500
+RETRY: Final = RetryPolicy(max_attempts=2**31, initial_seconds=0.5, factor=2.0, cap_seconds=60.0, jitter=Jitter.EQUAL)
+"""A row waits for the gateway however long it is away."""
+_REFUSED: Final = frozenset({400, 404, 409, 413, 422})
+"""The answers that the row itself causes. 401 and 403 are of the key, which an operator may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSent:
+    """The task of the row."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowRefused:
+    """The gateway refuses the row, and always will."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowPutOff:
+    """The row is sent again, not before `retry_after_seconds`."""
+
+    problem: str
+    retry_after_seconds: float = 0.0
+
+
+Answer = RowSent | RowRefused | RowPutOff
+
+
+def answer_of(response: httpx2.Response) -> Answer:
+    """Returns what the gateway's response means for the row."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    said = body if isinstance(body, dict) else {}
+    if response.is_success and isinstance(task_id := said.get("task_id"), str) and task_id:
+        return RowSent(task_id)
+    if response.is_success:
+        return RowPutOff("the answer is not a task: is the URL that of the gateway's HTTP port?")
+    code = said.get("code")
+    parts = (f"HTTP {response.status_code}", code, said.get("detail") or response.text, *_violations(said))
+    problem = ": ".join(str(part) for part in parts if part).replace("\0", "\ufffd")[:MAX_PROBLEM_CHARACTERS]
+    if response.status_code in _REFUSED and code:  # a proxy's answer has no code of ours
+        return RowRefused(problem)
+    return RowPutOff(problem, _seconds(response.headers.get("retry-after", "")))
+
+
+def _violations(said: dict[str, Any]) -> list[str]:
+    violations = said.get("violations")
+    if not isinstance(violations, list):
+        return []
+    return [f"{one.get('field')} {one.get('message')}" for one in violations if isinstance(one, dict)]
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0.0
+
+
+class OutboxRelay:
+    """Sends the rows of one outbox. Any number of relays may share it.
+
+    `client`: with the base URL of the gateway, the API key and the tenant. `report`: gets a sentence when the state of
+    the gateway changes, and for each refused row.
+    """
+
+    def __init__(
+        self, outbox: Outbox, client: httpx2.AsyncClient, kept_seconds: float, report: Callable[[str], None]
+    ) -> None:
+        self._outbox, self._client, self._report = outbox, client, report
+        self._kept_seconds = kept_seconds
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Runs until cancelled. Raises the errors of `open_outbox`."""
+        loop = asyncio.get_running_loop()
+        forget_at = loop.time()
+        while True:
+            if loop.time() >= forget_at:
+                await self._outbox.forget(self._kept_seconds)
+                forget_at = loop.time() + FORGET_SECONDS
+            if await self.round() < AT_ONCE:
+                await self._outbox.wait(IDLE_SECONDS)
+
+    async def round(self) -> int:
+        """Sends due rows once, and records the answers. Returns the number of rows."""
+        waiting = await self._outbox.claim(AT_ONCE, CLAIM_SECONDS)
+        answers = await asyncio.gather(*map(self._send, waiting))
+        for row, answer in zip(waiting, answers, strict=True):
+            await self._record(row, answer)
+        return len(waiting)
+
+    async def _send(self, row: WaitingSubmit) -> Answer:
+        headers = {"Idempotency-Key": row.request_id, "Content-Type": "application/json"}
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                response = await self._client.post("/v1/tasks", content=row.task_json.encode(), headers=headers)
+        except (httpx2.HTTPError, TimeoutError, OSError) as error:
+            return RowPutOff(f"the gateway cannot be reached: {error or type(error).__name__}"[:MAX_PROBLEM_CHARACTERS])
+        return answer_of(response)
+
+    async def _record(self, row: WaitingSubmit, answer: Answer) -> None:
+        match answer:
+            case RowSent(task_id):
+                await self._outbox.sent(row.request_id, task_id)
+                self._note("")
+            case RowRefused(problem):
+                await self._outbox.refuse(row.request_id, problem)
+                self._report(f"the gateway refuses {row.request_id}: {problem}")
+            case RowPutOff(problem, retry_after_seconds):
+                seconds = RETRY.wait_seconds(row.attempts, random.random(), retry_after_seconds)
+                await self._outbox.put_off(row.request_id, seconds, problem)
+                self._note(problem)
+
+    def _note(self, problem: str) -> None:
+        """Reports a change of the gateway's state, once."""
+        if problem != self._problem:
+            self._report(f"rows wait: {problem}" if problem else "the gateway accepts rows again")
+        self._problem = problem
