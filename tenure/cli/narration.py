@@ -95,9 +95,7 @@ class Narrator:
             case "model_attempt" | "model_failure" | "attempt_lost":
                 yield from self._attempt(entry)
             case "tool_intent" | "tool_outcome":
-                if self.task.runs_function and entry.step > self._headed_step:  # elsewhere calls are of an answer's step
-                    yield from self._heading(entry.step, "")
-                yield from self._call(entry.body)
+                yield from self._call(entry)
             case "control_step" | "control_failure":
                 yield from self._function_step(entry)
             case "tools_defined" if entry.body.tools_defined.unknown_names:
@@ -240,8 +238,11 @@ class Narrator:
         yield Text("")
         yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
 
-    def _call(self, body: ledger_pb2.EntryBody) -> Lines:
+    def _call(self, entry: ledger_pb2.Entry) -> Lines:
         """Yields the lines of a call. On a terminal a call gets its line at its outcome: open calls are drawn below."""
+        body = entry.body
+        if self.task.runs_function and entry.step > self._headed_step:  # elsewhere calls are a part of an answer's step
+            yield from self._heading(entry.step, "")
         if body.HasField("tool_intent"):
             if self.is_plain:
                 yield self._line("  → ", _call_text(body.tool_intent), "default")
