@@ -9,6 +9,7 @@ data_dir.py          dev.json with the addresses of a running stack, and the loc
 child_process.py     one child process with its log: start, freeze, kill, drain, restart; StackError
 watchdog.py          ends the processes and removes the folders of a process that was killed
 listening.py         which process listens at a port (Linux)
+service_forks.py     starts services as forks of one process that has imported them
 service_process.py   the services and the simulator as child processes
 supervisor.py        restarts parts that die, for `tenure dev`
 all_services.py      one of each service without stores, for `tenure serve all`

@@ -1,16 +1,18 @@
-"""The data directory of a stack: `dev.json`, with which other programs find the running stack, and the lock."""
+"""The data directory of a stack: `dev.json`, with which other programs find the running stack, the lock, its end."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from devstack.child_process import FolderBusy
+from devstack.child_process import FolderBusy, StackError
+from devstack.options import Layout
 from tenure.runtime.running_stack import FILE_NAME, read_addresses
 
 
@@ -50,6 +52,7 @@ def read_ports(data_dir: Path) -> dict[str, int]:
 # One stack per folder: two stacks would give the same tasks to two sets of services.
 
 LOCK_FILE_NAME: Final = "dev.lock"
+POSTGRES_LOCK_NAME: Final = "postgres.lock"
 
 
 @contextmanager
@@ -70,3 +73,59 @@ def _busy_message(data_dir: Path) -> str:
     running = read_addresses(data_dir)
     where = f"its gateway is {running['gateway']}" if running and "gateway" in running else "it is starting or stopping"
     return f"a stack runs on {data_dir} already ({where}): use that one, or choose another folder with --data"
+
+
+# Deletion, which takes only what a stack has made.
+
+_BLOCK_BYTES: Final = 512  # of st_blocks, by POSIX
+
+
+def size_of(folder: Path) -> int:
+    """Returns how many bytes of the disk the files below a folder take."""
+    paths = (Path(root, name) for root, _, files in os.walk(folder) for name in files)
+    return sum(_size_on_disk(path) for path in paths)
+
+
+def _size_on_disk(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * _BLOCK_BYTES
+    except OSError:  # deleted meanwhile
+        return 0
+
+
+def find_stack(data_dir: Path) -> Layout:
+    """Returns the files of the stack that ran on this folder. Raises StackError if none did, or another account's."""
+    layout = Layout(data_dir.resolve())
+    if not (layout.data_dir / LOCK_FILE_NAME).is_file() or not layout.signing_key.exists():
+        raise StackError(f"nothing is deleted: {data_dir} is not the data folder of a stack; name it with --data")
+    if layout.data_dir.stat().st_uid != os.geteuid():
+        raise StackError(f"nothing is deleted: {data_dir} belongs to another account")
+    return layout
+
+
+def delete_stack(data_dir: Path) -> list[str]:
+    """Deletes the stack that ran on this folder, and the folder unless it has other files. Returns their names.
+
+    Raises StackError as `find_stack`, or if a file cannot be deleted, and FolderBusy if the stack runs.
+    """
+    layout = find_stack(data_dir)
+    lock = layout.data_dir / LOCK_FILE_NAME
+    with hold_folder(layout.data_dir):
+        try:
+            own = [layout.data_dir / name for name in (FILE_NAME, PORTS_FILE_NAME, POSTGRES_LOCK_NAME)]
+            for path in (*layout.files(), *own):
+                _delete(path)
+            lock.unlink()
+            left = sorted(path.name for path in layout.data_dir.iterdir())
+            if not left:
+                layout.data_dir.rmdir()
+        except OSError as error:
+            raise StackError(f"cannot delete {error.filename}: {error.strerror}") from error
+    return left
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

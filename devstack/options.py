@@ -54,6 +54,8 @@ class StackOptions:
     `usual_ports`: the services get the ports that this folder had before, else the usual ones, as far as they are free.
     `port`: the gateway gets this port, and the other services those after it; with `usual_ports`.
 
+    `forked`: the services are forks of one process that imports them once, which saves memory and time; only Linux.
+
     `movable_clock`: the clock of the ledger can be moved while the stack runs (clock.py), for tests of waiting.
     """
 
@@ -83,6 +85,7 @@ class StackOptions:
     movable_clock: bool = False
     http: bool = False
     model_runner: bool = False
+    forked: bool = False
 
     def __post_init__(self) -> None:
         for kind, count in self.replicas.items():
@@ -144,6 +147,11 @@ class Layout:
         self.certificates, self.secrets = data_dir / "certificates", data_dir / "secrets"
         self.signing_key, self.verifying_keys = data_dir / "keys" / "signing.json", data_dir / "keys" / "verifying.json"
         self.encryption_keys = data_dir / "keys" / "encryption.json"
+
+    def files(self) -> list[Path]:
+        """Returns all files and folders that a stack makes in its data folder, except those of data_dir.py."""
+        folders = [self.etcd, self.postgres, self.logs, self.workspaces, self.records, self.certificates, self.secrets]
+        return [*folders, self.signing_key.parent, self.metrics_targets, self.model_log]
 
     def secret_file(self, name: str, secret: str) -> Path:
         """Writes a secret of a service, which only the owner of the stack may read, and returns the file."""

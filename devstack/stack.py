@@ -27,10 +27,12 @@ from devstack.options import (
 )
 from devstack.postgres_process import PostgresProcess
 from devstack.programs import check_programs
+from devstack.service_forks import ServiceForks
 from devstack.service_process import ServiceProcess, SimulatorProcess, metrics_variable, write_targets
 from devstack.simulator.scenario import ScenarioError, load_scenario
 from devstack.stores import Store, open_etcd, open_postgres
 from tenure.domain.models import ANTHROPIC, OPENAI
+from tenure.runtime.forks import CAN_FORK
 from tenure.runtime.running_stack import CERTIFICATES, SIMULATOR
 
 Tell = Callable[[str], None]
@@ -66,6 +68,7 @@ class Stack:
         self._http_addresses: dict[str, str] = {}
         self._ports: dict[str, int] = {}
         self._earlier_ports: dict[str, int] = {}
+        self._forks: ServiceForks | None = None
         self.taken_port = 0
         """The port that the gateway did not get, because another process has it."""
 
@@ -118,7 +121,11 @@ class Stack:
             self._take_folder()
             self._check_port()
             await self._check_tools_file()
+            if self.options.forked and CAN_FORK:
+                self._forks = self._opened.enter_context(ServiceForks(self.options, self.layout))
             await self._start_stores()
+            if self._forks:
+                await asyncio.to_thread(self._forks.wait_ready)
             await self._start_model()
             await self._start_services()
             certificates = {CERTIFICATES: str(self.layout.certificates.absolute())} if self.options.tls else {}
@@ -219,6 +226,7 @@ class Stack:
         self._tell("starting the simulator")
         address = self.choose_address_of("simulator")
         self.simulator = SimulatorProcess(self.layout, address, self.options)
+        self.simulator.launch = self._forks.launch if self._forks else self.simulator.launch
         self._opened.push_async_callback(self.simulator.drain)
         self.simulator.start()
         await self.simulator.wait_ready()
@@ -283,8 +291,10 @@ class Stack:
             scheme = "https" if self.options.tls else "http"
             environment.setdefault(PUBLIC_URL, f"{scheme}://{self._http_address('gateway')}")
         log_path = self.layout.logs / f"{name}.log"
-        self.services[name] = ServiceProcess(name, f"services.{kind}", address, environment, log_path)
-        return self.services[name]
+        service = ServiceProcess(name, f"services.{kind}", address, environment, log_path)
+        service.launch = self._forks.launch if self._forks else service.launch
+        self.services[name] = service
+        return service
 
     def _http_address(self, gateway: str) -> str:
         """Returns where a gateway serves HTTP: the links of answers lead to the first one."""

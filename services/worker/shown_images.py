@@ -11,13 +11,12 @@ from services.worker.kept_content import KeptContents
 from tenure.control import ResultLost
 from tenure.domain.conversation import text_block
 from tenure.domain.errors import TryLater
-from tenure.domain.images import images_in, left_out, not_shown, with_parts
+from tenure.domain.images import REFUSED, images_in, left_out, not_shown, with_parts
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelCallFailed, ModelRequest
 from tenure.model_providers.message_texts import as_json
 from tenure.runtime.rpc.status import PeerFailed
 
-REFUSED: Final = "the model provider refused it, or another image beside it"
 NO_LONGER: Final = "it is an older one of many: ask for it again to see it"
 
 

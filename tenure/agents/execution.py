@@ -51,6 +51,8 @@ class Execution(Inside):
     """The files whose images no model request has had."""
     shown: int = 0
     shown_bytes: int = 0
+    refused_images: set[str] = field(default_factory=set)
+    """The digests of the images that the model provider refused; later requests have a text in their places."""
     active: dict[str, str] = field(default_factory=dict)
     """The agent that runs now, by the agent run whose tool runs it; "" for the function itself."""
 

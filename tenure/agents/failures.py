@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
+
+from tenure.domain.entries import ControlFailure
+from tenure.domain.images import is_about_images
 
 _BUSY_STATUS: Final = frozenset({408, 409, 425, 429})
 
@@ -20,6 +24,21 @@ class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened
     """The run of an agent ended with calls that only its caller could answer, and a task has no such caller."""
 
     retryable = False
+
+
+_TOO_LARGE: Final = 413
+_REFUSED: Final = re.compile(r"\w+ (?P<status>4\d\d): .*", re.DOTALL)
+_MAY_BE_IMAGES: Final = frozenset({400, 404, 415, 422})
+
+
+def refuses_images(failure: ControlFailure) -> bool:
+    """Whether a request that failed so may be made again without its images: a bad image must not end a task."""
+    is_refusal = failure.error_class == ModelRequestFailed.__name__ and not failure.retryable
+    recorded = _REFUSED.fullmatch(failure.message) if is_refusal else None
+    if recorded is None:
+        return False
+    status = int(recorded["status"])
+    return status == _TOO_LARGE or (status in _MAY_BE_IMAGES and is_about_images(failure.message))
 
 
 def is_temporary(status_code: int) -> bool:

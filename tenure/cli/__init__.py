@@ -49,6 +49,8 @@ outbox.py         outbox: submits in transactions of the caller's Postgres
 keys.py           keys: signing keys of fencing tokens, certificates; api_keys.py has keys api
 completion.py     completion: the scripts of shells
 dev.py            dev: the development stack
+dev_screen.py     its screen
+dev_programs.py   programs of the user beside it, and their restart when their code changes
 demo/             demo: a worker is frozen, another is killed, and the result is judged
 
 What to touch when:

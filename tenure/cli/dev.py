@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -13,172 +12,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import click
-from rich.console import Group, RenderableType
 from rich.status import Status
-from rich.table import Table
-from rich.text import Text
 
+from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context, pass_context
+from tenure.cli.dev_programs import keep_programs
+from tenure.cli.dev_screen import screen_of
 from tenure.cli.exit_codes import Exit
-from tenure.cli.main import DEFAULT_DATA_DIR
 from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS, SETTING
+from tenure.runtime.task_group import TaskGroup
 from tenure.server_packages import server_packages
 
 if TYPE_CHECKING:
     from devstack import Stack, StackOptions
-    from devstack.stores import Store
-
-
-# The screen of `tenure dev`: the processes with their addresses, warnings, files and first commands.
-
-FIRST_GOAL: Final = "Compare our competitors' prices"
-ROLES: Final = {
-    "gateway": "the public API: gRPC, with reflection",
-    "coordinator": "claims, leases and fencing tokens",
-    "checkpoint": "the ledger",
-    "tools": "runs tools, in a sandbox",
-    "models": "model calls that outlive their worker",
-}
-TOOLS_LOGGER: Final = "services.tools.programs"
-SANDBOX_LOGGER: Final = "services.tools.sandbox.sandbox"
-UNSAFE_ETCD: Final = re.compile(r"3\.5\.[0-2]$")
-"""Releases of etcd that can corrupt data in a crash. Source: etcd advises against them in production."""
-
-
-def screen_of(stack: Stack, context: Context) -> RenderableType:
-    """Returns the screen that `tenure dev` prints once the stack runs."""
-    data = context.path_of(stack.layout.data_dir)
-    return Group(
-        Text.assemble("\n", ("Tenure runs.", "bold green"), f" Its data directory is {data}\n"),
-        _running(stack),
-        Text(""),
-        *_warnings(stack),
-        _directories(stack, context),
-        Text(""),
-        _advice(stack),
-        Text(""),
-    )
-
-
-def command_prefix(stack: Stack) -> str:
-    """Returns the command line prefix with which `tenure` finds this stack from the present directory."""
-    is_default = DEFAULT_DATA_DIR.resolve() == stack.layout.data_dir
-    name = command_name(sys.argv[0])
-    return name if is_default else f"{name} --data {stack.options.data_dir}"
-
-
-def command_name(started_as: str) -> str:
-    """Returns `tenure` if the shell finds this program under that name, else the program's path."""
-    own, program = Path(started_as).absolute(), shutil.which("tenure")
-    if own.name != "tenure" or (program is not None and Path(program).absolute() == own):
-        return "tenure"
-    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
-
-
-def _running(stack: Stack) -> Table:
-    table = _grid()
-    for kind, role in ROLES.items():
-        for replica in stack.replicas(kind):
-            table.add_row(replica.name, replica.address, role if replica.name == kind else "another replica")
-    if stack.http_url:
-        table.add_row("http", stack.http_url, "the public API by HTTP: JSON and server-sent events")
-    for worker in stack.workers:
-        table.add_row(worker.name, worker.address, f"runs up to {stack.options.slots} tasks at once")
-    table.add_row("sandbox", "", _sandbox_text(stack))
-    table.add_row("model", stack.model_url, _model_text(stack))
-    for name, store in stack.stores.items():
-        table.add_row(name, _store_address(store), _store_text(store))
-    return table
-
-
-def _sandbox_text(stack: Stack) -> str | Text:
-    """Returns the limits of the sandbox. If there is no sandbox, the warnings say why."""
-    from devstack.child_process import service_state
-
-    limits = service_state(stack.services["tools"].log(), SANDBOX_LOGGER, "limits")
-    return f"works ({limits})" if limits else Text("does not work: agents cannot run programs", "yellow")
-
-
-def _model_text(stack: Stack) -> Text:
-    if stack.options.scenario_files:
-        from devstack.simulator.scenario import model_of
-
-        models = ", ".join(model_of(file) for file in stack.options.scenario_files)
-        return Text(f"SIMULATED by your scenarios: {models}; default model: {stack.options.default_model}", "yellow")
-    if stack.options.model_is_simulated:
-        return Text("SIMULATED: one scenario for every goal; set ANTHROPIC_API_KEY for a real model", "yellow")
-    return Text(f"real{f', {stack.options.model}' if stack.options.model else ''}; web_search is simulated")
-
-
-def _store_text(store: Store) -> str:
-    return f"{store.version}, {'embedded' if store.embedded else 'yours'}"
-
-
-def _store_address(store: Store) -> str:
-    """Returns the address of a store without its password."""
-    if "://" not in store.where:
-        return store.where if "=" not in store.where else "as given by --postgres"
-    parts = urlsplit(store.where)
-    return f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
-
-
-def _warnings(stack: Stack) -> list[RenderableType]:
-    """Returns the warnings about an etcd release that is not for production, and those of the tool service."""
-    from devstack.child_process import warnings_of
-
-    warnings = warnings_of(stack.services["tools"].log(), TOOLS_LOGGER)
-    release = stack.stores["etcd"].version
-    if UNSAFE_ETCD.match(release):
-        warnings.insert(0, f"etcd {release} is for development only: a crash can corrupt its data (docs/etcd.md)")
-    if stack.taken_port:
-        port = stack.gateway_address.rpartition(":")[2]
-        warnings.insert(
-            0, f"another process has port {stack.taken_port}: this stack has {port}, also when it starts again"
-        )
-    table = _grid()
-    for one in warnings:
-        table.add_row("warning", Text(one, "yellow"))
-    return [table, Text("")] if warnings else []
-
-
-def _directories(stack: Stack, context: Context) -> Table:
-    layout = stack.layout
-    table = _grid()
-    table.add_row("logs", str(context.path_of(layout.logs)), "one file for each process")
-    table.add_row(
-        "records", str(context.path_of(layout.records)), "what append_record wrote: effects outside of Tenure"
-    )
-    table.add_row("metrics", str(context.path_of(layout.metrics_targets)), _metrics_text(stack))
-    table.add_row("workspaces", str(context.path_of(layout.workspaces)), "the files of each task")
-    if stack.options.model_is_simulated:
-        table.add_row("model calls", str(context.path_of(layout.model_log)), "what the simulator billed")
-    return table
-
-
-def _metrics_text(stack: Stack) -> str:
-    example = stack.replicas("gateway")[0].metrics_address or "HOST:PORT"
-    return f"where each process serves metrics for Prometheus, for example http://{example}/metrics"
-
-
-def _advice(stack: Stack) -> Table:
-    tenure = command_prefix(stack)
-    table = _grid()
-    table.add_row("first task", Text(f'{tenure} submit "{FIRST_GOAL}" --watch', "bold"))
-    if stack.http_url:
-        table.add_row("in a browser", f"{stack.http_url}/console/")
-    table.add_row("inspect", f"{tenure} list · explain TASK · tools sources · --help")
-    table.add_row("stop", "Ctrl-C")
-    return table
-
-
-def _grid() -> Table:
-    table = Table.grid(padding=(0, 2, 0, 2), pad_edge=True)
-    table.add_column(style="dim", no_wrap=True)
-    return table
 
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -191,9 +40,22 @@ PASSED_ON: Final = (
 PASSED_ON_PREFIX: Final = "OTEL_"
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 NOT_PROXIED: Final = "127.0.0.1,localhost"
+PATIENT: Final[Mapping[str, Mapping[str, str]]] = {
+    "coordinator": {"TENURE_COORDINATOR_TTL_SECONDS": "15"},
+    "tools": {"TENURE_TOOLS_RUNNER_TTL_SECONDS": "15"},
+}
+"""Leases that a busy laptop does not lose. A killed worker's tasks go on at once all the same: its stream breaks."""
 
 
 @click.command(short_help="Run a development stack on this machine, until Ctrl-C.")
+@click.argument(
+    "programs", nargs=-1, metavar="[PROGRAM.py]…", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option(
+    "--reload", is_flag=True, help="Drain a PROGRAM and start it again when a Python file below its folder changes."
+)
+@click.option("--reset", is_flag=True, help="Delete the data directory of the stack that ran here, and start nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask before --reset.")
 @click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="The number of workers.")
 @click.option(
     "--replicas",
@@ -263,23 +125,60 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
 )
 @pass_context
 def dev(
-    context: Context, /, data: Path | None, latency_ms: int, settings: Sequence[tuple[str, str, str]], **fields: Any
+    context: Context,
+    /,
+    programs: Sequence[Path],
+    data: Path | None,
+    latency_ms: int,
+    settings: Sequence[tuple[str, str, str]],
+    *,
+    reload: bool,
+    reset: bool,
+    yes: bool,
+    **fields: Any,
 ) -> None:
     """Run a development stack on this machine until Ctrl-C: etcd, Postgres, all services and a model.
 
+    Each PROGRAM.py runs your workers beside it, with the output in this terminal.
+
     The model is the model simulator unless ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL, OPENAI_API_KEY or OPENAI_BASE_URL is
-    set. Tasks and files are kept in the data directory; the next start with the same directory continues with them.
+    set. Tasks, files, logs and keys are kept in the data directory, .tenure by default; the next start with the same
+    directory continues with them. `tenure dev --reset` deletes it, and nothing else of Tenure is on this machine's
+    disk.
     """
     with server_packages("`tenure dev`", extra="dev"):
         from devstack import StackError
 
-    options = stack_options(context, data, latency_ms, settings, **fields)
+    if reload and not programs:
+        raise click.UsageError("--reload is for your programs: tenure dev PROGRAM.py --reload")
     try:
-        code = asyncio.run(DevSession(context, options).run())
+        if reset:
+            delete_data(context, data or context.data_dir, is_confirmed=yes)
+            return
+        options = stack_options(context, data, latency_ms, settings, **fields)
+        code = asyncio.run(DevSession(context, options, programs, reload=reload).run())
     except StackError as error:
         echo(f"tenure: {error}", err=True)
         code = Exit.REFUSED
     raise SystemExit(code)
+
+
+def delete_data(context: Context, folder: Path, *, is_confirmed: bool) -> None:
+    """Deletes the data directory of a stack that does not run, after a question.
+
+    Raises StackError if it is none, or if its stack runs.
+    """
+    from devstack.data_dir import delete_stack, find_stack, size_of
+
+    find_stack(folder)
+    what = f"{context.path_of(folder.resolve())} ({size_of(folder) >> 20} MiB): its tasks, files, logs and keys"
+    if not is_confirmed:
+        if not is_interactive():
+            raise click.UsageError(f"outside of a terminal give --yes, which deletes {what}")
+        click.confirm(f"Delete {what}?", abort=True)
+    left = delete_stack(folder)
+    kept = f"; these files are not of the stack, and stay: {', '.join(left)}" if left else ""
+    echo(f"Deleted {what}{kept}.")
 
 
 def stack_options(
@@ -296,9 +195,10 @@ def stack_options(
             "--postgres uses a running server, --postgres-binaries starts one: give only one of them"
         )
     environment = {
+        **{service: dict(variables) for service, variables in PATIENT.items()},
         "*": passed_on(context.environment),
-        "tools": named_in(fields["tools_config"], context.environment),
     }
+    environment["tools"] |= named_in(fields["tools_config"], context.environment)
     for service, variable, value in settings:
         environment.setdefault(service, {})[variable] = value
     options = StackOptions(
@@ -308,6 +208,7 @@ def stack_options(
         port=fields.pop("port") or 0,
         metrics=True,
         http=True,
+        forked=True,
         anthropic_api_key=context.environment.get("ANTHROPIC_API_KEY", ""),
         anthropic_base_url=context.environment.get("ANTHROPIC_BASE_URL", ""),
         openai_api_key=context.environment.get("OPENAI_API_KEY", ""),
@@ -365,9 +266,10 @@ def named_in(tools_config: Path | None, environment: Mapping[str, str]) -> dict[
 class DevSession:
     """One run of the stack: start, screen, supervision, stop."""
 
-    def __init__(self, context: Context, options: StackOptions) -> None:
+    def __init__(self, context: Context, options: StackOptions, programs: Sequence[Path], *, reload: bool) -> None:
         from devstack import Stack
 
+        self._programs, self._reload = programs, reload
         self._context, self._console = context, context.console
         self._status = Status("", console=self._console)
         self._stack: Stack = Stack(options, self._show_progress)
@@ -402,14 +304,14 @@ class DevSession:
         """Waits for a stop signal. Restarts processes that die, and reports each."""
         from devstack.supervisor import keep_running
 
-        keeping = asyncio.create_task(keep_running(self._stack, self._report))
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (keeping, stopping):
-            task.cancel()
-        results = await asyncio.gather(keeping, stopping, return_exceptions=True)
-        if isinstance(results[0], Exception):
-            raise results[0]
+        environment = {**self._context.environment, "TENURE_DATA": str(self._stack.layout.data_dir)}
+        output = sys.stderr if self._context.as_json else sys.stdout
+        programs = keep_programs(self._programs, environment, output, self._report, reload=self._reload)
+        async with TaskGroup() as tasks:
+            keeping = [tasks.create_task(part) for part in (keep_running(self._stack, self._report), programs)]
+            await self._stopping.wait()
+            for task in keeping:
+                task.cancel()
 
     def _on_signal(self) -> None:
         """Stops the stack at the first signal; kills all processes at the second."""

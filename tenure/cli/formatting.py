@@ -97,11 +97,8 @@ def cut_text(text: str, limit: int) -> Text:
 
 
 def goal_text(spec: task_pb2.TaskSpec) -> str:
-    """Returns the goal of a task; for a control function the function with its input."""
-    if not spec.HasField("control"):
-        return spec.goal
-    call = f"{spec.control.function}({spec.control.input_json})"
-    return f"{call}: {spec.goal}" if spec.goal else call
+    """Returns the goal of a task; for a control function without one, the function with its input."""
+    return spec.goal or (f"{spec.control.function}({spec.control.input_json})" if spec.HasField("control") else "")
 
 
 def source_text(source: task_pb2.Source) -> str:

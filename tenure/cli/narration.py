@@ -56,7 +56,8 @@ class Narrator:
     `is_plain` is for output without a terminal: lines are not cut, and a call gets a line when it begins. `is_verbose`
     shows the epochs of the claims.
 
-    `_answered_step` is the step of a function's newest model call. `_held` is the last answer, which is held back
+    `_answered_step` is the step of a function's newest model call, and `_headed_step` the newest step with a heading.
+    `_held` is the last answer, which is held back
     because it may be the result: the result is printed once, at the end. `_later` are lines about a lost model call.
     The ledger records the loss of the model call before the loss of the claim; the lines are printed after the loss of
     the claim.
@@ -68,6 +69,7 @@ class Narrator:
     is_verbose: bool = False
     _held: str = ""
     _answered_step: int = 0
+    _headed_step: int = 0
     _later: list[Text] = field(default_factory=list)
 
     def tell(self, entry: ledger_pb2.Entry) -> Lines:
@@ -93,7 +95,7 @@ class Narrator:
             case "model_attempt" | "model_failure" | "attempt_lost":
                 yield from self._attempt(entry)
             case "tool_intent" | "tool_outcome":
-                yield from self._call(entry.body)
+                yield from self._call(entry)
             case "control_step" | "control_failure":
                 yield from self._function_step(entry)
             case "tools_defined" if entry.body.tools_defined.unknown_names:
@@ -205,9 +207,7 @@ class Narrator:
         stop = _STOP_REASON_TEXTS.get(answer.stop_reason, f" · {answer.stop_reason}")
         if self.task.runs_function and answer.stop_reason == "end_turn":  # the function says what is final
             stop = ""
-        message = f"  {seconds_text(seconds(answer.latency))} · {usage_text(answer.usage)}{stop}"
-        yield Text("")
-        yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
+        yield from self._heading(step, f"  {seconds_text(seconds(answer.latency))} · {usage_text(answer.usage)}{stop}")
         self._held = answer_text(answer.content_json)
         self._answered_step = step if self.task.runs_function else 0
         if answer.stop_reason not in _FINAL_STOP_REASONS:
@@ -231,11 +231,18 @@ class Narrator:
         message = (
             f"  {seconds_text(seconds(answer.latency))} · {usage_text(answer.usage)} · a summary of the conversation"
         )
+        yield from self._heading(step, message)
+
+    def _heading(self, step: int, message: str) -> Lines:
+        self._headed_step = step
         yield Text("")
         yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
 
-    def _call(self, body: ledger_pb2.EntryBody) -> Lines:
+    def _call(self, entry: ledger_pb2.Entry) -> Lines:
         """Yields the lines of a call. On a terminal a call gets its line at its outcome: open calls are drawn below."""
+        body = entry.body
+        if self.task.runs_function and entry.step > self._headed_step:  # elsewhere calls are a part of an answer's step
+            yield from self._heading(entry.step, "")
         if body.HasField("tool_intent"):
             if self.is_plain:
                 yield self._line("  → ", _call_text(body.tool_intent), "default")
@@ -288,7 +295,7 @@ class Narrator:
             return f"{at} {entry.actor} takes the task{f' · epoch {epoch}' if self.is_verbose else ''}"
         how = "takes the task again" if entry.actor == before.owner else f"takes over from {before.owner}"
         epochs = f" · epoch {describe_epoch(before.epoch)} → {epoch}" if self.is_verbose else ""
-        return f"{at} {entry.actor} {how} at step {self.task.step}{epochs}"
+        return f"{at} {entry.actor} {how} at step {self.task.step or 1}{epochs}"
 
     @property
     def _width(self) -> int:

@@ -185,6 +185,6 @@ def _print_submitted(task: task_pb2.Task) -> None:
     """Prints the id on standard output, alone, for scripts; caps and advice on standard error."""
     echo(task.task_id)
     caps = "; ".join(part for part in (caps_text(task.budget), money_cap_text(task.spec)) if part)
-    runs_it = f"the function {task.spec.control.function}" if task.spec.HasField("control") else model_text(task.spec)
+    runs_it = task.spec.control.function if task.spec.HasField("control") else model_text(task.spec)
     echo(f"Submitted, for {runs_it}. Its caps: {caps}.", err=True)
     echo(f"Watch it: tenure watch {short_id(task.task_id)}", err=True)

@@ -130,7 +130,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("task", task.task_id),
         ("state", Text(why(task.state, task.reason, task.message), state_style(state))),
         ("goal", one_line(goal_text(task.spec), 4 * context.console.width)),
-        ("agent", " · ".join(part for part in (model_text(task.spec), _tools(task)) if part)),
+        ("agent", _agent(task.spec)),
         ("revision", _revision(task)),
         ("held by", task.owner),
         ("epoch" if task.owner else "last epoch", epoch),
@@ -191,10 +191,11 @@ def _forks(task_ids: list[str]) -> str:
     return " ".join(task_ids) + (" …" if len(task_ids) == SHOWN_FORKS else "")
 
 
-def _tools(task: task_pb2.Task) -> str:
-    if not task.spec.agent.HasField("tools"):
-        return "all tools"
-    return ", ".join(task.spec.agent.tools.names) or "no tools"
+def _agent(spec: task_pb2.TaskSpec) -> str:
+    if spec.HasField("control"):
+        return f"{spec.control.function} · in Python: its code names the models and the tools"
+    tools = (", ".join(spec.agent.tools.names) or "no tools") if spec.agent.HasField("tools") else "all tools"
+    return f"{model_text(spec)} · {tools}"
 
 
 async def _show_entries(context: Context, entries: AsyncIterator[ledger_pb2.Entry]) -> None:

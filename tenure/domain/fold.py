@@ -6,7 +6,6 @@ that was never interrupted. External entries (a message) take effect at the next
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,7 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
-from tenure.domain.images import images_in
+from tenure.domain.images import images_in, is_about_images
 from tenure.domain.in_doubt import Resolution, ResolveCall
 from tenure.domain.outputs import TaskOutput, output_of
 from tenure.domain.progress import Progress
@@ -50,7 +49,6 @@ from tenure.domain.waits import WaitKind, leaves_call_open
 TRUNCATED = "max_tokens"
 PAUSED = "pause_turn"
 _TOO_LONG = "model_context_window_exceeded"
-_ABOUT_IMAGES = re.compile(r"image|multimodal|vision", re.IGNORECASE)
 _DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
 """Stop reasons after which the same conversation cannot continue. The next model attempt drops such an answer."""
 
@@ -403,14 +401,12 @@ class ResumePoint:
         """Whether the conversation may be taken without the images that it shows: a bad image must not end a task."""
         match failure.error_class:
             case FailureClass.REQUEST_TOO_LARGE:
-                is_about_images = True
+                is_refused = True
             case FailureClass.INVALID_REQUEST | FailureClass.NOT_FOUND:
-                is_about_images = _ABOUT_IMAGES.search(failure.message) is not None
+                is_refused = is_about_images(failure.message)
             case _:
                 return False
-        return is_about_images and any(
-            source["digest"] not in self.refused_images for source in images_in(self.messages)
-        )
+        return is_refused and any(source["digest"] not in self.refused_images for source in images_in(self.messages))
 
     def _overflow(self, attempt: ModelAttempt | None) -> None:
         self.overflows += 1

@@ -288,6 +288,15 @@ def with_files(text: str, files: Sequence[SubmittedFile]) -> str:
     return f"{text}\n\n{files_text(files)}" if files else text
 
 
+REFUSED: Final = "the model provider refused it, or another image beside it"
+_ABOUT_IMAGES: Final = re.compile(r"image|multimodal|vision", re.IGNORECASE)
+
+
+def is_about_images(message: str) -> bool:
+    """Whether a provider's refusal of a request names images as its reason."""
+    return _ABOUT_IMAGES.search(message) is not None
+
+
 def not_shown(why: str) -> str:
     """Returns what the model reads in the place of an image."""
     return f"[This image is not shown: {why}.]"

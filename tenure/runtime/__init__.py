@@ -5,11 +5,12 @@ process, in this folder:
   service.py          starts a service: settings, logs, failpoints, telemetry, its own composition; asks for its health
   process.py          signals, orderly close and exit codes; the duties (background coroutines that are restarted)
   fast_start.py       imports without garbage collection, for a fast start
+  forks.py            programs that start as forks of a process that has imported them
+  fork_server.py      that process: a fork for each request
   running_stack.py    finds the development stack that runs on a data directory
   listening.py        the error of a process that cannot listen on its address
   eager.py            asyncio tasks that make their first step at once
   task_group.py       asyncio's task group without a bug of older Pythons
-  eager.py            asyncio tasks that make their first step at once
   request_context.py  the tenant and the trace of the current request
   retrying.py         retries of an operation by a RetryPolicy
   schema_checks.py    checks the result schemas in requests, and answers, in child processes

@@ -18,7 +18,6 @@ session.py         Tenure: what one test does with them
 task.py            TaskHandle: a task, its model calls and what it did
 worker.py          WorkerHandle: kill, freeze, drain, at a point
 forks.py           starts workers as forks of a process that has imported their program
-fork_server.py     that process: a fork for each request
 worker_program.py  what runs in it: the user's program up to its worker
 points.py          the named points of a worker's loop
 gate.py            stops workers at points, and holds tasks until the test looks

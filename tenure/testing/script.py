@@ -15,6 +15,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 SCRIPTED_MODEL: Final = "sim-scripted"
+OUTPUT_TOOL: Final = "final_result"
+"""The tools by which Pydantic AI gets a typed output begin so: a call of one ends the conversation."""
 _PREFIX: Final = "sim-"
 _ANY_MODEL: Final = "sim-research"
 """The scenario of all models without the prefix."""
@@ -97,8 +99,10 @@ def scenario_turns(script: Script) -> list[dict[str, Any]]:
         failing = None
     if failing is not None:  # nothing follows, so every call fails
         turns.append({"text": "never", "fault": dict(failing.fault)})
-    if "calls" in turns[-1]:
-        raise ScriptError("the last element calls tools, so the task would not end: put a text behind it")
+    if calls := turns[-1].get("calls"):
+        if not all(call["name"].startswith(OUTPUT_TOOL) for call in calls):
+            raise ScriptError("the last element calls tools, so the task would not end: put a text behind it")
+        turns.append({"text": "The agent has its output, and asks no more."})
     return turns
 
 

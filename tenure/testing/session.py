@@ -150,6 +150,7 @@ class Tenure:
         variables = {
             "TENURE_FAILPOINTS": gate.setting,
             "TENURE_WORKER_QUEUES": ",".join(queues),
+            "TENURE_WORKER_AGENT_TENANTS": self.tenant,
             **({} if program else _loops_of(modules)),
             "PYTHONPATH": os.pathsep.join(_own_path()),
             **_LIBRARIES,
@@ -160,6 +161,8 @@ class Tenure:
         worker = WorkerHandle(process, gate, self._calls, self.go, self.story)
         self._workers.append((worker, gate))
         self._calls.run(process.wait_ready)
+        if command or modules:
+            self._calls.run(worker.wait_registered)
         return worker
 
     def replay(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
     from tenure.sdk.loop_thread import LoopCalls
 
 REACH_SECONDS: Final = 60.0
+REGISTRATION_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.05
+_REGISTERED: Final = re.compile(r"worker\.agents(?!.*registered later)")
+"""The line of the log after which nothing more is registered."""
 
 
 class WorkerHandle:
@@ -43,6 +48,12 @@ class WorkerHandle:
     def is_running(self) -> bool:
         """Whether the process exists; it may be frozen."""
         return self._process.exit_code is None
+
+    async def wait_registered(self) -> None:
+        """Waits until the worker has registered its agents with the test's tenant: only then do they read messages."""
+        ends_at = time.monotonic() + REGISTRATION_SECONDS
+        while self.is_running and time.monotonic() < ends_at and not _REGISTERED.search(self.log()):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def log(self) -> str:
         """Returns the log of the process so far."""

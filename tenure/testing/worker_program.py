@@ -19,9 +19,10 @@ from typing import Any, Final
 
 from tenure.agents.worker import Worker
 from tenure.runtime.fast_start import imports_kept
+from tenure.runtime.fork_server import forked
+from tenure.runtime.forks import READY
 from tenure.server_packages import server_packages
-from tenure.testing.fork_server import forked
-from tenure.testing.forks import MODULES, READY
+from tenure.testing.forks import MODULES
 
 _SERVICE: Final = "services.worker.main"
 _PROVIDERS: Final = ("tenure.model_providers.anthropic_models", "tenure.model_providers.openai_models")

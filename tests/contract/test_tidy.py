@@ -27,6 +27,7 @@ MAY_SLEEP = {
 }
 # A library has no main.py: the client reads where the gateway is, as the command does.
 MAY_READ_THE_ENVIRONMENT = {
+    "tenure/runtime/fork_server.py",
     "tenure/__init__.py",  # sets a variable before gRPC is imported
     "devstack/all_services.py",
     "tenure/cli/context.py",

@@ -9,6 +9,7 @@ import re
 import signal
 import urllib.request
 from asyncio.subprocess import Process
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,11 @@ QUICK = ("--latency-ms", "0", "--workers", "1")
 
 
 def process_of(worker: str, data: Path) -> int:
-    """The pid of a worker of this stack, out of what the kernel knows of its environment."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
-            at_home = (entry / "cwd").resolve() == data / "logs"
-        except (OSError, PermissionError):
-            continue
-        if at_home and b"tenure.serve\0worker" in command and f"TENURE_WORKER_ID={worker}".encode() in environment:
-            return int(entry.name)
+    """The pid of a worker of this stack: the process that writes its log."""
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with suppress(OSError):
+            if output.resolve() == data / "logs" / f"{worker}.log":
+                return int(output.parts[2])
     raise AssertionError(f"{worker} does not run on {data}")
 
 
@@ -90,7 +85,7 @@ async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path: Path) -
 async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) -> None:
     async with started("dev", *QUICK, cwd=tmp_path) as dev:
         screen = ""
-        while "Ctrl-C" not in screen:
+        while "inspect" not in screen:
             assert dev.stdout is not None
             line = await asyncio.wait_for(dev.stdout.readline(), PATIENCE_SECONDS)
             assert dev.stderr is not None
@@ -98,18 +93,12 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) ->
             screen += line.decode()
         addresses = read_addresses(tmp_path / ".tenure")
         assert addresses is not None
-        for name in ("gateway", "coordinator", "checkpoint", "tools", "models", "worker-1", "model"):
-            assert addresses[name] in screen
         for expected in (
-            "SIMULATED",
-            "embedded",
-            "for development only",
-            ".tenure/logs",
-            ".tenure/records",
-            "--watch",
-            "sandbox",
+            *(addresses["gateway"], addresses["http"], "worker-1", "SIMULATED", "embedded", "for development only"),
+            *(".tenure, ", "--reset", "--watch", "sandbox"),
         ):
             assert expected in screen
+        assert screen.count("\n") < 24
         from_its_folder = await start("workers", "list", cwd=tmp_path)
         out, _ = await from_its_folder.communicate()
         assert b"worker-1" in out
@@ -134,6 +123,48 @@ async def test_a_second_start_in_a_folder_is_refused(tmp_path: Path) -> None:
         async with Client(address) as client:
             task = await client.submit("go on")
             assert (await client.wait(task.task_id, 60)).state
+
+
+PROGRAM = """
+from word import WORD
+from tenure.agents import Work, Worker, function
+
+
+@function
+async def say(work: Work, given: None) -> str:
+    return WORD
+
+
+Worker([say]).run()
+"""
+
+
+@pytest.mark.nightly
+async def test_a_program_starts_again_with_its_changed_code(tmp_path: Path) -> None:
+    program, data = tmp_path / "shop.py", tmp_path / "data"
+    program.write_text(PROGRAM)
+    (tmp_path / "word.py").write_text('WORD = "old"')
+    async with started("--json", "dev", str(program), "--reload", "--data", str(data), *QUICK) as dev:
+        address = (await next_value(dev))["gateway"]
+        for word in ("old", "new"):
+            task_id = (await tenure("submit", "--function", "say", address=address)).out.strip()
+            assert word in (await tenure("tasks", "wait", task_id, address=address)).out
+            if word == "old":
+                (tmp_path / "word.py").write_text('WORD = "new"')
+                await said_by(dev, f"{program} starts again")
+        refused = await tenure("dev", "--reset", "--yes", "--data", str(data))
+        assert refused.code == Exit.REFUSED
+        assert "a stack runs on" in refused.err
+    deleted = await tenure("dev", "--reset", "--yes", "--data", str(data))
+    assert deleted.code == Exit.OK, deleted.err
+    assert not data.exists()
+
+
+async def said_by(dev: Process, text: str) -> None:
+    """Waits until it has written this to its stderr."""
+    assert dev.stderr is not None
+    while text not in (line := (await asyncio.wait_for(dev.stderr.readline(), PATIENCE_SECONDS)).decode()):
+        assert line, "the stack ended"
 
 
 @pytest.mark.nightly

@@ -23,7 +23,7 @@ from typing import IO, Final
 import pytest
 
 from devstack import child_process
-from tenure.testing.forks import ForkClient, ForkedProgram
+from tenure.runtime.forks import ForkClient, ForkedProgram
 from tests.support.shared_stores import connect_to_forks
 
 REPOSITORY: Final = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from devstack import watchdog
-from tenure.testing.forks import CAN_FORK
+from tenure.runtime.forks import CAN_FORK
 from tests.support.store_folder import store_folder
 
 HERE: Final = Path(__file__).parent

@@ -27,7 +27,7 @@ def main(listener: socket.socket, arguments: list[str]) -> None:
     # Where an import fails, each worker repeats it and reports the error.
     pytest.main([*arguments, "-n0", "--collect-only"], plugins=[ImportsOnly()])
 
-    from tenure.testing.fork_server import forked
+    from tenure.runtime.fork_server import forked
     from tests.support.fork_server import accepted
 
     threads = list(Path("/proc/self/task").iterdir())

@@ -23,7 +23,7 @@ from devstack import watchdog
 from devstack.etcd import EtcdMember, start_etcd
 from devstack.postgres_cluster import SUPERUSER
 from devstack.postgres_process import PostgresProcess
-from tenure.testing.forks import ForkClient
+from tenure.runtime.forks import ForkClient
 from tests.support.store_folder import store_folder
 
 Served: TypeAlias = tuple[Path, int]

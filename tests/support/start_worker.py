@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 
-from tenure.testing.forks import ForkClient
+from tenure.runtime.forks import ForkClient
 
 
 def main(address: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenure import InputFile
-from tenure.testing import Tenure, tool
+from tenure.testing import Tenure, error, tool
 from tests.support.images import png
 from tests.testing.parallel_agents import MODULES
 
@@ -27,6 +27,18 @@ def test_the_next_owner_shows_the_images_of_a_submit(tenure: Tenure, tmp_path: P
     answer = task.result().value
     assert answer.startswith(f"I see image/png 5x7 sha256:{hashlib.sha256(PHOTO).hexdigest()}. Look."), task.story()
     assert "- facts.txt (4 bytes)" in answer
+
+
+@pytest.mark.parametrize("agent", ["pydantic", "openai"])
+def test_an_image_that_the_provider_refuses_is_left_out(tenure: Tenure, tmp_path: Path, agent: str) -> None:
+    refusal = error(400, message="messages.0.content.1.image: Could not process image")
+    tenure.model.script([refusal, tool("slow", name="quick"), "I see {{images}}. {{goal}}"])
+    tenure.worker(functions=MODULES)
+    given = {"trace": str(tmp_path / "trace")}
+    task = tenure.submit("Look.", agent=agent, input=given, files=[InputFile("photo.png", PHOTO)])
+    answer = task.result().value
+    assert "image/png" not in answer
+    assert [entry.kind for entry in task.entries()].count("model_failure") == 1
 
 
 def test_a_function_reads_the_files_of_its_submit(tenure: Tenure) -> None:

@@ -61,3 +61,39 @@ def test_the_example_of_the_page_runs(tenure: Tenure, program: Path) -> None:
     for test in functions_in(code).values():
         test(tenure)
     assert paid(program) == [["7", 500]]
+
+
+TYPED = """
+from pydantic import BaseModel
+from tenure.agents import Agent, Effect, Worker
+
+
+class Refund(BaseModel):
+    order: str
+    cents: int
+
+
+agent = Agent("typed", model="anthropic:claude-sonnet-4-5", output_type=Refund)
+
+
+@agent.tool_plain(effect=Effect.PURE)
+async def price(order: str) -> int:
+    return 500
+
+
+Worker([agent]).run()
+"""
+
+
+def test_a_message_reaches_an_agent_with_a_typed_output(tenure: Tenure, tmp_path: Path) -> None:
+    (tmp_path / "typed.py").write_text(TYPED)
+    tenure.model.script([tool("price", order="7"), tool("final_result", order="7", cents=500)])
+    worker = tenure.worker(program=tmp_path / "typed.py")
+    task = tenure.submit("Refund order 7", agent="typed")
+    worker.kill(at="after own-tool")
+    task.send("and hurry")
+    tenure.worker(program=tmp_path / "typed.py")
+    assert task.result().value == {"order": "7", "cents": 500}
+    model_calls = [entry.step for entry in task.entries() if entry.kind == "assistant_message"]
+    message = next(entry for entry in task.entries() if entry.kind == "user_message")
+    assert (model_calls, message.text) == ([1, 3], "and hurry")

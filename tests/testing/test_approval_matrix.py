@@ -112,11 +112,12 @@ def test_two_calls_of_each_kind_are_decided_each(served: Tenure, tmp_path: Path,
             decide_two(served, tmp_path, cell)
 
 
-def test_approvals_of_a_tool_that_no_agent_has_end_the_task(served: Tenure, tmp_path: Path) -> None:
+def test_approvals_of_a_tool_that_no_agent_has_end_the_task(tenure: Tenure, tmp_path: Path) -> None:
     """The registry of the test's tenant does not have the agent, so the submit cannot refuse the name."""
     trace = tmp_path / "trace"
+    tenure.worker(functions=MODULES, environment={"TENURE_WORKER_AGENT_TENANTS": "default"})
     for cell in (Cell(PYDANTIC, "submit", None), Cell(OPENAI, "submit", None)):
-        task = served.submit("Act", agent=cell.name, input=str(trace), approve_tools=["atc"])
+        task = tenure.submit("Act", agent=cell.name, input=str(trace), approve_tools=["atc"])
         ended = task.wait()
         assert ended.state == TaskState.FAILED
         assert "there is no tool 'atc'; did you mean act?" in ended.message

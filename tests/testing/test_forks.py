@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tenure.runtime.forks import ForkedProgram
 from tenure.testing import Tenure
-from tenure.testing.forks import ForkedProgram, WorkerForks
+from tenure.testing.forks import WorkerForks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked where the kernel has pidfds")
 PATIENCE_SECONDS = 60.0

@@ -54,6 +54,13 @@ def test_a_script_that_cannot_be_played_says_why(script: Any, message: str) -> N
         scenario_turns(script)
 
 
+def test_a_typed_output_may_be_the_last_element() -> None:
+    for name in ("final_result", "final_result_Refund"):
+        *_, output, ending = scenario_turns(["I look.", tool(name, cents=500)])
+        assert output["calls"] == [{"name": name, "arguments": {"cents": 500}}]
+        assert "calls" not in ending
+
+
 @pytest.mark.parametrize("span", ["", "2 hours", "0s", 0, -5, float("inf"), float("nan"), timedelta(0)])
 def test_an_invalid_duration_is_refused(span: Any) -> None:
     with pytest.raises(ValueError, match="is not a span of time"):

@@ -166,6 +166,17 @@ def test_the_model_step_of_a_function_is_shown_with_v_only() -> None:
         assert ('{"kind":"response"}' in narration.printed) is verbose
 
 
+def test_calls_of_a_python_agent_have_the_number_of_their_step() -> None:
+    ledger = Ledger()
+    narration = Narration(terminal=False)
+    narration.task.runs_function = True
+    narration.show(ledger.answer(1, "I refund it."), ledger.intent("2.0", "refund"), ledger.intent("2.1", "mail"))
+    narration.show(ledger.outcome("2.0", "5"), ledger.outcome("2.1", "6"), ledger.answer(3, "Done."))
+    assert re.findall(r"Step \d|→ \w+|✓ \w+", narration.printed) == [
+        *("Step 1", "Step 2", "→ refund", "→ mail", "✓ refund", "✓ mail", "Step 3"),
+    ]
+
+
 def test_a_takeover_keeps_the_live_text_of_a_joined_call_only() -> None:
     events = stories()
     assert not Narration(terminal=False).show(*events["a takeover"]).task.live.text

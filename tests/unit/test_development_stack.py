@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from devstack import (
     StackOptions,
 )
 from devstack.child_process import last_output, open_log, warnings_of
-from devstack.data_dir import forget_addresses, hold_folder, write_addresses
+from devstack.data_dir import delete_stack, forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
     FREE_PORTS,
@@ -35,7 +36,9 @@ from devstack.options import (
 )
 from devstack.service_process import SimulatorProcess
 from devstack.stores import endpoint_version
-from tenure.cli.dev import UNSAFE_ETCD, command_name, one_dsn, passed_on
+from tenure.cli.dev import one_dsn, passed_on
+from tenure.cli.dev_programs import LOOK_SECONDS, CodeFiles
+from tenure.cli.dev_screen import UNSAFE_ETCD, command_name
 from tenure.cli.parameters import REPLICAS, SETTING
 from tenure.runtime.running_stack import read_addresses
 
@@ -47,6 +50,42 @@ def test_a_folder_has_one_stack(tmp_path: Path) -> None:
             pass
     with hold_folder(tmp_path):
         pass
+
+
+def test_a_reset_deletes_only_what_a_stack_made(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "data")
+    layout.create()
+    with hold_folder(layout.data_dir):
+        layout.prepare()
+        with pytest.raises(FolderBusy):
+            delete_stack(layout.data_dir)
+    (layout.data_dir / "notes.txt").write_text("mine")
+    assert delete_stack(layout.data_dir) == ["notes.txt"]
+    assert [path.name for path in layout.data_dir.iterdir()] == ["notes.txt"]
+    with pytest.raises(StackError, match="is not the data folder of a stack"):
+        delete_stack(layout.data_dir)
+    layout.prepare()
+    with hold_folder(layout.data_dir):
+        (layout.data_dir / "notes.txt").unlink()
+    assert delete_stack(layout.data_dir) == []
+    assert not layout.data_dir.exists()
+
+
+async def test_a_change_of_code_is_seen_but_not_of_packages(tmp_path: Path) -> None:
+    for folder in (".venv/lib", "env/lib", "node_modules", "shop"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    code = tmp_path / "shop" / "agent.py"
+    code.write_text("1")
+    files = CodeFiles(tmp_path)
+    for other in (".venv/lib/x.py", "env/lib/x.py", "node_modules/x.py", "shop/bank.txt"):
+        (tmp_path / other).write_text("2")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(files.next_change(), LOOK_SECONDS * 1.5)
+    code.unlink()
+    assert await files.next_change() == str(code)
+    code.write_text("SECOND = 2")
+    assert await files.next_change() == str(code)
 
 
 def test_only_the_owner_reads_the_files_of_a_stack(tmp_path: Path) -> None:

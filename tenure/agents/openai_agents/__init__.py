@@ -13,6 +13,7 @@ runner.py  runs of the SDK within a durable function
 messages.py  users' messages in the input of a run
 model_errors.py  failures of model requests as exceptions of `openai`
 models.py  model requests as recorded, budgeted model calls
+refused_images.py  a text in the place of images that the provider refused
 one_answer.py  the calls of one answer, which wait together
 tools.py   function tools as calls behind the tool service's fence
 """

@@ -16,7 +16,7 @@ from openai.types.responses.response_input_content_param import ResponseInputCon
 
 from tenure.agents.conversation import ShownImage, images_to_show, new_message
 from tenure.agents.execution import Execution
-from tenure.agents.openai_agents.models import DurableModel, ledger_model, name_of
+from tenure.agents.openai_agents.models import ledger_model, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,7 @@ def _user_item(content: str | list[ResponseInputContentParam]) -> TResponseInput
 
 def _model_of(agent: Agent[Any], config: RunConfig) -> str:
     model = config.model or agent.model or get_default_model()
-    if isinstance(model, str):
-        return model
-    return model.name if isinstance(model, DurableModel) else name_of(model)
+    return model if isinstance(model, str) else name_of(model)
 
 
 def _part(image: ShownImage | str) -> ResponseInputContentParam:

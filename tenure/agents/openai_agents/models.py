@@ -31,9 +31,10 @@ from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
 from tenure.agents.execution import Execution, execution_of, unit
-from tenure.agents.failures import ModelRequestFailed
+from tenure.agents.failures import ModelRequestFailed, refuses_images
 from tenure.agents.openai_agents.model_errors import exception_of, recorded_failures
 from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER
+from tenure.agents.openai_agents.refused_images import Input, images_in, without_images
 from tenure.agents.output_report import OutputReport
 from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, PromptPart
@@ -84,26 +85,38 @@ class DurableModel(Model):
         conversation_id: str | None,
         prompt: ResponsePromptParam | None,
     ) -> ModelResponse:
-        """Returns the response, recorded now or earlier. Raises an exception of `openai` for a request that failed."""
+        """Returns the response, recorded now or earlier. Raises an exception of `openai` for a request that failed.
+
+        A request whose images the provider refuses is made again without them.
+        """
         references: dict[str, Any] = {
             "previous_response_id": previous_response_id,
             "conversation_id": conversation_id,
             "prompt": prompt,
         }
         rest = (tools, output_schema, handoffs, tracing)
-
-        async def send(settings: ModelSettings) -> ModelResponse:
-            return await self.inner.get_response(system_instructions, input, settings, *rest, **references)
-
-        def stream(settings: ModelSettings) -> AsyncIterator[TResponseStreamEvent]:
-            return self.inner.stream_response(system_instructions, input, settings, *rest, **references)
-
         current = execution_of(f"the model {self.name}")
         if current is None:
-            return await send(model_settings)
-        bound = input_bound(system_instructions, input, tools, output_schema, handoffs)
-        sending = Request(send, stream if self._options.streams else None)
-        return await self._call(current, bound, largest_part(system_instructions, input), model_settings, sending)
+            return await self.inner.get_response(system_instructions, input, model_settings, *rest, **references)
+        while True:
+            shown = without_images(input, current.refused_images) if current.refused_images else input
+
+            async def send(settings: ModelSettings, shown: Input = shown) -> ModelResponse:
+                return await self.inner.get_response(system_instructions, shown, settings, *rest, **references)
+
+            def stream(settings: ModelSettings, shown: Input = shown) -> AsyncIterator[TResponseStreamEvent]:
+                return self.inner.stream_response(system_instructions, shown, settings, *rest, **references)
+
+            bound = input_bound(system_instructions, shown, tools, output_schema, handoffs)
+            sending = Request(send, stream if self._options.streams else None)
+            largest = largest_part(system_instructions, shown)
+            try:
+                return await self._call(current, bound, largest, model_settings, sending)
+            except StepFailed as failed:
+                images = images_in(shown) if refuses_images(failed.failure) else set()
+                if not images:
+                    raise exception_of(failed) from failed
+                current.refused_images |= images
 
     async def _call(
         self, current: Execution, bound: int, largest: PromptPart, settings: ModelSettings, sending: Request
@@ -133,10 +146,7 @@ class DurableModel(Model):
             )
 
         async with current.lock:
-            try:
-                recorded = await current.work.call_model("model", request, run)
-            except StepFailed as failed:
-                raise exception_of(failed) from failed
+            recorded = await current.work.call_model("model", request, run)
         output = _ITEMS.validate_python(recorded["output"])
         if (answer := NEWEST_ANSWER.get()) is not None:
             answer.begin(output)
@@ -247,6 +257,8 @@ class DurableProvider(ModelProvider):
 
 def name_of(model: Model) -> str:
     """Returns the name of a model, or of its class if it states none."""
+    if isinstance(model, DurableModel):
+        return model.name
     return str(getattr(model, "model", "") or type(model).__name__)
 
 

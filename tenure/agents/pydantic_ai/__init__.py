@@ -6,5 +6,6 @@ durability.py    the capability that routes an agent's operations, and its backe
 model_errors.py  failures of model requests as exceptions of Pydantic AI
 model_calls.py   model requests as recorded, budgeted model calls
 prompts.py       an upper bound of a request's tokens
+refused_images.py  a text in the place of images that the provider refused
 tool_calls.py    tool calls as calls behind the tool service's fence
 """

@@ -30,9 +30,11 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from tenure.agents.execution import Execution, unit
+from tenure.agents.failures import refuses_images
 from tenure.agents.output_report import OutputReport
 from tenure.agents.pydantic_ai.model_errors import exception_of, recorded_failures
 from tenure.agents.pydantic_ai.prompts import input_bound, largest_part
+from tenure.agents.pydantic_ai.refused_images import images_in, without_images
 from tenure.control.failures import StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
@@ -88,9 +90,33 @@ async def call_model(
     handler: Handler,
     max_output_tokens: int,
 ) -> Any:
-    """Returns the encoded response, recorded now or earlier. Raises Pydantic AI's exception for one that failed."""
+    """Returns the encoded response, recorded now or earlier. Raises Pydantic AI's exception for one that failed.
+
+    A request whose images the provider refuses is made again without them.
+    """
     model = params.run_context.model
     assert isinstance(model, Model), "a realtime session makes no requests through this interface"
+    if execution.refused_images:
+        params = replace(params, messages=without_images(params.messages, execution.refused_images))
+    try:
+        return await _call(execution, agent, model, operation, params, handler, max_output_tokens)
+    except StepFailed as failed:
+        images = images_in(params.messages) if refuses_images(failed.failure) else set()
+        if not images:
+            raise exception_of(failed, model.model_name) from failed
+        execution.refused_images |= images
+    return await call_model(execution, agent, operation, params, handler, max_output_tokens)
+
+
+async def _call(
+    execution: Execution,
+    agent: str,
+    model: Model,
+    operation: DurableOperation[ModelRequestParams, Any, Any],
+    params: ModelRequestParams,
+    handler: Handler,
+    max_output_tokens: int,
+) -> Any:
     settings: ModelSettings = params.model_settings or {}
     request = ModelCallRequest(
         model=ledger_model(model),
@@ -116,10 +142,7 @@ async def call_model(
         )
 
     async with execution.lock:
-        try:
-            return await execution.work.call_model(f"{agent}: model", request, run)
-        except StepFailed as failed:
-            raise exception_of(failed, model.model_name) from failed
+        return await execution.work.call_model(f"{agent}: model", request, run)
 
 
 @contextmanager

@@ -51,11 +51,12 @@ export default async function tasksPage(context) {
   let counts = new Map();
   let problem = null;
   let isRead = false;
+  let reads = 0;
 
   const chosen = new Set(query.getAll("state").filter((state) => state in STATES));
   const fields = new Map(
     FILTERS.map((filter) => {
-      const { name, label, size = 20, type = "search", placeholder = label.toLowerCase() } = filter;
+      const { name, label, size = 20, type = "search", placeholder = filter.rare ? "" : label.toLowerCase() } = filter;
       return [filter, h("input", { type, size, placeholder, value: query.get(name) ?? "", "aria-label": label, "data-search": name === "text" || null, ...(type === "number" && { min: 0, step: "any" }), autocomplete: "off" })];
     }),
   );
@@ -114,30 +115,40 @@ export default async function tasksPage(context) {
 
   // Reads what runs or waits for a person, and the newest; with a state chosen only what is in it.
   async function load() {
+    const read = ++reads;
     try {
       const common = filter();
       const first = FIRST.filter((state) => chosen.size === 0 || chosen.has(state));
       const pages = await Promise.all([
         first.length > 0 && api.get("/v1/tasks", { ...common, state: first, page_size: LIVE_LIMIT }),
         api.get("/v1/tasks", { ...common, state: [...chosen], page_size: PAGE }),
-        countAll(),
+        countsNow(),
       ]);
-      if (!context.isCurrent()) return;
+      if (!context.isCurrent() || read !== reads) return;
       tasks.clear();
+      counts = pages[2];
       for (const task of pages.slice(0, 2).filter(Boolean).flatMap((page) => listIn(page, "tasks"))) put(task);
       moreToken = pages[1].next_page_token ?? "";
       problem = null;
     } catch (error) {
+      if (read !== reads) return; // A newer filter is read.
       problem = error;
     }
+    list.removeAttribute("aria-busy");
     isRead = true;
     draw();
   }
 
   // How many match in each state, whatever states are chosen.
-  async function countAll() {
+  async function countsNow() {
     const answer = await api.get("/v1/tasks/count", filter());
-    counts = new Map(listIn(answer, "counts").map((one) => [one.state, one]));
+    return new Map(listIn(answer, "counts").map((one) => [one.state, one]));
+  }
+
+  async function countAgain() {
+    const read = reads;
+    const now = await countsNow();
+    if (read === reads) counts = now;
   }
 
   async function loadMore() {
@@ -191,8 +202,9 @@ export default async function tasksPage(context) {
 
   const drawSoon = throttled(200, draw);
   const loadSoon = throttled(400, load);
-  const countSoon = throttled(2000, () => countAll().then(draw, () => {})); // The stream of changes says whether the gateway answers.
+  const countSoon = throttled(2000, () => countAgain().then(draw, () => {})); // The stream of changes says whether the gateway answers.
   function changed() {
+    list.setAttribute("aria-busy", "true"); // Until it is read, it has the tasks of the filter before.
     remember();
     draw();
     loadSoon();
