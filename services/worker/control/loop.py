@@ -37,16 +37,22 @@ from services.worker.control.model_calls import (
     AttemptReport,
     after_denial,
     answer_entries,
+    end_of_call,
     failure_entry,
     reserve_request,
     size_of_prompt,
 )
 from services.worker.kept_content import KeptContents
 from services.worker.loop import Loop
+from services.worker.model_attempt import stopped_call
 from services.worker.model_metrics import OTHER, count_model_call
+from services.worker.model_runner import RunnerModels
+from services.worker.models import CallEvents, ClaimedAttempt
 from services.worker.transitions import close_out, late_call, wait_before_attempt
+from services.worker.vendor_calls import VendorCalls
 from tenure.agents.functions import content_of
 from tenure.control import Function, RecordedCall, ResultLost
+from tenure.control.failures import CallFailure
 from tenure.domain import entries
 from tenure.domain.agents import AgentKind
 from tenure.domain.control import (
@@ -61,7 +67,7 @@ from tenure.domain.control import (
     recorded_step,
     step_limit,
 )
-from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.errors import TryLater, Unavailable, WrongState
 from tenure.domain.images import sees_images
 from tenure.domain.long_output import SHORTENED
 from tenure.domain.next_action import calls_to_make
@@ -70,6 +76,7 @@ from tenure.domain.task import ControlWork
 from tenure.domain.texts import digest_of_path
 from tenure.domain.tools import Outcome, call_id, unknown_tool_text, unknown_tools
 from tenure.runtime.request_context import within_trace
+from tenure.runtime.rpc.status import PeerFailed
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
@@ -191,10 +198,10 @@ class ControlLoop(Loop):
                 return await self._look(request)
             case Returned(step=step, result_json=result):
                 check_end(self._point, step)
-                self._pending += self._watch.settlement()  # of a call that the function no longer waits for
+                self._pending += await self._end_model_call()  # that the function no longer waits for
                 return entries.Transition(TaskState.SUCCEEDED, Reason.FUNCTION_RETURNED, "", result)
             case Raised(failure=failure):
-                self._pending += [*self._watch.settlement(), (self._point.step, failure)]
+                self._pending += [*await self._end_model_call(), (self._point.step, failure)]
                 return after_function_failure(
                     failure, self._point.retries, self._spec.policy.retry, random_fraction=random.random()
                 )
@@ -241,7 +248,7 @@ class ControlLoop(Loop):
                 recorded = recorded_step(self._point, step, name, is_model_call=True)
                 if recorded is not None:
                     return await self._whole(recorded)
-                return step_limit(self._point, step) or await self._reserve_attempt(request)
+                return step_limit(self._point, step) or await self._begin_model_call(request)
             case RecordModelCall(report=report, answer=answer, entry=entry):
                 self._watch.end()
                 await self._watch.answered()
@@ -255,16 +262,41 @@ class ControlLoop(Loop):
                 self._watch.end()
                 if recorded_step(self._point, step, name, is_model_call=True) is None:
                     cancelled = entries.ControlStep(name, failure=CANCELLED)
-                    await self._write([*self._watch.settlement(), (step, cancelled)])
+                    await self._write([*await self._end_model_call(), (step, cancelled)])
                 return None
+
+    @property
+    def _runner(self) -> RunnerModels | None:
+        """The model runners, if the calls of functions go there."""
+        models, uses_runner = self._dependencies.models, self._dependencies.defaults.functions_use_runner
+        return models if uses_runner and isinstance(models, RunnerModels) else None
+
+    async def _begin_model_call(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
+        """Joins the call of an attempt that outlived its former owner, or reserves the next attempt.
+
+        A function that calls the provider itself now cannot join: that call is stopped.
+        """
+        if self._point.open_attempt is None:
+            return await self._reserve_attempt(begin)
+        if self._runner is None or not begin.request.outlives_worker:
+            await self._write(await self._end_model_call())
+            return await self._reserve_attempt(begin)
+        self._time(begin.step)
+        await self._wait_trusted()
+        return await self._report(begin)
 
     async def _reserve_attempt(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
         """Reserves the next attempt of a model call. Returns its report, with which the function makes the attempt."""
         self._time(begin.step)
-        reserve = reserve_request(self._point, begin.step, begin.request)
+        outlives_worker = begin.request.outlives_worker and self._runner is not None
+        reserve = reserve_request(self._point, begin.step, begin.request, outlives_worker=outlives_worker)
         ended = await self._reserve(lambda: self._ledger.reserve(self._pending, reserve))
         if ended is not None:
             return after_denial(self._point, begin.request, ended)
+        return await self._report(begin)
+
+    async def _report(self, begin: BeginModelCall) -> AttemptReport:
+        """Begins to watch the open attempt. Returns its report."""
         attempt, held_task = self._point.open_attempt, self._held_task
         assert attempt is not None, "the reservation was granted"
         timeout_seconds = (
@@ -278,13 +310,64 @@ class ControlLoop(Loop):
             held_task.live.append,
             held_task.progress.on_model_call_progress,
             size_of_prompt(self._point, begin.request),
+            self._vendor_calls(attempt, timeout_seconds),
         )
         await self._watch.begin(report, timeout_seconds)
         return report
 
+    def _vendor_calls(self, attempt: entries.ModelAttempt, timeout_seconds: float) -> VendorCalls | None:
+        if self._runner is None or not attempt.outlives_worker:
+            return None
+        progress = self._held_task.progress
+        events = CallEvents(
+            lambda _block, _text: None,  # the function reports the text that its client reads
+            progress.on_model_call_progress,
+            lambda: progress.announce_backoff(timeout_seconds),
+            lambda waits: progress.note_model_call(waits=waits),
+        )
+        return VendorCalls(
+            self._runner,
+            self._claimed(attempt),
+            events,
+            max_output_tokens=attempt.max_output_tokens,
+            timeout_seconds=timeout_seconds,
+        )
+
+    def _claimed(self, attempt: entries.ModelAttempt) -> ClaimedAttempt:
+        held_task, point = self._held_task, self._point
+        number, tier = attempt.attempt_number, held_task.tier
+        return ClaimedAttempt(lambda: held_task.token, point.step, number, tier, point.reserved_epoch)
+
+    async def _cancel_model_call(self) -> list[StepEntry]:
+        attempt = self._point.open_attempt
+        assert attempt is not None, "there is a call to stop"
+        try:
+            end = await stopped_call(self._dependencies.models, self._claimed(attempt))
+        except (TryLater, PeerFailed, WrongState) as error:
+            _log.warning("no model runner stopped a call", extra={"step": self._point.step, "why": str(error)})
+            return []
+        return self._watch.settlement() if end is None else [(self._point.step, end_of_call(attempt, end))]
+
+    async def _failure(self, report: AttemptReport, failed: CallFailure) -> entries.ModelFailure:
+        """Returns the failure of an attempt. That of a call at a model runner is the runner's, and so is its usage."""
+        calls = report.vendor_calls
+        if calls is None:
+            return failure_entry(report, failed)
+        if calls.leaves is not None:
+            raise calls.leaves
+        said = failure_entry(report, failed) if calls.failed is None else end_of_call(report.reserved, calls.failed)
+        try:
+            end = calls.ended or await stopped_call(self._dependencies.models, self._claimed(report.reserved))
+        except WrongState:  # a restored ledger has an older call than the runners
+            return said
+        if end is None:
+            return said
+        billed = end_of_call(report.reserved, end)
+        return replace(said, usage=billed.usage, provider_request_id=billed.provider_request_id)
+
     async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:
         """Settles a failed attempt and reserves the next one. Returns None if no attempt is left."""
-        failure = failure_entry(request.report, request.failed)
+        failure = await self._failure(request.report, request.failed)
         count_model_call(request.report.reserved.model, request.report.seconds, failure.error_class or OTHER)
         _log.warning("a model call failed", extra={"step": request.begun.step, "why": failure.message})
         self._pending.append((request.begun.step, failure))

@@ -8,9 +8,12 @@ from dataclasses import astuple, replace
 from time import monotonic
 from typing import Final
 
+from services.worker import model_step
 from services.worker.claim_ledger import StepEntry, size_bytes
 from services.worker.model_attempt import MIN_OUTPUT_TOKENS, billed
 from services.worker.model_metrics import count_model_call
+from services.worker.vendor_calls import VendorCalls
+from tenure.agents.vendor_clients import sending
 from tenure.control import ModelCallAnswer, ModelCallRequest, RunModelCall
 from tenure.control.failures import CallFailure
 from tenure.control.model_calls import PromptPart
@@ -20,9 +23,11 @@ from tenure.domain.compaction import window_of
 from tenure.domain.control import MAX_RETRY_SECONDS, next_attempt
 from tenure.domain.conversation import text_block
 from tenure.domain.fold import ResumePoint
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.texts import estimated_tokens, largest_part_text
 from tenure.domain.tool_arguments import escaped
+from tenure.model_providers.client import ModelAnswer, ModelCallFailed
 from tenure.wire.checkpoint_service import is_one_portion
 
 _CAPS: Final = frozenset({Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT, Reason.BUDGET_REQUESTED})
@@ -37,7 +42,8 @@ class AttemptReport:
     """The report of one attempt, given to the function's `run`. What comes after the attempt's end is dropped.
 
     `usage`: the newest report, and an estimate for the text since then. `was_answered`: the provider began to answer.
-    `about_size`: what a refusal of the request says about the size of its prompt.
+    `about_size`: what a refusal of the request says about the size of its prompt. `vendor_calls`: sends the request of
+    the attempt to the model runner; None: `run` calls the provider.
     """
 
     def __init__(
@@ -49,8 +55,10 @@ class AttemptReport:
         show_text: Callable[[int, str], None],
         on_progress: Callable[[], None],
         about_size: str = "",
+        vendor_calls: VendorCalls | None = None,
     ) -> None:
         self.step, self.reserved, self._about_size = step, attempt, about_size
+        self.vendor_calls = vendor_calls
         self.request_id = ""
         self.was_answered = False
         self.seconds = 0.0
@@ -106,17 +114,21 @@ class AttemptReport:
         """Makes the attempt. Raises what `run` raises, TimeoutError, and TypeError or ValueError for a bad answer."""
         began = monotonic()
         try:
-            answer = checked_answer(await self._within_timeout(run))
+            with sending(None if self.vendor_calls is None else self.vendor_calls.send):
+                answer = checked_answer(await self._within_timeout(run))
             self.on_usage(answer.usage, answer.request_id)
             count_model_call(self.reserved.model, monotonic() - began)
             return answer
         finally:
+            if self.vendor_calls is not None:
+                self.vendor_calls.close()
             self._is_over = True
             self.seconds = monotonic() - began
 
     async def _within_timeout(self, run: RunModelCall) -> object:
+        """Returns what `run` returned. A call at a model runner has its timeout there, from the moment it is sent."""
         try:
-            async with asyncio.timeout(self._timeout_seconds) as limit:
+            async with asyncio.timeout(None if self.vendor_calls is not None else self._timeout_seconds) as limit:
                 return await run(self)
         except TimeoutError as error:
             if not limit.expired():
@@ -160,7 +172,9 @@ def checked_usage(usage: TokenUsage) -> TokenUsage:
     return usage
 
 
-def reserve_request(point: ResumePoint, step: int, request: ModelCallRequest) -> ReserveRequest:
+def reserve_request(
+    point: ResumePoint, step: int, request: ModelCallRequest, *, outlives_worker: bool = False
+) -> ReserveRequest:
     """Returns the reservation of the next attempt."""
     return ReserveRequest(
         step=step,
@@ -169,6 +183,7 @@ def reserve_request(point: ResumePoint, step: int, request: ModelCallRequest) ->
         input_tokens=request.input_tokens,
         max_output_tokens=request.max_output_tokens,
         min_output_tokens=min(MIN_OUTPUT_TOKENS, request.max_output_tokens),
+        outlives_worker=outlives_worker,
     )
 
 
@@ -238,6 +253,15 @@ def failure_entry(report: AttemptReport, failed: CallFailure) -> entries.ModelFa
         usage=billed(report.reserved, report.usage) if report.was_answered else report.usage,
         provider_request_id=report.request_id,
     )
+
+
+def end_of_call(attempt: entries.ModelAttempt, end: ModelAnswer | ModelCallFailed) -> entries.ModelFailure:
+    """Returns the failure of an attempt that a model runner has ended. An answer to it has no use any more."""
+    if isinstance(end, ModelCallFailed):
+        return model_step.failure_entry(attempt, end)
+    unused = ModelCallFailed(FailureClass.INTERRUPTED, "the function did not use the answer")
+    unused.usage, unused.request_id, unused.was_answered = end.usage, end.request_id, True
+    return model_step.failure_entry(attempt, unused)
 
 
 def _is_count(value: object) -> bool:

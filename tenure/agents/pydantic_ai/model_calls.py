@@ -33,6 +33,7 @@ from tenure.agents.execution import Execution, unit
 from tenure.agents.output_report import OutputReport
 from tenure.agents.pydantic_ai.model_errors import exception_of, recorded_failures
 from tenure.agents.pydantic_ai.prompts import input_bound, largest_part
+from tenure.agents.vendor_clients import by_runner
 from tenure.control.failures import StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
@@ -97,6 +98,7 @@ async def call_model(
         input_tokens=input_bound(params.messages, params.model_request_parameters),
         max_output_tokens=settings.get("max_tokens") or max_output_tokens,
         largest_part=largest_part(params.messages),
+        outlives_worker=by_runner(getattr(_unwrapped(model), "client", None)),
     )
 
     async def run(report: ModelCallReport) -> ModelCallAnswer:
