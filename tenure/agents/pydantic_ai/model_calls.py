@@ -98,7 +98,7 @@ async def call_model(
         input_tokens=input_bound(params.messages, params.model_request_parameters),
         max_output_tokens=settings.get("max_tokens") or max_output_tokens,
         largest_part=largest_part(params.messages),
-        outlives_worker=by_runner(getattr(_unwrapped(model), "client", None)),
+        outlives_worker=by_runner(client_of(model)),
     )
 
     async def run(report: ModelCallReport) -> ModelCallAnswer:
@@ -150,6 +150,7 @@ class ReportingModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
         report = _REPORT.get()
+        by_runner(client_of(self.wrapped))  # again: the model may have made a new HTTP client for this run
         if report is None or not self._streams:
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
         async with self.wrapped.request_stream(messages, model_settings, model_request_parameters) as stream:
@@ -172,6 +173,11 @@ def _unwrapped(model: Model) -> Model:
     while isinstance(model, WrapperModel):
         model = model.wrapped
     return model
+
+
+def client_of(model: Model) -> Any:
+    """Returns the client of a vendor's library that a model uses, or None."""
+    return getattr(_unwrapped(model), "client", None)
 
 
 def _can_stream(model: Model) -> bool:
