@@ -62,8 +62,11 @@ def by_runner(client: Any) -> bool:
 def name_missing_keys(environment: MutableMapping[str, str]) -> None:
     """Sets the variables of keys that are missing: the libraries refuse to make a client without one.
 
-    The runner has the keys. A request that goes another way gets the provider's refusal, which quotes this text.
+    The runner has the keys. A request that goes another way gets the provider's refusal, which quotes this text. As
+    soon as the SDK of OpenAI has a key, it would send traces of the agents to OpenAI.
     """
+    if "OPENAI_API_KEY" not in environment:
+        environment.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
     for name in _KEYS:
         environment.setdefault(name, f"{name}-is-at-the-model-runner")
 

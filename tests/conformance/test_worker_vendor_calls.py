@@ -205,3 +205,5 @@ def test_missing_keys_name_the_runner() -> None:
     environment = {"OPENAI_API_KEY": "sk-mine"}
     name_missing_keys(environment)
     assert environment == {"OPENAI_API_KEY": "sk-mine", "ANTHROPIC_API_KEY": "ANTHROPIC_API_KEY-is-at-the-model-runner"}
+    name_missing_keys(keyless := dict[str, str]())
+    assert keyless["OPENAI_AGENTS_DISABLE_TRACING"] == "1"

@@ -37,22 +37,18 @@ from services.worker.control.model_calls import (
     AttemptReport,
     after_denial,
     answer_entries,
-    end_of_call,
-    failure_entry,
     reserve_request,
     size_of_prompt,
 )
+from services.worker.control.runner_calls import CallsAtRunner
+from services.worker.dependencies import Dependencies
+from services.worker.held_claims import HeldTask
 from services.worker.kept_content import KeptContents
 from services.worker.loop import Loop
-from services.worker.model_attempt import stopped_call
 from services.worker.model_metrics import OTHER, count_model_call
-from services.worker.model_runner import RunnerModels
-from services.worker.models import CallEvents, ClaimedAttempt
 from services.worker.transitions import close_out, late_call, wait_before_attempt
-from services.worker.vendor_calls import VendorCalls
 from tenure.agents.functions import content_of
 from tenure.control import Function, RecordedCall, ResultLost
-from tenure.control.failures import CallFailure
 from tenure.domain import entries
 from tenure.domain.agents import AgentKind
 from tenure.domain.control import (
@@ -67,7 +63,7 @@ from tenure.domain.control import (
     recorded_step,
     step_limit,
 )
-from tenure.domain.errors import TryLater, Unavailable, WrongState
+from tenure.domain.errors import Unavailable, WrongState
 from tenure.domain.images import sees_images
 from tenure.domain.long_output import SHORTENED
 from tenure.domain.next_action import calls_to_make
@@ -76,7 +72,6 @@ from tenure.domain.task import ControlWork
 from tenure.domain.texts import digest_of_path
 from tenure.domain.tools import Outcome, call_id, unknown_tool_text, unknown_tools
 from tenure.runtime.request_context import within_trace
-from tenure.runtime.rpc.status import PeerFailed
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
@@ -98,6 +93,10 @@ class ControlLoop(Loop):
     """The loop of a control function."""
 
     _is_stepping = False
+
+    def __init__(self, dependencies: Dependencies, held_task: HeldTask) -> None:
+        super().__init__(dependencies, held_task)
+        self._at_runner = CallsAtRunner(dependencies, held_task, self._ledger, self._watch)
 
     async def _work(self) -> ReleaseReason:
         self._begin()
@@ -265,12 +264,6 @@ class ControlLoop(Loop):
                     await self._write([*await self._end_model_call(), (step, cancelled)])
                 return None
 
-    @property
-    def _runner(self) -> RunnerModels | None:
-        """The model runners, if the calls of functions go there."""
-        models, uses_runner = self._dependencies.models, self._dependencies.defaults.functions_use_runner
-        return models if uses_runner and isinstance(models, RunnerModels) else None
-
     async def _begin_model_call(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
         """Joins the call of an attempt that outlived its former owner, or reserves the next attempt.
 
@@ -278,7 +271,7 @@ class ControlLoop(Loop):
         """
         if self._point.open_attempt is None:
             return await self._reserve_attempt(begin)
-        if self._runner is None or not begin.request.outlives_worker:
+        if not self._at_runner.takes(begin.request):
             await self._write(await self._end_model_call())
             return await self._reserve_attempt(begin)
         self._time(begin.step)
@@ -288,7 +281,7 @@ class ControlLoop(Loop):
     async def _reserve_attempt(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
         """Reserves the next attempt of a model call. Returns its report, with which the function makes the attempt."""
         self._time(begin.step)
-        outlives_worker = begin.request.outlives_worker and self._runner is not None
+        outlives_worker = self._at_runner.takes(begin.request)
         reserve = reserve_request(self._point, begin.step, begin.request, outlives_worker=outlives_worker)
         ended = await self._reserve(lambda: self._ledger.reserve(self._pending, reserve))
         if ended is not None:
@@ -310,64 +303,17 @@ class ControlLoop(Loop):
             held_task.live.append,
             held_task.progress.on_model_call_progress,
             size_of_prompt(self._point, begin.request),
-            self._vendor_calls(attempt, timeout_seconds),
+            self._at_runner.calls_of(attempt, timeout_seconds),
         )
         await self._watch.begin(report, timeout_seconds)
         return report
 
-    def _vendor_calls(self, attempt: entries.ModelAttempt, timeout_seconds: float) -> VendorCalls | None:
-        if self._runner is None or not attempt.outlives_worker:
-            return None
-        progress = self._held_task.progress
-        events = CallEvents(
-            lambda _block, _text: None,  # the function reports the text that its client reads
-            progress.on_model_call_progress,
-            lambda: progress.announce_backoff(timeout_seconds),
-            lambda waits: progress.note_model_call(waits=waits),
-        )
-        return VendorCalls(
-            self._runner,
-            self._claimed(attempt),
-            events,
-            max_output_tokens=attempt.max_output_tokens,
-            timeout_seconds=timeout_seconds,
-        )
-
-    def _claimed(self, attempt: entries.ModelAttempt) -> ClaimedAttempt:
-        held_task, point = self._held_task, self._point
-        number, tier = attempt.attempt_number, held_task.tier
-        return ClaimedAttempt(lambda: held_task.token, point.step, number, tier, point.reserved_epoch)
-
     async def _cancel_model_call(self) -> list[StepEntry]:
-        attempt = self._point.open_attempt
-        assert attempt is not None, "there is a call to stop"
-        try:
-            end = await stopped_call(self._dependencies.models, self._claimed(attempt))
-        except (TryLater, PeerFailed, WrongState) as error:
-            _log.warning("no model runner stopped a call", extra={"step": self._point.step, "why": str(error)})
-            return []
-        return self._watch.settlement() if end is None else [(self._point.step, end_of_call(attempt, end))]
-
-    async def _failure(self, report: AttemptReport, failed: CallFailure) -> entries.ModelFailure:
-        """Returns the failure of an attempt. That of a call at a model runner is the runner's, and so is its usage."""
-        calls = report.vendor_calls
-        if calls is None:
-            return failure_entry(report, failed)
-        if calls.leaves is not None:
-            raise calls.leaves
-        said = failure_entry(report, failed) if calls.failed is None else end_of_call(report.reserved, calls.failed)
-        try:
-            end = calls.ended or await stopped_call(self._dependencies.models, self._claimed(report.reserved))
-        except WrongState:  # a restored ledger has an older call than the runners
-            return said
-        if end is None:
-            return said
-        billed = end_of_call(report.reserved, end)
-        return replace(said, usage=billed.usage, provider_request_id=billed.provider_request_id)
+        return await self._at_runner.cancel()
 
     async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:
         """Settles a failed attempt and reserves the next one. Returns None if no attempt is left."""
-        failure = await self._failure(request.report, request.failed)
+        failure = await self._at_runner.failure(request.report, request.failed)
         count_model_call(request.report.reserved.model, request.report.seconds, failure.error_class or OTHER)
         _log.warning("a model call failed", extra={"step": request.begun.step, "why": failure.message})
         self._pending.append((request.begun.step, failure))

@@ -8,7 +8,6 @@ from dataclasses import astuple, replace
 from time import monotonic
 from typing import Final
 
-from services.worker import model_step
 from services.worker.claim_ledger import StepEntry, size_bytes
 from services.worker.model_attempt import MIN_OUTPUT_TOKENS, billed
 from services.worker.model_metrics import count_model_call
@@ -23,11 +22,9 @@ from tenure.domain.compaction import window_of
 from tenure.domain.control import MAX_RETRY_SECONDS, next_attempt
 from tenure.domain.conversation import text_block
 from tenure.domain.fold import ResumePoint
-from tenure.domain.retry import FailureClass
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.texts import estimated_tokens, largest_part_text
 from tenure.domain.tool_arguments import escaped
-from tenure.model_providers.client import ModelAnswer, ModelCallFailed
 from tenure.wire.checkpoint_service import is_one_portion
 
 _CAPS: Final = frozenset({Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT, Reason.BUDGET_REQUESTED})
@@ -253,15 +250,6 @@ def failure_entry(report: AttemptReport, failed: CallFailure) -> entries.ModelFa
         usage=billed(report.reserved, report.usage) if report.was_answered else report.usage,
         provider_request_id=report.request_id,
     )
-
-
-def end_of_call(attempt: entries.ModelAttempt, end: ModelAnswer | ModelCallFailed) -> entries.ModelFailure:
-    """Returns the failure of an attempt that a model runner has ended. An answer to it has no use any more."""
-    if isinstance(end, ModelCallFailed):
-        return model_step.failure_entry(attempt, end)
-    unused = ModelCallFailed(FailureClass.INTERRUPTED, "the function did not use the answer")
-    unused.usage, unused.request_id, unused.was_answered = end.usage, end.request_id, True
-    return model_step.failure_entry(attempt, unused)
 
 
 def _is_count(value: object) -> bool:
