@@ -6,6 +6,7 @@ main.py               commands, and how the parts are put together
 settings.py           the settings from the environment
 servicer.py           ModelService: verifies the fencing token, and gives the caller its call
 work.py               the data of a call; reads prompts
+vendor_requests.py    requests of the vendors' own libraries, and the responses to them
 rules.py              decides a request by the newest call of its task
 begin_new.py          the first write of the usual call: one statement begins the calls of a batch
 store.py              the other writes: admit requests, mark calls SENT, record ends

@@ -70,7 +70,7 @@ def stopped_end(
 def outcome_of(end: bytes) -> str:
     """Returns ANSWERED or the class of the failure, for metrics."""
     message = pb.GenerateResponse.FromString(end)
-    if message.WhichOneof("part") == "answer":
+    if message.WhichOneof("part") in {"answer", "vendor_end"}:
         return "ANSWERED"
     error_class = message.failure.error_class
     return error_class if error_class in FailureClass.__members__ else "OTHER"

@@ -11,7 +11,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.models.rules import GenerationRow, ModelCallState
 from services.models.runs import GenerationRun
+from services.models.vendor_requests import body_parts, parts_of_end
 from tenure.domain.budget import TokenUsage
+from tenure.model_providers.vendor_calls import VendorCall
 from tenure.v1 import model_service_pb2 as pb
 from tenure.wire.task import usage_to_wire
 
@@ -20,6 +22,7 @@ GATHERED_SECONDS: Final = 0.05
 MAX_PIECE_CHARACTERS: Final = 65_536
 MAX_BUNDLE_BYTES: Final = 1024 * 1024
 
+_OUTPUT: Final = frozenset({"text", "vendor_part"})
 _KINDS: Final = {
     ModelCallState.ACCEPTED: pb.GenerationState.KIND_ACCEPTED,
     ModelCallState.SENT: pb.GenerationState.KIND_SENT,
@@ -47,6 +50,8 @@ class RunReader:
         self._run, self._epoch = run, epoch
         self._is_waiting = False
         self._offsets: dict[int, int] = {}
+        self._sent_bytes = 0
+        self._has_head = False
         self._usage = TokenUsage()
         self._news = asyncio.Event()
 
@@ -61,9 +66,11 @@ class RunReader:
                 run.readers.add(self._news)
                 is_over = run.over.is_set()
                 ready += self._new_parts(is_over=is_over)
-                has_text = any(part.HasField("text") for part in ready)  # usage alone must not delay the first text
+                has_text = any(
+                    part.WhichOneof("part") in _OUTPUT for part in ready
+                )  # usage alone must not delay the first text
                 if is_over and run.end is not None:
-                    ready.append(pb.GenerateResponse.FromString(run.end))
+                    ready += parts_of_end(run.end, self._sent_bytes)
                 for message in self._packed(ready):
                     yield message
                 if is_over:
@@ -102,6 +109,17 @@ class RunReader:
                 piece = text[offset : offset + MAX_PIECE_CHARACTERS]
                 self._offsets[block] = offset + len(piece)
                 yield pb.GenerateResponse(text=pb.GeneratedText(block=block, offset=offset, text=piece))
+        if isinstance(run.call, VendorCall):
+            yield from self._new_body(run.call)
         if not is_over and (usage := run.call.usage) != self._usage:
             self._usage = usage
             yield pb.GenerateResponse(usage=usage_to_wire(usage))
+
+    def _new_body(self, call: VendorCall) -> Iterator[pb.GenerateResponse]:
+        """Yields that the response has begun, and the new part of its body."""
+        if call.content_type and not self._has_head:
+            self._has_head = True
+            head = pb.VendorPart(content_type=call.content_type, provider_request_id=call.request_id)
+            yield pb.GenerateResponse(vendor_part=head)
+        start, self._sent_bytes = self._sent_bytes, len(call.body)
+        yield from body_parts(call.content_type, call.request_id, call.body, start)

@@ -15,12 +15,14 @@ from services.models.admission import LimitedCall, ModelCallLimits
 from services.models.ends import answer_end, failure_end, outcome_of, stopped_end
 from services.models.rules import ATTEMPT_SUPERSEDED, BeginCall, ModelCallState, runs_elsewhere
 from services.models.store import AdmittedRequest, CallElsewhere, EndMark, SentMark, give_up_calls, read_elsewhere
+from services.models.vendor_requests import vendor_end
 from services.models.work import CallWork, ModelCallKey
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable, WrongState
 from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelCall, ModelCallFailed
+from tenure.model_providers.vendor_calls import VendorCall
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.rpc.server import draining
@@ -47,7 +49,7 @@ class GenerationRun:
     def __init__(self, key: ModelCallKey, work: CallWork, begun: BeginCall) -> None:
         self.key, self.work = key, work
         self.begun_epoch, self.state, self.sent_at = begun.row.begun_epoch, begun.row.state, begun.row.sent_at
-        self.call = ModelCall(on_text=self._append, on_usage=self.wake)
+        self.call: ModelCall = work.new_call(self._append, self.wake)
         self.blocks: dict[int, list[str]] = {}
         self.end: bytes | None = None
         self.error: TenureError | None = None
@@ -289,6 +291,8 @@ class Runs:
         except ModelCallFailed as error:
             run.failure = error
             return failure_end(number, error)
+        if isinstance(run.call, VendorCall):
+            return vendor_end(run.call, run.work.digest).SerializeToString()
         return answer_end(number, answer)
 
     async def _mark_sent(self, run: GenerationRun) -> bool:

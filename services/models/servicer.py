@@ -15,6 +15,7 @@ from services.models.relay import Relay, was_relayed
 from services.models.rules import Attempt, BeginCall, CallIntent, EndedCall, JoinRun, Kind, RelayCall, Verdict
 from services.models.runs import GenerationRun, Runs
 from services.models.store import AdmittedRequest
+from services.models.vendor_requests import check_same, parts_of_end
 from services.models.work import CallWork, ModelCallKey, read_prompt, read_work
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import LimitReached, PermissionDenied
@@ -50,7 +51,7 @@ class ModelServicer(ModelServiceServicer):
         claims, key = self._check(request.token, request.step, request.attempt_number)
         work = read_work(request, key, claims.tenant)
         verdict = await self._admit(Kind.GENERATE, claims, key, context, request.reserved_epoch, work)
-        async with aclosing(self._parts(key, verdict, request, claims.epoch)) as parts:
+        async with aclosing(self._parts(key, verdict, request, claims.epoch, work.digest)) as parts:
             async for part in parts:
                 yield part
 
@@ -124,7 +125,7 @@ class ModelServicer(ModelServiceServicer):
         return await decided
 
     async def _parts(
-        self, key: ModelCallKey, verdict: Verdict, request: pb.GenerateRequest, epoch: int
+        self, key: ModelCallKey, verdict: Verdict, request: pb.GenerateRequest, epoch: int, digest: bytes
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields the answer to Generate."""
         metrics.count("tenure_models_requests_total", way=_way(verdict))
@@ -134,14 +135,18 @@ class ModelServicer(ModelServiceServicer):
                     async for part in parts:
                         yield part
             case EndedCall(row):
-                yield state_part(row, joined=True)
-                yield pb.GenerateResponse.FromString(row.ended or b"")
+                *before, end = parts_of_end(row.ended or b"")
+                if not end.HasField("failure"):
+                    check_same(end.vendor_end.request_digest, digest)
+                for part in (state_part(row, joined=True), *before, end):
+                    yield part
                 if (run := self._runs.find(key)) is not None:
                     run.received_under.add(epoch)
             case BeginCall() | JoinRun():
                 joined = isinstance(verdict, JoinRun) or verdict.joined
-                reader = RunReader(_must_be_here(self._runs.find(key)), epoch)
-                async with aclosing(reader.messages(joined=joined)) as messages:
+                begun = _must_be_here(self._runs.find(key))
+                check_same(begun.work.digest, digest)
+                async with aclosing(RunReader(begun, epoch).messages(joined=joined)) as messages:
                     async for message in messages:
                         yield message
 
@@ -181,6 +186,10 @@ def _cancelled(end: bytes | None) -> pb.CancelGenerationResponse:
     if end is None:
         return pb.CancelGenerationResponse()
     part = pb.GenerateResponse.FromString(end)
-    if part.WhichOneof("part") == "answer":
-        return pb.CancelGenerationResponse(answer=part.answer)
+    match part.WhichOneof("part"):
+        case "answer":
+            return pb.CancelGenerationResponse(answer=part.answer)
+        case "vendor_end":
+            part.vendor_end.ClearField("compressed_body")
+            return pb.CancelGenerationResponse(vendor_end=part.vendor_end)
     return pb.CancelGenerationResponse(failure=part.failure)

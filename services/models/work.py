@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -9,12 +10,14 @@ from uuid import UUID
 
 from services.models.admission import LimitedCall, Permit
 from services.models.rules import Attempt
+from services.models.vendor_requests import digest_of, media_bytes, read_vendor_request
 from tenure.domain.conversation import IMAGE_BYTES
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.images import images_in
 from tenure.domain.tool_arguments import storable_json
-from tenure.model_providers.client import ModelRequest
+from tenure.model_providers.client import ModelCall, ModelRequest
 from tenure.model_providers.message_texts import MAX_KEPT_CHARACTERS
+from tenure.model_providers.vendor_calls import VendorCall
 from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import token_pb2, tool_pb2
 from tenure.wire.common import PRIORITIES, seconds
@@ -33,21 +36,31 @@ class ModelCallKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CallWork:
-    """The data that a call needs to begin. `permit`: the one that it has already."""
+    """The data that a call needs to begin. `permit`: the one that it has already.
+
+    `digest`: of the request of a vendor's library; empty for a prompt.
+    """
 
     request: ModelRequest
     token: token_pb2.FencingToken
     limited: LimitedCall
     permit: Permit | None = None
+    digest: bytes = b""
+
+    def new_call(self, on_text: Callable[[int, str], None], on_usage: Callable[[], None]) -> ModelCall:
+        """Returns the call that is to be made."""
+        return (ModelCall if self.request.vendor is None else VendorCall)(on_text, on_usage)
 
     def forget_prompt(self) -> None:
         """Drops what was sent, once the call has ended."""
-        self.request = replace(self.request, messages=(), texts=(), tools=(), system="")
+        self.request = replace(self.request, messages=(), texts=(), tools=(), system="", vendor=None)
 
 
 def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> CallWork:
     """Reads what to send. Raises InvalidRequest for a prompt that no provider could be sent."""
     name = f"{key.task_id}/{key.attempt.step}/{key.attempt.number}"
+    if request.HasField("vendor_request"):
+        return _read_vendor_work(request, key, tenant, name)
     model_request = read_prompt(
         request.prompt,
         name,
@@ -68,6 +81,26 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> Ca
         ),
     )
     return CallWork(model_request, request.token, limited)
+
+
+def _read_vendor_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str, name: str) -> CallWork:
+    sent = request.vendor_request
+    timeout_seconds = seconds(request.timeout) if request.HasField("timeout") else 0.0
+    model_request = read_vendor_request(
+        sent, name, max_output_tokens=request.max_output_tokens, timeout_seconds=timeout_seconds
+    )
+    assert model_request.vendor is not None, "it was read as one"
+    limited = LimitedCall(
+        str(key.task_id),
+        tenant,
+        model_request.model,
+        PRIORITIES.to_domain(request.priority),
+        len(sent.body),
+        request.max_output_tokens,
+        is_new=key.attempt.step <= FIRST_STEP,
+        image_bytes=media_bytes(model_request.vendor.members),
+    )
+    return CallWork(model_request, request.token, limited, digest=digest_of(sent))
 
 
 def read_prompt(

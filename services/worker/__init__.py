@@ -27,6 +27,7 @@ model_metrics.py    metrics of model calls
 context_window.py   the tokens of the next call, and when to compact
 budget_wait.py      how long to wait for budget
 models.py           the port to the models, and the direct way to their providers (tenure/model_providers)
+vendor_calls.py     the requests of the vendors' libraries in functions, to the model runners
 model_runner.py     the way over the model runners, whose calls outlive this worker
 live_text.py        the text of the model call in flight
 live_server.py      WorkerService, which serves that text

@@ -19,7 +19,8 @@ class ModelDefaults:
     """The model settings of tasks that set none. `context_window_tokens` 0 means the whole context window of the model.
 
     The worker asks the provider to count a prompt when it would have to estimate more than `count_tokens_above` tokens.
-    `sees_images`: patterns of models, see tenure/domain/images.py.
+    `sees_images`: patterns of models, see tenure/domain/images.py. `functions_use_runner`: model calls of functions and
+    of agents in Python go to the model runners, too.
     """
 
     model: str
@@ -27,6 +28,7 @@ class ModelDefaults:
     context_window_tokens: int = 0
     count_tokens_above: int = 0
     sees_images: tuple[str, ...] = ()
+    functions_use_runner: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,9 +236,23 @@ class Loop:
         with log_context(step=step):
             await failpoint("worker.after_execute")
 
-    async def _end_model_call(self, _kind: Interruption) -> list[StepEntry]:
-        """Returns the entries that settle the open model attempt after an interruption."""
-        return self._watch.settlement()
+    async def _end_model_call(self, kind: Interruption | None = None) -> list[StepEntry]:
+        """Returns the entries that settle the open model attempt. `kind`: the interruption, if it is one.
+
+        Leaves a call that outlives this worker to the next owner of a drained task. Any other end stops it.
+        """
+        attempt = self._point.open_attempt
+        if attempt is None or not attempt.outlives_worker:
+            return self._watch.settlement()
+        return [] if kind is Interruption.DRAIN else await self._cancel_model_call()
+
+    async def _cancel_model_call(self) -> list[StepEntry]:
+        """Stops the call of the open attempt, which outlives this worker, and returns the entries that settle it.
+
+        Without an end from a runner it returns nothing: the ledger settles the attempt as lost, and the runner reports
+        its usage later.
+        """
+        raise NotImplementedError
 
     async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
         """Closes the task out after an interruption, in one commit with all pending entries.

@@ -34,6 +34,7 @@ from services.worker.replay import RecordedTools, load_recorded_run
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
+from tenure.agents.vendor_clients import name_missing_keys
 from tenure.control import Function
 from tenure.domain.access import Role
 from tenure.domain.agents import BUILD, BUILD_RULE
@@ -118,6 +119,9 @@ class WorkerSettings:
     )
     context_window_tokens: int = setting(
         "the maximum input and output of a model call in tokens; 0: the model's context window", default=0, minimum=0
+    )
+    functions_use_runner: bool = setting(
+        "make the model calls of agents in Python, and of other functions, by the model runners, too", default=True
     )
     model_timeout_seconds: float = setting(
         "the timeout of a model call", default=600.0, minimum=0.1, maximum=MAX_PHASE_SECONDS
@@ -245,6 +249,8 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
     held_tasks, trust, crash_backoff = HeldTasks(), TrustGate(), CrashBackoff()
     duties = await process.open(Duties())
     security = Security.load(settings.common, Role.WORKER, settings.listen, access_rules)
+    if settings.models_address and settings.functions_use_runner:
+        name_missing_keys(os.environ)
     functions = load_functions(settings.control_modules, functions)
     definitions = definitions_of(functions, settings.build)
     dependencies = replace(
@@ -322,6 +328,7 @@ async def _open_dependencies(
         settings.context_window_tokens,
         settings.count_tokens_above,
         settings.sees_images,
+        settings.functions_use_runner,
     )
     reports = UsageReports(
         ledger.report_usage,

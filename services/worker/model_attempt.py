@@ -7,13 +7,18 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-from services.worker.claim_ledger import ClaimLedger, StepEntry
+from services.worker.claim_ledger import TRIES, ClaimLedger, StepEntry
 from services.worker.held_claims import HeldTask
+from services.worker.models import ClaimedAttempt, Models
 from tenure.domain import entries
 from tenure.domain.budget import TokenUsage
+from tenure.domain.errors import TryLater
 from tenure.domain.in_doubt import ReportedCall
 from tenure.domain.retry import RETRYABLE, FailureClass
+from tenure.model_providers.client import ModelAnswer, ModelCallFailed
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc.status import PeerFailed
 
 MIN_OUTPUT_TOKENS: Final = 256
 """A smaller output is not worth a call: the task ends at its token limit instead."""
@@ -110,6 +115,18 @@ class AttemptWatch:
         if self._ledger.point.open_attempt is not attempt or attempt.outlives_worker or not call.usage.total:
             return None  # a call that outlives this worker is not over: its next owner settles it
         return UnsettledCall(ReportedCall(step, attempt.attempt_number, call.usage), call.request_id)
+
+
+async def stopped_call(models: Models, claimed: ClaimedAttempt) -> ModelAnswer | ModelCallFailed | None:
+    """Stops a call that outlives this worker, and returns its end; None: it was never sent.
+
+    Raises TryLater or PeerFailed without an answer of a runner, and WrongState if a restored ledger has an older call
+    than the runners.
+    """
+    try:
+        return await retrying(lambda: models.cancel(claimed), TRIES, on=(TryLater, PeerFailed))
+    except ModelCallFailed as failed:
+        return failed
 
 
 def billed(attempt: entries.ModelAttempt, usage: TokenUsage) -> TokenUsage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Final, Protocol
 
@@ -44,6 +45,7 @@ STILL_WAITING_SECONDS: Final = 10.0
 
 CANCEL_TIMEOUT_SECONDS: Final = 30.0
 COUNT_TIMEOUT_SECONDS: Final = 10.0
+REQUEST_DIFFERS: Final = "REQUEST_DIFFERS"
 _MAYBE_ANSWERED: Final = frozenset({"BROKEN_STREAM", "UNUSABLE_ANSWER", "LOST"})
 """Failures of calls that the provider took: they are billed for their input at least."""
 
@@ -70,7 +72,17 @@ class RunnerModels:
 
     def call(self, attempt: ClaimedAttempt, request: ModelRequest, events: CallEvents) -> FollowedCall:
         """Returns the call of the attempt. Its `answer` begins or joins it."""
-        return RunnerCall(self._stub, self._trust, attempt, request, events, self.note_reach)
+        sent = {
+            "prompt": _prompt(request),
+            "max_output_tokens": request.max_output_tokens,
+            "timeout": duration(request.timeout_seconds) if request.timeout_seconds else None,
+            "input_tokens": request.input_tokens,
+        }
+        return RunnerCall(self._stub, self._trust, attempt, sent, events, self.note_reach)
+
+    def pass_on(self, attempt: ClaimedAttempt, sent: Mapping[str, Any], events: CallEvents) -> VendorRunnerCall:
+        """Returns the call that passes a vendor's request on. `sent`: the fields of the request to the runner."""
+        return VendorRunnerCall(self._stub, self._trust, attempt, sent, events, self.note_reach)
 
     async def cancel(self, attempt: ClaimedAttempt) -> ModelAnswer | None:
         """Stops the call at its runner. Repeatable."""
@@ -84,6 +96,8 @@ class RunnerModels:
         match answer.WhichOneof("end"):
             case "answer":
                 return _answer(answer.answer)
+            case "vendor_end":
+                return _vendor_answer(answer.vendor_end)
             case "failure":
                 raise _failure(answer.failure)
             case _:
@@ -107,18 +121,18 @@ class NoteReach(Protocol):
 
 
 class RunnerCall:
-    """A call at a model runner, as this worker follows it."""
+    """A call at a model runner, as this worker follows it. `sent`: what is sent, as fields of the request."""
 
     def __init__(
         self,
         stub: Any,
         trust: TrustGate,
         attempt: ClaimedAttempt,
-        request: ModelRequest,
+        sent: Mapping[str, Any],
         events: CallEvents,
         note_reach: NoteReach,
     ) -> None:
-        self._stub, self._trust, self._attempt, self._request = stub, trust, attempt, request
+        self._stub, self._trust, self._attempt, self._sent = stub, trust, attempt, sent
         self._events, self._note_reach = events, note_reach
         self._lengths: dict[int, int] = {}
         self._heard_at = monotonic()
@@ -137,7 +151,9 @@ class RunnerCall:
             try:
                 return await self._follow()
             except (InvalidRequest, WrongState) as refusal:  # no repeat can help, and nothing was sent
-                raise ModelCallFailed(FailureClass.INVALID_REQUEST, str(refusal)) from refusal
+                differs = isinstance(refusal, WrongState) and refusal.reason == REQUEST_DIFFERS
+                error_class = FailureClass.INTERRUPTED if differs else FailureClass.INVALID_REQUEST
+                raise ModelCallFailed(error_class, str(refusal)) from refusal
             except (TryLater, PeerFailed) as error:
                 if self._heard_at == before:
                     failures += 1
@@ -221,18 +237,52 @@ class RunnerCall:
         return answer
 
     def _generate(self) -> pb.GenerateRequest:
-        attempt, request = self._attempt, self._request
+        attempt = self._attempt
         return pb.GenerateRequest(
             token=attempt.token(),
             step=attempt.step,
             attempt_number=attempt.attempt_number,
-            prompt=_prompt(request),
-            max_output_tokens=request.max_output_tokens,
-            timeout=duration(request.timeout_seconds) if request.timeout_seconds else None,
             priority=PRIORITIES.to_wire(attempt.priority),
             reserved_epoch=attempt.reserved_epoch,
-            input_tokens=request.input_tokens,
+            **self._sent,
         )
+
+
+class VendorRunnerCall(RunnerCall):
+    """A call whose response the runner passes on as it came. `body`: what has arrived. `content_type` "": nothing yet.
+
+    `on_news`: the response has begun, or goes on.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.content_type, self.body = "", bytearray()
+        self.on_news: Callable[[], None] = lambda: None
+
+    def _take(self, part: pb.GenerateResponse) -> ModelAnswer | None:
+        match part.WhichOneof("part"):
+            case "vendor_part":
+                self._take_body(part.vendor_part)
+            case "vendor_end":
+                return self._ended(_vendor_answer(part.vendor_end))
+            case _:
+                return super()._take(part)
+        return None
+
+    def _take_body(self, part: pb.VendorPart) -> None:
+        """Keeps the part of a piece that is new: a joined call sends its response from the beginning."""
+        self.content_type, self.request_id = part.content_type, part.provider_request_id
+        if part.offset > len(self.body):
+            raise Unavailable("the model runner left out a part of the response", reason="TEXT_GAP")
+        self.body += part.data[len(self.body) - part.offset :]
+        self.on_news()
+        self._events.on_usage()
+
+
+def _vendor_answer(end: pb.VendorEnd) -> ModelAnswer:
+    """Returns what is known of a response without its content."""
+    usage = usage_to_domain(end.usage)
+    return ModelAnswer((), "", usage, model="", request_id=end.provider_request_id, latency_seconds=0.0)
 
 
 def _prompt(request: ModelRequest) -> pb.Prompt:

@@ -10,12 +10,12 @@ from functools import lru_cache
 from time import monotonic
 from typing import Any, Final
 
-from services.worker.claim_ledger import TRIES, ClaimLedger, StepEntry, size_bytes
+from services.worker.claim_ledger import ClaimLedger, StepEntry, size_bytes
 from services.worker.context_window import ContextWindow, with_margin
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.kept_content import KeptContents
-from services.worker.model_attempt import MIN_OUTPUT_TOKENS, AttemptWatch, billed
+from services.worker.model_attempt import MIN_OUTPUT_TOKENS, AttemptWatch, billed, stopped_call
 from services.worker.model_metrics import count_model_call
 from services.worker.models import CallEvents, ClaimedAttempt
 from services.worker.shown_images import ShownImages
@@ -32,7 +32,6 @@ from tenure.domain.task import TaskSpec
 from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus, ToolDefinition, call_id
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed, ModelRequest
 from tenure.model_providers.stream import UNUSABLE
-from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
@@ -244,15 +243,15 @@ class ModelStep:
         assert attempt is not None, "there is a call to stop"
         claimed = self._claimed(step, attempt.attempt_number)
         try:
-            answer = await retrying(lambda: self._dependencies.models.cancel(claimed), TRIES, on=(TryLater, PeerFailed))
-        except ModelCallFailed as error:
-            return [(step, failure_entry(attempt, error))]
+            end = await stopped_call(self._dependencies.models, claimed)
         except (TryLater, PeerFailed, WrongState) as error:  # a restored ledger may have an older call than the runners
             _log.warning("no model runner stopped a call", extra={"step": step, "why": str(error)})
             return []
-        if answer is None:
+        if end is None:
             return self._watch.settlement()
-        failure = await self._take(attempt, step, answer)
+        if isinstance(end, ModelCallFailed):
+            return [(step, failure_entry(attempt, end))]
+        failure = await self._take(attempt, step, end)
         return [] if failure is None else [(step, failure)]
 
     async def _take(self, attempt: entries.ModelAttempt, step: int, answer: ModelAnswer) -> entries.ModelFailure | None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from services.worker.claim_ledger import StepEntry
-from services.worker.interrupts import Interruption
 from services.worker.loop import Loop
 from services.worker.model_step import ModelStep
 from services.worker.transitions import after_failure, close_out, late_call
@@ -107,12 +106,8 @@ class TaskLoop(Loop):
             self._clock.stop()
         return None
 
-    async def _end_model_call(self, kind: Interruption) -> list[StepEntry]:
-        """Leaves a call that outlives this worker to the next owner of a drained task. Any other end stops it."""
-        attempt = self._point.open_attempt
-        if attempt is None or not attempt.outlives_worker:
-            return await super()._end_model_call(kind)
-        return [] if kind is Interruption.DRAIN else await self._model.cancel()
+    async def _cancel_model_call(self) -> list[StepEntry]:
+        return await self._model.cancel()
 
     async def _validate_result(self, move: ValidateResult) -> entries.Transition | None:
         """Validates the final answer.

@@ -20,6 +20,7 @@ shared_state.py   finds changes of the value that the tools of a run share
 effects.py        the effect class that a program gives a tool
 own_calls.py      the tool calls of one answer of a model as one step: in parallel
 output_report.py  the report of a model call while it runs: its usage, stated or estimated
+vendor_clients.py by_runner: lets a client of a vendor's library make its model calls by the model runner
 failures.py       failures of model requests, and whether another attempt may succeed
 functions.py      @function, and what a worker runs: DurableFunction
 worker.py         Worker: a whole worker process with your agents and functions
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tenure.agents.execution import current_work
     from tenure.agents.functions import DurableFunction, function
     from tenure.agents.pydantic_ai.agent import Agent, durable
+    from tenure.agents.vendor_clients import by_runner
     from tenure.agents.worker import Worker
     from tenure.control.failures import TryAgain
     from tenure.control.own_tools import EffectUnknown
@@ -54,6 +56,7 @@ _PLACES: Final = {
     "TryAgain": ("tenure.control.failures", "TryAgain"),
     "Work": ("tenure.control.work", "Work"),
     "Worker": ("tenure.agents.worker", "Worker"),
+    "by_runner": ("tenure.agents.vendor_clients", "by_runner"),
     "current_work": ("tenure.agents.execution", "current_work"),
     "durable": ("tenure.agents.pydantic_ai.agent", "durable"),
     "function": ("tenure.agents.functions", "function"),
@@ -68,6 +71,7 @@ __all__ = (
     "TryAgain",
     "Work",
     "Worker",
+    "by_runner",
     "current_work",
     "durable",
     "function",

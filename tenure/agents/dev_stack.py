@@ -21,6 +21,7 @@ _SERVICES: Final = {
 USUAL_GATEWAY: Final = "127.0.0.1:8470"
 _PROBE_SECONDS: Final = 2.0
 _MODEL_RUNNER: Final = "TENURE_WORKER_MODELS_ADDRESS"
+_USES_RUNNER: Final = "TENURE_WORKER_FUNCTIONS_USE_RUNNER"
 _MODELS: Final = ("ANTHROPIC_", "OPENAI_")
 
 
@@ -28,8 +29,9 @@ def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables with which a worker joins the stack that runs on the data directory.
 
     Empty if an address is given, or if no stack runs. If the stack's model is simulated and `environment` has no
-    setting of a model, they also send the libraries of the providers to the simulator. Tasks of the loop `messages` use
-    the stack's model runner, as at its own workers.
+    setting of a model, they also send the libraries of the providers to the simulator. All tasks use the stack's model
+    runner, as at its own workers, but functions with settings of their own for the model only if the stack's model is
+    not simulated.
     """
     if any(environment.get(name) for name in _SERVICES.values()):
         return {}
@@ -39,6 +41,8 @@ def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
     is_simulated = SIMULATOR in addresses and not any(name.startswith(_MODELS) for name in environment)
     models = _simulated(addresses[SIMULATOR]) if is_simulated else {}
     runner = {_MODEL_RUNNER: addresses["models"]} if "models" in addresses and _MODEL_RUNNER not in environment else {}
+    if SIMULATOR in addresses and not is_simulated:  # its runner would send the calls to the simulator
+        runner[_USES_RUNNER] = environment.get(_USES_RUNNER, "false")
     return {**{variable: addresses[service] for service, variable in _SERVICES.items()}, **runner, **models}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,13 +24,51 @@ class ModelCallRequest:
 
     `model`: as in `agent.model`, with the prefix `openai/` for OpenAI-compatible providers; the ledger prices the call
     by it. `input_tokens`: an upper bound of the prompt. `max_output_tokens`: the most that the call may produce.
-    `largest_part`: of the prompt, for the failure that says that it is too long.
+    `largest_part`: of the prompt, for the failure that says that it is too long. `outlives_worker`: `run` makes its
+    request with a client that `by_runner` has prepared, so that the call goes on without this worker (docs/control.md).
     """
 
     model: str
     input_tokens: int
     max_output_tokens: int
     largest_part: PromptPart | None = None
+    outlives_worker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VendorRequest:
+    """A request as the library of a vendor wrote it. `path`: below the base URL, with the query; `beta`: the header."""
+
+    path: str
+    beta: str
+    body: bytes
+
+
+class VendorResponse(Protocol):
+    """A successful response to a vendor's request, which may still arrive."""
+
+    @property
+    def content_type(self) -> str:
+        """The header of the response."""
+
+    @property
+    def request_id(self) -> str:
+        """The vendor's id of the request; empty: none."""
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Yields the body as it arrives. Raises VendorCallFailed if the call fails before its end."""
+
+
+class VendorCallFailed(Exception):  # noqa: N818  an outcome, not an error of this program
+    """The model runner has no response. `status_code` 0: the provider sent none."""
+
+    def __init__(self, message: str, *, status_code: int, retryable: bool, retry_after_seconds: float | None) -> None:
+        super().__init__(message)
+        self.status_code, self.retryable, self.retry_after_seconds = status_code, retryable, retry_after_seconds
+
+
+SendVendorRequest = Callable[[VendorRequest], Awaitable[VendorResponse]]
+"""Sends a request by a model runner, or joins the one that an earlier owner sent. Raises VendorCallFailed."""
 
 
 @dataclass(frozen=True, kw_only=True)

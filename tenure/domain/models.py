@@ -11,6 +11,13 @@ LIMITS_REMEDY: Final = (
     "(docs/models.md)"
 )
 _VENDORS: Final = (OPENAI, ANTHROPIC)
+VENDOR_PATHS: Final = {
+    "/v1/messages": ANTHROPIC,
+    "/v1/messages?beta=true": ANTHROPIC,
+    "/chat/completions": OPENAI,
+    "/responses": OPENAI,
+}
+"""The methods of the vendors that generate, below the base URLs of their libraries: what a model runner passes on."""
 
 
 def vendor_of(model: str) -> tuple[str, str]:
@@ -19,3 +26,8 @@ def vendor_of(model: str) -> tuple[str, str]:
         if model.startswith(vendor + "/"):
             return vendor, model[len(vendor) + 1 :]
     return ANTHROPIC, model
+
+
+def full_name(vendor: str, name: str) -> str:
+    """Returns the model's name with the vendor that `vendor_of` finds in it."""
+    return name if vendor == ANTHROPIC else f"{vendor}/{name}"

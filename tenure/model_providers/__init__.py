@@ -7,6 +7,7 @@ stream.py            the provider's event stream, folded into an answer and its 
 anthropic_models.py  the provider Anthropic, on three platforms; platforms.py what each needs
 openai_models.py     the provider OpenAI, and compatible endpoints
 endpoint.py          what is known of an endpoint: its settings, and what its refusals taught
+vendor_calls.py      requests of the vendors' own libraries, passed on as they are; vendor_stream.py their usage
 dialects.py          what chat servers demand that others refuse or ignore
 chat_messages.py     conversations in the form of OpenAI; chat_stream.py their answers
 message_texts.py     messages as JSON, written once

@@ -33,10 +33,12 @@ from tenure.model_providers.http import open_http_client, timeout_of
 from tenure.model_providers.message_texts import TOOL_TEXTS, as_json
 from tenure.model_providers.platforms import API, BEDROCK, VERTEX
 from tenure.model_providers.stream import MalformedAnswer, shown
+from tenure.model_providers.vendor_calls import Chunks, pass_on
 
 # Prompt caching: the marked parts of a prompt are kept by the provider, and the next request reads them at a tenth of
 # the price.
 
+ID_HEADER: Final = "request-id"
 _MARK: Final = {"type": "ephemeral"}
 _MARKED_MESSAGES: Final = 2
 
@@ -182,15 +184,25 @@ class AnthropicProvider:
 
     async def send(self, request: ModelRequest, call: ModelCall) -> None:
         """Sends one request and gives the bytes of the answer to `call`."""
+        options = self.endpoint.options_of(request.model)
+        readable = _events_of_bedrock if self._platform == BEDROCK else _unchanged
+        if request.vendor is not None:
+            await pass_on(
+                self._client,
+                request,
+                call,
+                options,
+                stream_class=anthropic.AsyncStream,
+                id_header=ID_HEADER,
+                readable=readable,
+            )
+            return
         # `messages.create` would copy and write the whole conversation anew for each call, and trace the call itself
         response: httpx2.Response = await self._client.post(
             "/v1/messages",
             cast_to=httpx2.Response,
             options={
-                "headers": {
-                    **self.endpoint.options_of(request.model).extra_headers,
-                    "x-tenure-attempt": request.attempt,
-                },
+                "headers": {**options.extra_headers, "x-tenure-attempt": request.attempt},
                 "timeout": timeout_of(request.silence_seconds),
             },
             stream=True,
@@ -198,10 +210,7 @@ class AnthropicProvider:
             **self.payload_of(request),
         )
         async with aclosing(response):
-            chunks: AsyncIterator[bytes] = response.aiter_bytes()
-            if self._platform == BEDROCK:
-                chunks = _events_of_bedrock(chunks)
-            await read_answer(call, response.headers, "request-id", chunks)
+            await read_answer(call, response.headers, ID_HEADER, readable(response.aiter_bytes()))
 
     def payload_of(self, request: ModelRequest) -> dict[str, Any]:
         """Returns the body for the library: written, or as an object where the library changes it for a platform."""
@@ -237,6 +246,10 @@ class AnthropicProvider:
             status = 402
         is_too_long = status == 400 and _TOO_LONG.search(message) is not None
         return refused(status, message, retry_after_seconds, is_too_long=is_too_long)
+
+
+def _unchanged(chunks: Chunks) -> Chunks:
+    return chunks
 
 
 async def _events_of_bedrock(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -40,6 +40,7 @@ from tenure.model_providers.stream import (
     StreamBroken,
     shown,
 )
+from tenure.model_providers.vendor_stream import VendorBody
 from tenure.runtime.observability import metrics
 
 _log: Final = logging.getLogger(__name__)
@@ -81,6 +82,9 @@ class ModelRequest:
 
     `is_repeated_soon`: the next request will begin with the same prompt, so that caching it pays. `input_tokens`: an
     upper bound of the prompt; 0: unknown. `silence_seconds`: set by the client, the longest wait for the next bytes.
+
+    `vendor`: what to send in place of the messages and all else, as the vendor's own library wrote it; see
+    vendor_calls.py.
     """
 
     model: str
@@ -95,6 +99,7 @@ class ModelRequest:
     parameters: ModelParameters = NO_PARAMETERS
     silence_seconds: float | None = None
     texts: Sequence[str] = field(default=(), repr=False, compare=False)
+    vendor: VendorBody | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,13 +344,16 @@ class ModelClient:
 
 
 async def _send(provider: ModelProvider, request: ModelRequest, call: ModelCall) -> None:
-    """Sends a request that fits the limits of its model, and once more if the refusal states a smaller limit."""
+    """Sends a request that fits the limits of its model, and once more if the refusal states a smaller limit.
+
+    One that a vendor's library wrote is sent as it is.
+    """
     request = provider.endpoint.fitted(request)
     try:
         await provider.send(request, call)
     except provider.errors.status as error:
         failure = _provider_failure(error, provider)
-        if failure is None or call.was_taken:
+        if failure is None or call.was_taken or request.vendor is not None:
             raise
         smaller = provider.endpoint.learn(request, failure.status_code, failure.message)
         if smaller is None:

@@ -27,7 +27,9 @@ from tenure.model_providers.client import (
 from tenure.model_providers.dialects import dialect_of
 from tenure.model_providers.endpoint import KnownEndpoint, OptionsOf, no_options
 from tenure.model_providers.http import open_http_client, timeout_of
+from tenure.model_providers.vendor_calls import pass_on
 
+ID_HEADER: Final = "x-request-id"
 _STATUS_OF_KIND: Final = {
     "insufficient_quota": 402,
     "billing_not_active": 402,
@@ -106,6 +108,9 @@ class OpenAIProvider:
     async def send(self, request: ModelRequest, call: ModelCall) -> None:
         """Sends one request and gives the bytes of the answer to `call`."""
         options = self.endpoint.options_of(request.model)
+        if request.vendor is not None:
+            await pass_on(self._client, request, call, options, stream_class=openai.AsyncStream, id_header=ID_HEADER)
+            return
         dialect = dialect_of(self._host, request.model, options.dialect)
         call.stream = ChatStream(fold=call.fold, keeps_thoughts=bool(dialect.thoughts), kept=dialect.kept)
         extra_body = {**options.extra_body, **parameter_members(dialect.members, request)}
@@ -121,7 +126,7 @@ class OpenAIProvider:
             timeout=timeout_of(request.silence_seconds if self._streams else None),
             **arguments,
         ) as response:
-            await read_answer(call, response.headers, "x-request-id", response.iter_bytes())
+            await read_answer(call, response.headers, ID_HEADER, response.iter_bytes())
 
     async def count(self, request: ModelRequest) -> object:
         """Returns None: this API cannot count."""

@@ -86,6 +86,7 @@ class GenerateRequest(message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     RESERVED_EPOCH_FIELD_NUMBER: builtins.int
     INPUT_TOKENS_FIELD_NUMBER: builtins.int
+    VENDOR_REQUEST_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The step of the call."""
     attempt_number: builtins.int
@@ -106,11 +107,15 @@ class GenerateRequest(message.Message):
 
     @builtins.property
     def prompt(self) -> Prompt:
-        """What is sent."""
+        """What is sent. Either this or `vendor_request` is set."""
 
     @builtins.property
     def timeout(self) -> duration_pb2.Duration:
         """The time from sending to the last byte; absent: the runner's own."""
+
+    @builtins.property
+    def vendor_request(self) -> VendorRequest:
+        """What is sent, as the library of a vendor wrote it."""
 
     def __init__(
         self,
@@ -124,10 +129,11 @@ class GenerateRequest(message.Message):
         priority: task_pb2.Priority.ValueType = ...,
         reserved_epoch: builtins.int = ...,
         input_tokens: builtins.int = ...,
+        vendor_request: VendorRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "timeout", b"timeout", "token", b"token", "vendor_request", b"vendor_request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "input_tokens", b"input_tokens", "max_output_tokens", b"max_output_tokens", "priority", b"priority", "prompt", b"prompt", "reserved_epoch", b"reserved_epoch", "step", b"step", "timeout", b"timeout", "token", b"token", "vendor_request", b"vendor_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,6 +149,8 @@ class GenerateResponse(message.Message):
     ANSWER_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
     BUNDLE_FIELD_NUMBER: builtins.int
+    VENDOR_PART_FIELD_NUMBER: builtins.int
+    VENDOR_END_FIELD_NUMBER: builtins.int
     @builtins.property
     def state(self) -> GenerationState:
         """The first part: the state in which the caller found the call. It follows again when a call that waited is sent."""
@@ -167,6 +175,14 @@ class GenerateResponse(message.Message):
     def bundle(self) -> GenerationBundle:
         """Several parts that are ready at the same time, in their order. None of them is a bundle."""
 
+    @builtins.property
+    def vendor_part(self) -> VendorPart:
+        """A piece of the response to a vendor's request."""
+
+    @builtins.property
+    def vendor_end(self) -> VendorEnd:
+        """The end: the whole response to a vendor's request arrived."""
+
     def __init__(
         self,
         *,
@@ -176,12 +192,14 @@ class GenerateResponse(message.Message):
         answer: ledger_pb2.AssistantMessage | None = ...,
         failure: ledger_pb2.ModelFailure | None = ...,
         bundle: GenerationBundle | None = ...,
+        vendor_part: VendorPart | None = ...,
+        vendor_end: VendorEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "bundle", b"bundle", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "bundle", b"bundle", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage", "vendor_end", b"vendor_end", "vendor_part", b"vendor_part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "bundle", b"bundle", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "bundle", b"bundle", "failure", b"failure", "part", b"part", "state", b"state", "text", b"text", "usage", b"usage", "vendor_end", b"vendor_end", "vendor_part", b"vendor_part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = typing.Literal["state", "text", "usage", "answer", "failure", "bundle"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = typing.Literal["state", "text", "usage", "answer", "failure", "bundle", "vendor_part", "vendor_end"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
@@ -338,6 +356,7 @@ class CancelGenerationResponse(message.Message):
 
     ANSWER_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    VENDOR_END_FIELD_NUMBER: builtins.int
     @builtins.property
     def answer(self) -> ledger_pb2.AssistantMessage:
         """It had an answer before it could be stopped."""
@@ -346,17 +365,22 @@ class CancelGenerationResponse(message.Message):
     def failure(self) -> ledger_pb2.ModelFailure:
         """Its failure; INTERRUPTED if this request stopped it."""
 
+    @builtins.property
+    def vendor_end(self) -> VendorEnd:
+        """It had the whole response to a vendor's request before it could be stopped."""
+
     def __init__(
         self,
         *,
         answer: ledger_pb2.AssistantMessage | None = ...,
         failure: ledger_pb2.ModelFailure | None = ...,
+        vendor_end: VendorEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "end", b"end", "failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "end", b"end", "failure", b"failure", "vendor_end", b"vendor_end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "end", b"end", "failure", b"failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "end", b"end", "failure", b"failure", "vendor_end", b"vendor_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_end: _TypeAlias = typing.Literal["answer", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_end: _TypeAlias = typing.Literal["answer", "failure", "vendor_end"]  # noqa: Y015
     _WhichOneofArgType_end: _TypeAlias = typing.Literal["end", b"end"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_end) -> _WhichOneofReturnType_end | None: ...
 
@@ -409,3 +433,101 @@ class CountInputTokensResponse(message.Message):
     _WhichOneofReturnType__input_tokens: _TypeAlias = typing.Literal["input_tokens"]  # noqa: Y015
     _WhichOneofArgType__input_tokens: _TypeAlias = typing.Literal["_input_tokens", b"_input_tokens"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__input_tokens) -> _WhichOneofReturnType__input_tokens | None: ...
+
+@typing.final
+class VendorRequest(message.Message):
+    """A request in the protocol of a vendor, as the vendor's own library wrote it. The runner adds the key."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    BETA_FIELD_NUMBER: builtins.int
+    BODY_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """The address of the method below the vendor's base URL, with its query: one of those in tenure/domain/models.py."""
+    beta: builtins.str
+    """The features in beta that the request asks for: the header `anthropic-beta`; empty: none."""
+    body: builtins.bytes
+    """The body, a JSON object."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        beta: builtins.str = ...,
+        body: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["beta", b"beta", "body", b"body", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class VendorPart(message.Message):
+    """A piece of the body of a successful response, as the vendor sent it. The first one may be empty."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CONTENT_TYPE_FIELD_NUMBER: builtins.int
+    PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    content_type: builtins.str
+    """The header `content-type` of the response."""
+    provider_request_id: builtins.str
+    """The vendor's id of the request; empty: none."""
+    offset: builtins.int
+    """Where the piece begins in the body, in bytes."""
+    data: builtins.bytes
+    """The piece."""
+    def __init__(
+        self,
+        *,
+        content_type: builtins.str = ...,
+        provider_request_id: builtins.str = ...,
+        offset: builtins.int = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content_type", b"content_type", "data", b"data", "offset", b"offset", "provider_request_id", b"provider_request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class VendorEnd(message.Message):
+    """The end of a successful response."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    USAGE_FIELD_NUMBER: builtins.int
+    PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: builtins.int
+    COMPRESSED_BODY_FIELD_NUMBER: builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: builtins.int
+    provider_request_id: builtins.str
+    """The vendor's id of the request; empty: none."""
+    content_type: builtins.str
+    """The header `content-type` of the response."""
+    compressed_body: builtins.bytes
+    """The body, compressed by zlib. Only the record of the runner has it: readers get it in parts."""
+    request_digest: builtins.bytes
+    """The SHA-256 of the request."""
+    @builtins.property
+    def usage(self) -> task_pb2.TokenUsage:
+        """The usage that the vendor stated."""
+
+    def __init__(
+        self,
+        *,
+        usage: task_pb2.TokenUsage | None = ...,
+        provider_request_id: builtins.str = ...,
+        content_type: builtins.str = ...,
+        compressed_body: builtins.bytes = ...,
+        request_digest: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["compressed_body", b"compressed_body", "content_type", b"content_type", "provider_request_id", b"provider_request_id", "request_digest", b"request_digest", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -35,8 +35,10 @@ class ModelServiceStub:
     """Makes a model call, or joins it: once per attempt in every case. Raises the fence. The first request of an attempt
     decides what is sent; what a later one says about the model and the messages is ignored. Answers with the text so
     far, then with pieces as they arrive, and ends after `answer` or `failure`, which is recorded durably before it is
-    sent. A caller that disconnects stops nothing.
+    sent. A caller that disconnects stops nothing. A vendor's request is answered with `vendor_part` and `vendor_end`
+    in place of `text` and `answer`, and every later request of its attempt must be the same.
     FAILED_PRECONDITION / ATTEMPT_SUPERSEDED: a later attempt of the task has begun.
+    FAILED_PRECONDITION / REQUEST_DIFFERS: the attempt began with another request of a vendor. Nothing was sent.
     UNAVAILABLE / DRAINING: this replica accepts no new calls: ask another one.
     RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was sent, repeat later.
     """

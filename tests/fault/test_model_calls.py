@@ -45,13 +45,19 @@ DIRECT = {"models_address": ""}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker_stack(
-    tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresProcess, worker_simulator: SimulatorControl
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres_server: PostgresProcess,
+    worker_simulator: SimulatorControl,
 ) -> AsyncIterator[Stack]:
     """The bench's stack for this module: two model runners, and leases short enough to outwait them."""
-    await ensure_database(postgres_server.dsn(), "model_calls")
+    database = request.module.__name__.rpartition(".")[2]
+    await ensure_database(postgres_server.dsn(), database)
     runner = {
         "ANTHROPIC_API_KEY": "sk-test",
         "ANTHROPIC_BASE_URL": worker_simulator.url,
+        "OPENAI_API_KEY": "sk-test",
+        "OPENAI_BASE_URL": f"{worker_simulator.url}/v1",
         "TENURE_MODELS_REPORT_SECONDS": "2",
         "TENURE_MODELS_DRAIN_SECONDS": "60",
     }
@@ -60,7 +66,7 @@ async def worker_stack(
         workers=0,
         model_runner=True,
         replicas={"models": RUNNERS},
-        postgres_dsn=postgres_server.dsn("model_calls"),
+        postgres_dsn=postgres_server.dsn(database),
         environment={"*": SHORT_LIFE, "coordinator": COORDINATOR, "models": runner},
     )
     async with Stack(options) as stack:

@@ -112,6 +112,16 @@ class ReadCall:
                 text += part.text.text
         return text
 
+    @property
+    def body(self) -> bytes:
+        """The body of a vendor's response so far, whose pieces must join without a gap."""
+        body = b""
+        for part in self.parts:
+            if part.HasField("vendor_part"):
+                assert part.vendor_part.offset == len(body)
+                body += part.vendor_part.data
+        return body
+
     async def disconnect(self) -> None:
         self.reading.cancel()
         await asyncio.gather(self.reading, return_exceptions=True)
@@ -200,7 +210,8 @@ def _settings(dsn: str, verifying_keys_file: Path) -> dict[str, str]:
 
 
 def _provider(simulator: SimulatorControl) -> dict[str, str]:
-    return {"ANTHROPIC_BASE_URL": simulator.url, "ANTHROPIC_API_KEY": "sk-test"}
+    openai = {"OPENAI_BASE_URL": f"{simulator.url}/v1", "OPENAI_API_KEY": "sk-test"}
+    return {"ANTHROPIC_BASE_URL": simulator.url, "ANTHROPIC_API_KEY": "sk-test", **openai}
 
 
 @pytest.fixture(scope="module")

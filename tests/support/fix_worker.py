@@ -182,6 +182,9 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "python-big": [{"text": "I read.", "calls": [_python_call("big")]}, {"text": "I have read it."}],
     "python-stuck": _stuck("look_up", order=7),
     "python-slow": [{"text": "word " * 400, "latency_ms": 30_000, "deltas": 300}],
+    "python-streamed": [
+        {"text": " ".join(f"word{number}" for number in range(160)), "latency_ms": 10_000, "deltas": 160}
+    ],
     "python-writer": [{"text": "Once upon a time."}],
     "python-price": [{"text": "A price.", "calls": [_python_call("final_result", cents=5)]}, {"text": "Never."}],
     "python-openai": [
@@ -390,7 +393,7 @@ class WorkerBench:
 
     def model_calls(self, task_id: str) -> list[dict[str, Any]]:
         """Returns the calls that the simulator got for this task, with their bills."""
-        calls = [*self.simulator.calls(), *self.simulator.calls("chat")]
+        calls = [call for kind in ("messages", "chat", "responses") for call in self.simulator.calls(kind)]
         return [call for call in calls if (call["attempt"] or "").startswith(f"{task_id}/")]
 
 

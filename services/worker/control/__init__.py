@@ -5,5 +5,6 @@ loop.py           the loop `control`: answers the function's requests, and write
 function_run.py   the coroutine of the function: its steps and calls become requests to the loop
 callables.py      calls the functions of steps: coroutines here, plain functions in threads
 json_values.py    the results of steps and calls as JSON
+runner_calls.py   model calls at a model runner, which outlive this worker
 model_calls.py    one attempt of a model call: its report, and the entries of its end
 """

@@ -37,10 +37,12 @@ from services.worker.control.model_calls import (
     AttemptReport,
     after_denial,
     answer_entries,
-    failure_entry,
     reserve_request,
     size_of_prompt,
 )
+from services.worker.control.runner_calls import CallsAtRunner
+from services.worker.dependencies import Dependencies
+from services.worker.held_claims import HeldTask
 from services.worker.kept_content import KeptContents
 from services.worker.loop import Loop
 from services.worker.model_metrics import OTHER, count_model_call
@@ -91,6 +93,10 @@ class ControlLoop(Loop):
     """The loop of a control function."""
 
     _is_stepping = False
+
+    def __init__(self, dependencies: Dependencies, held_task: HeldTask) -> None:
+        super().__init__(dependencies, held_task)
+        self._at_runner = CallsAtRunner(dependencies, held_task, self._ledger, self._watch)
 
     async def _work(self) -> ReleaseReason:
         self._begin()
@@ -191,10 +197,10 @@ class ControlLoop(Loop):
                 return await self._look(request)
             case Returned(step=step, result_json=result):
                 check_end(self._point, step)
-                self._pending += self._watch.settlement()  # of a call that the function no longer waits for
+                self._pending += await self._end_model_call()  # that the function no longer waits for
                 return entries.Transition(TaskState.SUCCEEDED, Reason.FUNCTION_RETURNED, "", result)
             case Raised(failure=failure):
-                self._pending += [*self._watch.settlement(), (self._point.step, failure)]
+                self._pending += [*await self._end_model_call(), (self._point.step, failure)]
                 return after_function_failure(
                     failure, self._point.retries, self._spec.policy.retry, random_fraction=random.random()
                 )
@@ -241,7 +247,7 @@ class ControlLoop(Loop):
                 recorded = recorded_step(self._point, step, name, is_model_call=True)
                 if recorded is not None:
                     return await self._whole(recorded)
-                return step_limit(self._point, step) or await self._reserve_attempt(request)
+                return step_limit(self._point, step) or await self._begin_model_call(request)
             case RecordModelCall(report=report, answer=answer, entry=entry):
                 self._watch.end()
                 await self._watch.answered()
@@ -255,16 +261,35 @@ class ControlLoop(Loop):
                 self._watch.end()
                 if recorded_step(self._point, step, name, is_model_call=True) is None:
                     cancelled = entries.ControlStep(name, failure=CANCELLED)
-                    await self._write([*self._watch.settlement(), (step, cancelled)])
+                    await self._write([*await self._end_model_call(), (step, cancelled)])
                 return None
+
+    async def _begin_model_call(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
+        """Joins the call of an attempt that outlived its former owner, or reserves the next attempt.
+
+        A function that calls the provider itself now cannot join: that call is stopped.
+        """
+        if self._point.open_attempt is None:
+            return await self._reserve_attempt(begin)
+        if not self._at_runner.takes(begin.request):
+            await self._write(await self._end_model_call())
+            return await self._reserve_attempt(begin)
+        self._time(begin.step)
+        await self._wait_trusted()
+        return await self._report(begin)
 
     async def _reserve_attempt(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
         """Reserves the next attempt of a model call. Returns its report, with which the function makes the attempt."""
         self._time(begin.step)
-        reserve = reserve_request(self._point, begin.step, begin.request)
+        outlives_worker = self._at_runner.takes(begin.request)
+        reserve = reserve_request(self._point, begin.step, begin.request, outlives_worker=outlives_worker)
         ended = await self._reserve(lambda: self._ledger.reserve(self._pending, reserve))
         if ended is not None:
             return after_denial(self._point, begin.request, ended)
+        return await self._report(begin)
+
+    async def _report(self, begin: BeginModelCall) -> AttemptReport:
+        """Begins to watch the open attempt. Returns its report."""
         attempt, held_task = self._point.open_attempt, self._held_task
         assert attempt is not None, "the reservation was granted"
         timeout_seconds = (
@@ -278,13 +303,17 @@ class ControlLoop(Loop):
             held_task.live.append,
             held_task.progress.on_model_call_progress,
             size_of_prompt(self._point, begin.request),
+            self._at_runner.calls_of(attempt, timeout_seconds),
         )
         await self._watch.begin(report, timeout_seconds)
         return report
 
+    async def _cancel_model_call(self) -> list[StepEntry]:
+        return await self._at_runner.cancel()
+
     async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:
         """Settles a failed attempt and reserves the next one. Returns None if no attempt is left."""
-        failure = failure_entry(request.report, request.failed)
+        failure = await self._at_runner.failure(request.report, request.failed)
         count_model_call(request.report.reserved.model, request.report.seconds, failure.error_class or OTHER)
         _log.warning("a model call failed", extra={"step": request.begun.step, "why": failure.message})
         self._pending.append((request.begun.step, failure))

@@ -11,6 +11,8 @@ from typing import Final
 from services.worker.claim_ledger import StepEntry, size_bytes
 from services.worker.model_attempt import MIN_OUTPUT_TOKENS, billed
 from services.worker.model_metrics import count_model_call
+from services.worker.vendor_calls import VendorCalls
+from tenure.agents.vendor_clients import sending
 from tenure.control import ModelCallAnswer, ModelCallRequest, RunModelCall
 from tenure.control.failures import CallFailure
 from tenure.control.model_calls import PromptPart
@@ -37,7 +39,8 @@ class AttemptReport:
     """The report of one attempt, given to the function's `run`. What comes after the attempt's end is dropped.
 
     `usage`: the newest report, and an estimate for the text since then. `was_answered`: the provider began to answer.
-    `about_size`: what a refusal of the request says about the size of its prompt.
+    `about_size`: what a refusal of the request says about the size of its prompt. `vendor_calls`: sends the request of
+    the attempt to the model runner; None: `run` calls the provider.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class AttemptReport:
         show_text: Callable[[int, str], None],
         on_progress: Callable[[], None],
         about_size: str = "",
+        vendor_calls: VendorCalls | None = None,
     ) -> None:
         self.step, self.reserved, self._about_size = step, attempt, about_size
+        self.vendor_calls = vendor_calls
         self.request_id = ""
         self.was_answered = False
         self.seconds = 0.0
@@ -106,17 +111,21 @@ class AttemptReport:
         """Makes the attempt. Raises what `run` raises, TimeoutError, and TypeError or ValueError for a bad answer."""
         began = monotonic()
         try:
-            answer = checked_answer(await self._within_timeout(run))
+            with sending(None if self.vendor_calls is None else self.vendor_calls.send):
+                answer = checked_answer(await self._within_timeout(run))
             self.on_usage(answer.usage, answer.request_id)
             count_model_call(self.reserved.model, monotonic() - began)
             return answer
         finally:
+            if self.vendor_calls is not None:
+                self.vendor_calls.close()
             self._is_over = True
             self.seconds = monotonic() - began
 
     async def _within_timeout(self, run: RunModelCall) -> object:
+        """Returns what `run` returned. A call at a model runner has its timeout there, from the moment it is sent."""
         try:
-            async with asyncio.timeout(self._timeout_seconds) as limit:
+            async with asyncio.timeout(None if self.vendor_calls is not None else self._timeout_seconds) as limit:
                 return await run(self)
         except TimeoutError as error:
             if not limit.expired():
@@ -160,7 +169,9 @@ def checked_usage(usage: TokenUsage) -> TokenUsage:
     return usage
 
 
-def reserve_request(point: ResumePoint, step: int, request: ModelCallRequest) -> ReserveRequest:
+def reserve_request(
+    point: ResumePoint, step: int, request: ModelCallRequest, *, outlives_worker: bool = False
+) -> ReserveRequest:
     """Returns the reservation of the next attempt."""
     return ReserveRequest(
         step=step,
@@ -169,6 +180,7 @@ def reserve_request(point: ResumePoint, step: int, request: ModelCallRequest) ->
         input_tokens=request.input_tokens,
         max_output_tokens=request.max_output_tokens,
         min_output_tokens=min(MIN_OUTPUT_TOKENS, request.max_output_tokens),
+        outlives_worker=outlives_worker,
     )
 
 

@@ -13,6 +13,8 @@ from agents.handoffs import Handoff
 from agents.items import ItemHelpers, ModelResponse, TResponseInputItem, TResponseOutputItem, TResponseStreamEvent
 from agents.model_settings import ModelSettings
 from agents.models.interface import Model, ModelProvider, ModelTracing
+from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
+from agents.models.openai_responses import OpenAIResponsesModel
 from agents.tool import FunctionTool, Tool
 from agents.usage import Usage, deserialize_usage, serialize_usage
 from openai.types.responses import (
@@ -36,6 +38,7 @@ from tenure.agents.openai_agents.model_errors import exception_of, recorded_fail
 from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER
 from tenure.agents.openai_agents.refused_images import Input, images_in, without_images
 from tenure.agents.output_report import OutputReport
+from tenure.agents.vendor_clients import by_runner
 from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, PromptPart
 from tenure.domain.budget import TokenUsage
@@ -49,6 +52,8 @@ TOKENS_PER_ITEM: Final = 16
 TOKENS_PER_MEDIUM: Final = 5_000
 CHARACTERS_PER_MEDIUM_TOKEN: Final = 42
 """Of base64: images have at most the figure before, documents grow. An estimate, which no provider states."""
+_BY_HTTP: Final = (OpenAIChatCompletionsModel, OpenAIResponsesModel)
+"""The models that the model runner can serve. Others use a web socket, or the library of another vendor."""
 _MEDIA: Final = frozenset({"image_url", "file_data", "file_url", "data"})
 """The members of an input's items that are an image, a sound or a file: base64, or an address."""
 _ITEMS: Final[TypeAdapter[list[TResponseOutputItem]]] = TypeAdapter(list[TResponseOutputItem])
@@ -123,7 +128,11 @@ class DurableModel(Model):
     ) -> ModelResponse:
         most = settings.max_tokens or self._options.max_output_tokens
         request = ModelCallRequest(
-            model=ledger_model(self.name), input_tokens=bound, max_output_tokens=most, largest_part=largest
+            model=ledger_model(self.name),
+            input_tokens=bound,
+            max_output_tokens=most,
+            largest_part=largest,
+            outlives_worker=by_runner(_client_of(self.inner)),
         )
 
         async def run(report: ModelCallReport) -> ModelCallAnswer:
@@ -260,6 +269,11 @@ def name_of(model: Model) -> str:
     if isinstance(model, DurableModel):
         return model.name
     return str(getattr(model, "model", "") or type(model).__name__)
+
+
+def _client_of(model: Model) -> Any:
+    """Returns the client of a model that the model runner can serve; None for one of another vendor, or another way."""
+    return cast("Any", model)._get_client() if type(model) in _BY_HTTP else None  # noqa: SLF001  it is made at need
 
 
 def ledger_model(name: str) -> str:

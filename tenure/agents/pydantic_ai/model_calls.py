@@ -35,6 +35,7 @@ from tenure.agents.output_report import OutputReport
 from tenure.agents.pydantic_ai.model_errors import exception_of, recorded_failures
 from tenure.agents.pydantic_ai.prompts import input_bound, largest_part
 from tenure.agents.pydantic_ai.refused_images import images_in, without_images
+from tenure.agents.vendor_clients import by_runner
 from tenure.control.failures import StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
@@ -123,6 +124,7 @@ async def _call(
         input_tokens=input_bound(params.messages, params.model_request_parameters),
         max_output_tokens=settings.get("max_tokens") or max_output_tokens,
         largest_part=largest_part(params.messages),
+        outlives_worker=by_runner(client_of(model)),
     )
 
     async def run(report: ModelCallReport) -> ModelCallAnswer:
@@ -171,6 +173,7 @@ class ReportingModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
         report = _REPORT.get()
+        by_runner(client_of(self.wrapped))  # again: the model may have made a new HTTP client for this run
         if report is None or not self._streams:
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
         async with self.wrapped.request_stream(messages, model_settings, model_request_parameters) as stream:
@@ -193,6 +196,11 @@ def _unwrapped(model: Model) -> Model:
     while isinstance(model, WrapperModel):
         model = model.wrapped
     return model
+
+
+def client_of(model: Model) -> Any:
+    """Returns the client of a vendor's library that a model uses, or None."""
+    return getattr(_unwrapped(model), "client", None)
 
 
 def _can_stream(model: Model) -> bool:

@@ -1,0 +1,120 @@
+"""Lets the clients of the vendors' libraries make the model calls of a task by the model runner.
+
+`by_runner(client)` prepares a client once. From then on, a request that it makes within a model call of a task goes to
+the model runner as it is, and the client reads the response of the provider. All other requests go as before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import httpx2
+
+from tenure.control.model_calls import SendVendorRequest, VendorCallFailed, VendorRequest, VendorResponse
+from tenure.domain.models import VENDOR_PATHS
+
+_ADDRESSES: Final = {
+    "anthropic.AsyncAnthropic": ("ANTHROPIC_BASE_URL", "https://api.anthropic.com"),
+    "openai.AsyncOpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1"),
+}
+"""The clients whose requests the model runner understands, with the address of the vendor."""
+_KEYS: Final = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
+_BASES: Final = "_tenure_base_urls"
+"""The attribute of a prepared HTTP client with the base URLs of the clients that use it."""
+_SEND: ContextVar[SendVendorRequest | None] = ContextVar("tenure.agents.send", default=None)
+
+
+@contextmanager
+def sending(send: SendVendorRequest | None) -> Iterator[None]:
+    """Sends the requests of prepared clients in this code by `send`. None: they go to the provider."""
+    token = _SEND.set(send)
+    try:
+        yield
+    finally:
+        _SEND.reset(token)
+
+
+def by_runner(client: Any) -> bool:
+    """Prepares an `AsyncAnthropic` or `AsyncOpenAI` of the vendor's own address, or that of `ANTHROPIC_BASE_URL` or
+    `OPENAI_BASE_URL`: these are the endpoints of the model runner. Repeatable.
+
+    Returns False for any other client, which goes on calling its server directly, with its own key.
+    """
+    kind = type(client)
+    variable, usual = _ADDRESSES.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}", ("", ""))
+    http = getattr(client, "_client", None)
+    if not variable or not isinstance(http, httpx2.AsyncClient):
+        return False
+    base_url = str(client.base_url).rstrip("/")
+    if base_url not in {usual, os.environ.get(variable, "").rstrip("/")}:
+        return False
+    if _BASES not in vars(http):
+        vars(http)[_BASES] = set()
+        vars(http)["send"] = _by_runner(http)
+    vars(http)[_BASES].add(base_url)
+    return True
+
+
+def name_missing_keys(environment: MutableMapping[str, str]) -> None:
+    """Sets the variables of keys that are missing: the libraries refuse to make a client without one.
+
+    The runner has the keys. A request that goes another way gets the provider's refusal, which quotes this text. As
+    soon as the SDK of OpenAI has a key, it would send traces of the agents to OpenAI.
+    """
+    if "OPENAI_API_KEY" not in environment:
+        environment.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
+    for name in _KEYS:
+        environment.setdefault(name, f"{name}-is-at-the-model-runner")
+
+
+def _by_runner(http: httpx2.AsyncClient) -> Any:
+    plain, bases = http.send, vars(http)[_BASES]
+
+    async def send(request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+        to_runner, url = _SEND.get(), str(request.url)
+        path = next((url.removeprefix(base) for base in bases if url.startswith(base)), "")
+        if to_runner is None or request.method != "POST" or path not in VENDOR_PATHS:
+            return await plain(request, stream=stream, **options)
+        beta = request.headers.get("anthropic-beta", "")
+        response = await _answered(to_runner, VendorRequest(path, beta, await request.aread()), request)
+        if not stream:
+            await response.aread()
+        return response
+
+    return send
+
+
+async def _answered(send: SendVendorRequest, sent: VendorRequest, request: httpx2.Request) -> httpx2.Response:
+    """Returns the response, also for a refusal. Raises the error of a connection for a call without a response."""
+    try:
+        response = await send(sent)
+    except VendorCallFailed as failed:
+        status = failed.status_code or (0 if failed.retryable else 400)
+        if not status:
+            raise httpx2.ConnectError(str(failed), request=request) from failed
+        wait = failed.retry_after_seconds
+        headers = {} if wait is None else {"retry-after": f"{wait:g}"}
+        body = {"type": "error", "error": {"type": "api_error", "message": str(failed)}}
+        return httpx2.Response(status, headers=headers, json=body, request=request)
+    ids = {"request-id": response.request_id, "x-request-id": response.request_id} if response.request_id else {}
+    headers = {"content-type": response.content_type, **ids}
+    return httpx2.Response(200, headers=headers, stream=_Body(response), request=request)
+
+
+class _Body(httpx2.AsyncByteStream):
+    """The body as it arrives."""
+
+    def __init__(self, response: VendorResponse) -> None:
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yields the pieces. Raises httpx2.ReadError."""
+        try:
+            async for piece in self._response.pieces():
+                yield piece
+        except VendorCallFailed as failed:
+            raise httpx2.ReadError(str(failed)) from failed

@@ -1,0 +1,131 @@
+"""Reads the usage in a response that the runner passes on as it came, of any method of any vendor.
+
+The content is the business of the vendor's own library, at the worker. So nothing of it is checked here, beyond the
+size of the response, that its events are JSON, and that it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tenure.model_providers.chat_stream import usage_of
+from tenure.model_providers.stream import (
+    MAX_MODEL_CHARACTERS,
+    AnswerFold,
+    ErrorEvent,
+    Event,
+    EventStream,
+    count_of,
+    parsed_object,
+)
+
+_DONE: Final = "[DONE]"
+_WHOLE: Final = "whole"
+_LAST: Final = frozenset(
+    {_DONE, _WHOLE, "message_stop", "response.completed", "response.incomplete", "response.failed"}
+)
+_HOLDERS: Final = ("message", "response")
+"""The members of an event that may hold the usage and the model, in place of the event itself."""
+_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
+_NOT_OUTPUT: Final = frozenset({"type", "id", "name", "role", "stop_reason", "finish_reason"})
+
+
+@dataclass(frozen=True, slots=True)
+class VendorBody:
+    """A request as the vendor's library wrote it. `members`: of its body. `beta`: the header for features in beta."""
+
+    path: str
+    beta: str
+    members: Mapping[str, Any]
+
+    @property
+    def streams(self) -> bool:
+        """Whether it asks for a stream of events."""
+        return self.members.get("stream") is True
+
+
+@dataclass(slots=True)
+class VendorStream(EventStream):
+    """Splits a response into events; a response without a stream is one event."""
+
+    _is_recognised: bool = False
+    _whole: bytearray | None = None
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """Yields the events that end in these bytes. Raises MalformedAnswer and ErrorEvent."""
+        if not self._is_recognised and (start := chunk.lstrip(_BEFORE_JSON)):
+            self._is_recognised = True
+            self._whole = bytearray() if start.startswith(b"{") else None
+        if self._whole is None:
+            yield from EventStream.feed(self, chunk)
+            return
+        self.count(chunk)
+        self._whole += chunk if self._whole else chunk.lstrip(_BEFORE_JSON)
+
+    def end(self) -> Iterator[Event]:
+        """Yields a whole response. Raises MalformedAnswer and ErrorEvent."""
+        if self._whole is not None and (event := self._read("", self._whole.decode("utf-8", "replace"))) is not None:
+            yield {**event, "type": _WHOLE}
+
+    def _read(self, name: str, data: str) -> Event | None:
+        if data.strip() == _DONE:
+            return {"type": _DONE}
+        if name == "ping" or not data:
+            return None
+        if name == "error":
+            raise ErrorEvent(data)
+        event = parsed_object(data)
+        if event.get("type") == "error" or (event.get("error") is not None and event.get("object") != "response"):
+            raise ErrorEvent(data)
+        return event
+
+
+@dataclass(slots=True)
+class VendorFold(AnswerFold):
+    """Folds the events into the usage. It has no content."""
+
+    def take(self, event: Event) -> str:
+        """Takes one event. Returns ""."""
+        kind = event.get("type")
+        holder = next((event[name] for name in _HOLDERS if isinstance(event.get(name), dict)), event)
+        if isinstance(model := holder.get("model"), str) and not self.model:
+            self.model = model[:MAX_MODEL_CHARACTERS]
+        if isinstance(usage := holder.get("usage"), dict) and self._take_usage({"usage": _normal(usage)}):
+            self._final_usage = self._final_usage or kind != "message_start"
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                self.size_bytes += _output_bytes(choice.get("delta"))
+                self.stop_reason = self.stop_reason or (choice.get("finish_reason") and "stop")
+        self.size_bytes += _output_bytes(event.get("delta"))
+        self.stopped = self.stopped or kind in _LAST
+        return ""
+
+
+def _normal(usage: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a usage in the members of the Messages API, which count cached input apart."""
+    if "prompt_tokens" in usage:
+        return usage_of(usage)
+    details = usage.get("input_tokens_details")
+    read, total = (
+        count_of(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        usage.get("input_tokens"),
+    )
+    if read is None or (count := count_of(total)) is None:
+        return usage
+    return {**usage, "input_tokens": max(0, count - read), "cache_read_input_tokens": min(read, count)}
+
+
+def _output_bytes(delta: object) -> int:
+    """Returns the size of the output in a delta, from which tokens are estimated until the vendor states them."""
+    match delta:
+        case str():
+            return len(delta.encode("utf-8", "surrogatepass"))
+        case dict():
+            return sum(_output_bytes(value) for name, value in delta.items() if name not in _NOT_OUTPUT)
+        case list():
+            return sum(map(_output_bytes, delta))
+        case _:
+            return 0

@@ -1,0 +1,181 @@
+"""Model calls of agents in Python at model runners: their workers have no key, and die without a second request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from devstack.service_process import ServiceProcess
+from tenure.domain import entries as facts
+from tenure.domain.states import TaskState
+from tenure.domain.task import AgentSpec, ControlWork, TaskSpec
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.common import state_name
+from tenure.wire.task import spec_to_wire
+from tests.fault.test_model_calls import (
+    TEXT,
+    StreamedUpdates,
+    check_budget,
+    check_history,
+    check_text,
+    sent,
+    usage_of,
+    watching,
+    worker_stack,
+)
+from tests.fault.test_zombies import logged
+from tests.support.fix_simulator import REPOSITORY
+from tests.support.fix_worker import WorkerBench
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
+from tests.support.sweeps import first
+
+pytestmark = pytest.mark.server
+__all__ = ("worker_stack",)
+
+AGENTS = first(
+    [
+        "pydantic-messages",
+        "sdk-responses",
+        "pydantic-messages-whole",
+        "pydantic-chat",
+        "pydantic-responses",
+        "pydantic-responses-whole",
+        "sdk-chat",
+        "sdk-chat-whole",
+        "own-client",
+    ]
+)
+WORKER = {"loops": "control", "control_modules": "tests.support.runner_agents"}
+
+
+@pytest.fixture
+def bench(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> WorkerBench:
+    """A bench whose workers have no key."""
+    add = bench.stack.add_worker
+
+    def without_keys(environment: dict[str, str]) -> ServiceProcess:
+        kept = {name: value for name, value in environment.items() if not name.endswith("_API_KEY")}
+        return add({**kept, "PYTHONPATH": str(REPOSITORY)})
+
+    monkeypatch.setattr(bench.stack, "add_worker", without_keys)
+    return bench
+
+
+async def begun(bench: WorkerBench, agent: str, *, failpoints: str = "") -> tuple[str, ServiceProcess]:
+    """A task of the agent whose request is at the provider, and its owner. A second worker is there."""
+    workers = [await bench.start_worker(failpoints=failpoints, **WORKER) for _ in range(2)]
+    spec = TaskSpec(
+        goal="Write",
+        agent=AgentSpec(loop="control", model="sim-python"),  # sets no default cap for a model without a price
+        queue=bench.queue,
+        control=ControlWork(agent, "null"),
+    )
+    request = pb.CreateTaskRequest(request_id=str(uuid.uuid4()), spec=spec_to_wire(spec))
+    task_id = str((await bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not sent(bench, task_id):
+            await asyncio.sleep(0.05)
+    owner = (await bench.task(task_id)).owner
+    return task_id, next(worker for worker in workers if worker.name == owner)
+
+
+@asynccontextmanager
+async def under_way(
+    bench: WorkerBench, agent: str, *, failpoints: str = ""
+) -> AsyncIterator[tuple[str, ServiceProcess, StreamedUpdates]]:
+    """A task in the middle of its answer, and what its watcher has read, unless the answer comes as a whole."""
+    task_id, owner = await begun(bench, agent, failpoints=failpoints)
+    async with watching(bench, task_id) as updates:
+        if not agent.endswith(("-whole", "-client", "-clock")):
+            await updates.has(50)
+        yield task_id, owner, updates
+
+
+async def check_paid_once(bench: WorkerBench, task_id: str, *, claims: int) -> None:
+    """The provider got one request, and the ledger has its answer and its bill; the checker agrees."""
+    task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, f"{task.reason}: {task.message}"
+    assert (json.loads(task.result), task.claim_count) == (TEXT, claims)
+    assert sent(bench, task_id) == {f"{task_id}/1/1": 1}
+    (answer,) = await bench.bodies(task_id, facts.AssistantMessage)
+    (call,) = bench.model_calls(task_id)
+    assert answer.usage == usage_of(call)
+    assert not await bench.bodies(task_id, facts.AttemptLost)
+    assert not await bench.bodies(task_id, facts.ModelFailure)
+    await check_budget(bench, task_id, [answer.usage])
+    await check_history(bench, task_id)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_agents_next_worker_joins_its_call(bench: WorkerBench, agent: str) -> None:
+    async with under_way(bench, agent) as (task_id, owner, updates):
+        before = len(updates.text)
+        owner.kill()
+        await bench.reached(task_id, facts.AssistantMessage)
+        if before:
+            check_text(updates, more_than=before)
+    await check_paid_once(bench, task_id, claims=2)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("agent", ["pydantic-messages", "sdk-chat"])
+async def test_drain_costs_an_agent_nothing(bench: WorkerBench, agent: str) -> None:
+    async with under_way(bench, agent) as (task_id, owner, updates):
+        before = len(updates.text)
+        assert await owner.drain() == 0
+        await bench.reached(task_id, facts.AssistantMessage)
+        check_text(updates, more_than=before)
+    await check_paid_once(bench, task_id, claims=2)
+
+
+@pytest.mark.faults
+async def test_frozen_agent_wakes_and_pays_nothing(bench: WorkerBench) -> None:
+    """It is deaf to the loss of its claim: the runner and the ledger refuse what it sends."""
+    async with under_way(bench, "pydantic-messages", failpoints="worker.ignore_trust_window") as (task_id, sleeper, _):
+        sleeper.freeze()
+        asleep = asyncio.create_task(asyncio.sleep(2 * SHORT_LIFE_SECONDS))
+        await bench.reached(task_id, facts.AssistantMessage)
+    await check_paid_once(bench, task_id, claims=2)
+    whole = await bench.entries(task_id)
+    await asleep
+    sleeper.wake()
+    await logged(sleeper, '"task left"')
+    assert await bench.entries(task_id) == whole
+    assert sent(bench, task_id) == {f"{task_id}/1/1": 1}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("agent", ["sdk-responses", "pydantic-messages"])
+async def test_cancel_stops_an_agents_call_at_the_provider(bench: WorkerBench, agent: str) -> None:
+    async with under_way(bench, agent) as (task_id, _, _):
+        await bench.cancel(task_id)
+        task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.CANCELLED
+    (failure,) = await bench.bodies(task_id, facts.ModelFailure)
+    assert failure.error_class == "INTERRUPTED"
+    assert failure.usage.output_tokens > 0
+    await check_budget(bench, task_id, [failure.usage])
+    await check_history(bench, task_id)
+    (call,) = bench.model_calls(task_id)
+    assert call["ending"] == "abandoned"
+
+
+@pytest.mark.faults
+async def test_another_request_of_a_function_is_another_attempt(bench: WorkerBench) -> None:
+    """Its prompt has the time, so the next owner cannot join: the call is stopped and billed, as the record says."""
+    async with under_way(bench, "by-the-clock") as (task_id, owner, _):
+        owner.kill()
+        task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, f"{task.reason}: {task.message}"
+    (failure,) = await bench.bodies(task_id, facts.ModelFailure)
+    assert "another request" in failure.message
+    assert "in a step" in failure.message
+    (answer,) = await bench.bodies(task_id, facts.AssistantMessage)
+    assert sent(bench, task_id) == {f"{task_id}/1/1": 1, f"{task_id}/1/2": 1}
+    await check_budget(bench, task_id, [failure.usage, answer.usage])
+    await check_history(bench, task_id)
