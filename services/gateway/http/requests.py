@@ -18,7 +18,7 @@ from tenure.domain.audit import Decision
 from tenure.domain.model_parameters import Effort
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
-from tenure.domain.task import InputFile, NoProgressPolicy, Priority
+from tenure.domain.task import FailurePolicy, InputFile, NoProgressPolicy, Priority
 from tenure.domain.webhooks import DeliveryState, WebhookKind
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, default_of
@@ -47,6 +47,7 @@ _JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
     Iterable[str] | None: (tuple[str, ...] | None, ""),
     Money | None: (Decimal | None, ""),
     Seconds | None: (float | None, ", in seconds"),
+    FailurePolicy | str | None: (FailurePolicy | None, ""),
     NoProgressPolicy | str | None: (NoProgressPolicy | None, ""),
     Priority | str | None: (Priority | None, ""),
     Effort | str | None: (Effort | None, ""),
