@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tenure.domain.tools import ToolDefinition
-from tenure.domain.undo import DeclaredTool, Present, TaskEffect
+from tenure.domain.undo import DeclaredTool, Present, TaskEffect, UndoVerdict
 from tenure.v1 import task_service_pb2 as pb
 from tenure.wire.codec import pair
-from tenure.wire.common import EFFECT_CLASSES
+from tenure.wire.common import EFFECT_CLASSES, EnumMap
 from tenure.wire.tool import compensation_to_domain, compensation_to_wire
 
+UNDO_VERDICTS = EnumMap(UndoVerdict, dict(pb.UndoVerdict.items()), "UNDO_VERDICT", None)
 effect_to_wire, effect_to_domain = pair(TaskEffect, pb.TaskEffect)
 
 
