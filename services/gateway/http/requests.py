@@ -261,6 +261,23 @@ class ForkBody:
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 
+@dataclass(frozen=True, kw_only=True)
+class UndoQuery:
+    """The effects to list."""
+
+    since_step: int = given("only effects of this step and later ones; 0: all", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoBody:
+    """The effects to undo."""
+
+    since_step: int = given("only effects of this step and later ones; 0: all", 0)
+    plan_digest: str = given("`plan_digest` of the list that you saw; empty: whatever can be undone", "")
+    go_on: bool = given("go on with the next effect after a compensation that failed", False)
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDecisionBody:
     """The decision on one call of a wait for several calls."""
