@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,14 +19,18 @@ from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from edges.http_fetch.settings import HttpFetchSettings
 from edges.http_tools.settings import HttpTools
-from edges.mcp_client.settings import McpServers, shared_writable_paths
-from edges.providers.settings import Providers
+from edges.mcp_client.settings import McpServer, McpServers, shared_writable_paths
+from edges.providers.settings import Providers, ProviderSettings
 from edges.web_search.settings import WebSearchSettings
-from services.tools.sources import Section
+from services.tools.registry import SEPARATOR
+from services.tools.sources import CompensationSettings, Section
+from tenure.domain.tools import unknown_tool_text
 from tenure.runtime.settings import FILE_SUFFIX, ConfigurationError, secret_text
 
 _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 _MAX_BYTES: Final = 1024 * 1024
+_BUILT_IN: Final = frozenset({"append_record", "append_record_unsafe"})
+"""The tools of the service itself that can undo an effect. The others act on the workspace of their own task."""
 
 
 class ToolsConfig(Section):
@@ -42,6 +47,40 @@ class ToolsConfig(Section):
         if both := sorted(self.mcp_servers.keys() & self.providers.keys()):
             raise ValueError(f"{', '.join(both)}: an MCP server and a provider cannot have the same name")
         return self
+
+    @model_validator(mode="after")
+    def _undoes_by_known_tools(self) -> ToolsConfig:
+        if problems := list(self._problems_of_compensations()):
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _problems_of_compensations(self) -> Iterator[str]:
+        """Yields compensations that no tool can carry out. The tools of a source are unknown until it is connected."""
+        sources = self.mcp_servers.keys() | self.providers.keys()
+        for place, declared in self._compensations():
+            prefix, separator, _ = declared.tool.partition(SEPARATOR)
+            http_tool = self.http_tools.get(declared.tool)
+            if http_tool is not None:
+                for problem in http_tool.problems_of_arguments(declared.arguments.keys()):
+                    yield f"{place}: {declared.tool} {problem}"
+            elif separator and prefix not in sources:
+                yield f"{place}: there is no source {prefix!r} for the tool {declared.tool}"
+            elif not separator and declared.tool not in _BUILT_IN:
+                nearest = get_close_matches(declared.tool, [*self.http_tools, *_BUILT_IN])
+                yield f"{place}: {unknown_tool_text(declared.tool, nearest)}"
+
+    def _compensations(self) -> Iterator[tuple[str, CompensationSettings]]:
+        for name, tool in self.http_tools.items():
+            if tool.compensation is not None:
+                yield f"http_tools.{name}.compensation", tool.compensation
+        sections: tuple[tuple[str, Mapping[str, McpServer | ProviderSettings]], ...] = (
+            ("mcp_servers", self.mcp_servers),
+            ("providers", self.providers),
+        )
+        for section, sources in sections:
+            for name, source in sources.items():
+                for tool_name, declared in source.compensations.items():
+                    yield f"{section}.{name}.compensations.{tool_name}", declared
 
     @model_validator(mode="after")
     def _gives_each_program_paths_of_its_own(self) -> ToolsConfig:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tenure.domain.retry import RetryPolicy as RetryPolicy
     from tenure.domain.states import TaskState as TaskState
     from tenure.domain.task import BudgetPolicy as BudgetPolicy
+    from tenure.domain.task import FailurePolicy as FailurePolicy
     from tenure.domain.task import InDoubtPolicy as InDoubtPolicy
     from tenure.domain.task import InputFile as InputFile
     from tenure.domain.task import LeaseLostPolicy as LeaseLostPolicy
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tenure.domain.tools import EffectClass as EffectClass
     from tenure.domain.tools import OutcomeStatus as OutcomeStatus
     from tenure.domain.tools import ToolDefinition as ToolDefinition
+    from tenure.domain.undo import UndoVerdict as UndoVerdict
     from tenure.domain.waits import WaitKind as WaitKind
     from tenure.runtime.rpc.channels import UsedBeforeFork as UsedBeforeFork
     from tenure.runtime.security.tls import ClientTls as ClientTls
@@ -97,6 +99,8 @@ if TYPE_CHECKING:
     from tenure.sdk.task_info import TaskLimits as TaskLimits
     from tenure.sdk.task_info import TaskPage as TaskPage
     from tenure.sdk.task_info import TaskWait as TaskWait
+    from tenure.sdk.undo_info import UndoEffect as UndoEffect
+    from tenure.sdk.undo_info import UndoPlan as UndoPlan
 
 # gRPC reads it when it is imported. Otherwise it starts its threads again in each child of a fork, also in one that
 # does not call it, and the child crashes when a call ran during the fork.
@@ -122,6 +126,7 @@ _MODULES: Final = {
     "tenure.sdk.task_info": (
         "TaskInfo TaskWait TaskBudget TaskLimits TaskPage TaskCounts StateCount TaskFile BudgetNeed"
     ),
+    "tenure.sdk.undo_info": "UndoEffect UndoPlan",
     "tenure.sdk.events": _EVENTS,
     "tenure.sdk.errors": _ERRORS,
     "tenure.domain.errors": _DOMAIN_ERRORS,
@@ -130,11 +135,12 @@ _MODULES: Final = {
     "tenure.domain.retry": "RetryPolicy",
     "tenure.domain.states": "TaskState",
     "tenure.domain.task": (
-        "Priority Source SourceKind TaskPolicy BudgetPolicy InDoubtPolicy InputFile LeaseLostPolicy NoProgressPolicy "
-        "SubAgentLimits"
+        "Priority Source SourceKind TaskPolicy BudgetPolicy FailurePolicy InDoubtPolicy InputFile LeaseLostPolicy "
+        "NoProgressPolicy SubAgentLimits"
     ),
     "tenure.domain.timeouts": "Timeouts PhaseTimeout TimeoutAction",
     "tenure.domain.tools": "EffectClass OutcomeStatus ToolDefinition",
+    "tenure.domain.undo": "UndoVerdict",
     "tenure.domain.waits": "WaitKind",
     "tenure.runtime.rpc.channels": "UsedBeforeFork",
     "tenure.runtime.security.tls": "ClientTls",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from checker.check import Check, SumCheck
-from checker.checks import budgets, clients, fencing, ledger, task_trees, tool_calls
+from checker.checks import budgets, clients, fencing, ledger, task_trees, tool_calls, undos
 
 CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *fencing.CHECKS,
@@ -14,4 +14,5 @@ CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *budgets.CHECKS,
     *clients.CHECKS,
     *task_trees.CHECKS,
+    *undos.CHECKS,
 )

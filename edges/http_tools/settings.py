@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -16,6 +16,7 @@ from services.tools.sources import (
     LONGEST_TIMEOUT_SECONDS,
     MAX_DESCRIPTION_CHARACTERS,
     USUAL_TIMEOUT_SECONDS,
+    CompensationSettings,
     HeaderValue,
     Section,
     TenantName,
@@ -63,6 +64,7 @@ class HttpToolSettings(Section):
     become the JSON body, or the query of a GET or DELETE.
     allow_insecure: accept an http:// URL of another machine.
     max_calls: how many calls each replica of the tool service runs at once.
+    compensation: how its effect is undone.
     """
 
     url: str
@@ -80,6 +82,7 @@ class HttpToolSettings(Section):
     tenants: frozenset[TenantName] | None = None
     max_calls: int = Field(16, ge=1, le=1024)
     connect_seconds: float = Field(5.0, gt=0, le=60)
+    compensation: CompensationSettings | None = None
 
     @field_validator("input_schema")
     @classmethod
@@ -112,6 +115,16 @@ class HttpToolSettings(Section):
         """The arguments that go into the URL."""
         return PLACE.findall(self.url)
 
+    def problems_of_arguments(self, names: Collection[str]) -> Iterator[str]:
+        """Yields why a call with arguments of these names would not fit the schema."""
+        known, required = self.input_schema.get("properties"), self.input_schema.get("required", ())
+        if missing := sorted(set(required) - set(names)):
+            yield f"requires {', '.join(missing)}"
+        if self.input_schema.get("additionalProperties") is not False or not isinstance(known, Mapping):
+            return
+        if unknown := sorted(set(names) - known.keys()):
+            yield f"has no {', '.join(unknown)}"
+
     def definition(self, name: str) -> ToolDefinition:
         """Returns the tool definition that agents see."""
         return ToolDefinition(
@@ -121,6 +134,7 @@ class HttpToolSettings(Section):
             effect_class=self.effect_class,
             timeout_seconds=self.timeout_seconds,
             output_limit_bytes=self.output_limit_bytes,
+            compensation=None if self.compensation is None else self.compensation.compensation,
         )
 
 

@@ -42,6 +42,7 @@ from services.checkpoint.standby import LedgerReads, Standby, StandbySettings
 from services.checkpoint.submit.creator import LedgerCreator
 from services.checkpoint.submit.prepared_ids import PreparedIds
 from services.checkpoint.submit.source_defaults import load_source_defaults
+from services.checkpoint.submit.undo_sweeping import UndoSweeper
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.api_keys import ApiKeyServicer, create_operator_key
 from services.checkpoint.tenants.quotas import LimitedTenants
@@ -220,8 +221,7 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
     _notify(duties, replicas)
     duties.start("due work", due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _sweep(duties, Sweeper(pool, replicas.announce, due))
-    schedules_due = ScheduleSweeper(pool, replicas.announce, due, defaults)
-    duties.start("schedules", schedules_due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    _create_due(duties, pool, replicas, due, defaults)
     sub_agent_events = SubAgentEvents(pool, replicas.announce, due)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared ids", PreparedIds(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
@@ -326,6 +326,16 @@ def _sweep(duties: Duties, sweeper: Sweeper) -> None:
     duties.start("escalations", sweeper.run_escalations, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("signals", sweeper.run_signals, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("old signals", sweeper.run_forgetting, silence_seconds=SWEEP_SILENCE_SECONDS)
+
+
+def _create_due(
+    duties: Duties, pool: Pool, replicas: ReplicaNotifications, due: DueWork, defaults: TaskDefaults
+) -> None:
+    """Starts the duties that create tasks by themselves: the runs of schedules, and undos of failed tasks."""
+    schedules = ScheduleSweeper(pool, replicas.announce, due, defaults)
+    duties.start("schedules", schedules.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    undos = UndoSweeper(pool, replicas.announce, due, defaults)
+    duties.start("undos", undos.run, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
 def _retain(duties: Duties, pool: Pool, settings: CheckpointSettings) -> None:

@@ -85,6 +85,7 @@ def _task(row: ShownTask, spec: task_pb2.TaskSpec) -> task_pb2.Task:
         queue=row.queue,
         priority=PRIORITIES.to_wire(Priority(row.priority)),
         outputs=[tool_pb2.TaskOutput.FromString(body) for body in row.outputs],
+        undo_of=spec.undo.task_id,
     )
 
 

@@ -21,7 +21,7 @@ from services.checkpoint.queue.depth import QueueDepths
 from services.checkpoint.queue.offering import Offering
 from services.checkpoint.retention import clearing, pruning
 from services.checkpoint.standby import LedgerReads
-from services.checkpoint.submit import create, forking
+from services.checkpoint.submit import create, forking, undoing
 from services.checkpoint.submit.creator import LedgerCreator
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.waits import in_doubt, signals
@@ -74,6 +74,14 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         forked = await forking.fork_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
         self._ledger.announce(forked.announcement)
         return tasks_pb.ForkTaskResponse(task=forked.task)
+
+    async def PlanUndo(self, request: tasks_pb.PlanUndoRequest, context: Context) -> tasks_pb.PlanUndoResponse:
+        return await undoing.plan(self._ledger.pool, current_tenant(), request)
+
+    async def UndoTask(self, request: tasks_pb.UndoTaskRequest, context: Context) -> tasks_pb.UndoTaskResponse:
+        created = await undoing.undo_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
+        self._ledger.announce(created.announcement)
+        return tasks_pb.UndoTaskResponse(task=created.task)
 
     async def PrepareFork(self, request: pb.PrepareForkRequest, context: Context) -> pb.PrepareForkResponse:
         return await forking.prepare_fork(self._ledger.pool, current_tenant(), request.fork, self._ledger.defaults)

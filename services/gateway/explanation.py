@@ -56,6 +56,8 @@ REASONS: Final = {
     Reason.MODEL_EMPTY_ANSWER: "the model's answers were empty",
     Reason.NO_PROGRESS: "its agent repeated itself",
     Reason.FUNCTION_RETURNED: "its function returned",
+    Reason.UNDONE: "the effects are undone",
+    Reason.UNDO_INCOMPLETE: "a compensation failed",
     Reason.FUNCTION_FAILED: "its function failed",
     Reason.FUNCTION_DIVERGED: "its function does not match its recorded steps",
     Reason.SPAWNED: "its parent spawned it",
@@ -410,6 +412,8 @@ def _what_continues_it(facts: Facts) -> str:
             "TENURE_CHECKPOINT_PRICES_FILE and restart the checkpoint service; then tenure admin requeue. Or submit it "
             "again with --no-max-cost"
         )
+    if facts.reason == Reason.UNDO_INCOMPLETE:
+        return "Its result says what failed. Remove the cause, then undo the same task again: tenure tasks undo TASK"
     if facts.reason == Reason.NO_PROGRESS:
         return (
             "Remove what makes its call fail, then tenure admin requeue; or tenure fork --message TEXT tells the agent "

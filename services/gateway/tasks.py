@@ -17,6 +17,7 @@ from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
 from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
+from services.gateway.undo import plan_undo, undo_task
 from services.gateway.watch import WatchTaskStream, follow_entries
 from tenure.domain.errors import Unavailable
 from tenure.domain.images import message_name, of_message, submitted_file
@@ -256,6 +257,12 @@ class TaskServicer(Forwarder):
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(fork_task=fork)):
             return api.ForkTaskResponse(task=earlier.task)
         return await fork_task(self._peers, fork, sent)
+
+    async def PlanUndo(self, request: api.PlanUndoRequest, _context: Any) -> api.PlanUndoResponse:
+        return await plan_undo(self._peers, request)
+
+    async def UndoTask(self, request: api.UndoTaskRequest, _context: Any) -> api.UndoTaskResponse:
+        return await undo_task(self._peers, request)
 
     async def ListFiles(self, request: api.ListFilesRequest, _context: Any) -> api.ListFilesResponse:
         return await list_files(self._peers, request)

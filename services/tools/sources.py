@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.access import TENANT_NAME
+from tenure.domain.argument_mapping import problems_of_mapping
 from tenure.domain.outbound import is_clear_text, origin_only
-from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition, encode
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass, ToolDefinition, encode
 from tenure.validators.common import MIN_OUTPUT_BYTES
 from tenure.validators.rules import TOOL_NAME
 
@@ -68,6 +70,30 @@ def _printable(value: SecretStr) -> SecretStr:
 HeaderValue = Annotated[SecretStr, AfterValidator(_printable)]
 """A value for HTTP headers and gRPC metadata. Client libraries would refuse a bad value only when a call is sent."""
 
+
+class CompensationSettings(Section):
+    """How an effect is undone.
+
+    tool: the name of a tool, as agents see it.
+    arguments: its arguments, each as a JSON pointer (/arguments/…, /outcome/…) or as a value.
+    """
+
+    tool: str = Field(pattern=TOOL_NAME.pattern.replace(r"\Z", "$"))
+    arguments: Mapping[str, Any] = Field(default_factory=dict)
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_mapping(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        if problems := list(problems_of_mapping(arguments, ("arguments", "outcome"))):
+            raise ValueError("; ".join(problems))
+        return arguments
+
+    @property
+    def compensation(self) -> Compensation:
+        """The declaration as a tool definition has it."""
+        return Compensation(self.tool, json.dumps(dict(self.arguments), ensure_ascii=False, separators=(",", ":")))
+
+
 TenantName = Annotated[str, Field(pattern=rf"^{TENANT_NAME.pattern}$")]
 
 
@@ -79,6 +105,7 @@ class Rules:
     effects: Mapping[str, EffectClass] = field(default_factory=dict)
     timeout_seconds: float | None = None
     output_limit_bytes: int | None = None
+    compensations: Mapping[str, CompensationSettings] = field(default_factory=dict)
 
 
 def offered(
@@ -113,7 +140,8 @@ def offered(
         if count > 1 and name in taken
     ]
     problems = list(dict.fromkeys(problems))
-    missing = sorted(((rules.allow or frozenset()) | rules.effects.keys()) - seen.keys())
+    named = (rules.allow or frozenset()) | rules.effects.keys() | rules.compensations.keys()
+    missing = sorted(named - seen.keys())
     return taken, problems + [f"{name!r} is named in the config file, but there is no such tool" for name in missing]
 
 
@@ -137,8 +165,10 @@ def _problem(source: str, definition: ToolDefinition) -> str:
 def _ruled(source: str, definition: ToolDefinition, rules: Rules) -> ToolDefinition:
     """Returns the definition with the prefixed name and the operator's rules.
 
-    A missing timeout or output limit gets the default; a value beyond the limits becomes the limit.
+    A missing timeout or output limit gets the default; a value beyond the limits becomes the limit. A compensation that
+    the source declares itself is dropped: it would name a tool that the source need not know, with its effects.
     """
+    declared = rules.compensations.get(definition.name)
     timeout_seconds = rules.timeout_seconds or max(0.0, definition.timeout_seconds) or USUAL_TIMEOUT_SECONDS
     limit_bytes = rules.output_limit_bytes or definition.output_limit_bytes or USUAL_OUTPUT_BYTES
     return replace(
@@ -147,4 +177,5 @@ def _ruled(source: str, definition: ToolDefinition, rules: Rules) -> ToolDefinit
         effect_class=rules.effects.get(definition.name, definition.effect_class),
         timeout_seconds=min(timeout_seconds, LONGEST_TIMEOUT_SECONDS),
         output_limit_bytes=min(max(limit_bytes, MIN_OUTPUT_BYTES), LARGEST_OUTPUT_BYTES),
+        compensation=None if declared is None else declared.compensation,
     )

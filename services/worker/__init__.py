@@ -12,6 +12,7 @@ held_claims.py      the held tasks: claim, token and progress of each
 interrupts.py       interruptions of a task, the step timeout, the trust window's gate
 loop.py             the common part of all loops: open, work, close out
 task_loop.py        the loop `messages` of agents
+undo.py             the loop `tenure.undo`: calls that undo the effects of another task
 replay.py           the loop `replay`: an agent whose tool calls are answered from the record of another task
 control/            the loop `control` of control functions
 agents.py           the definitions of this worker's agents and functions, and their registration

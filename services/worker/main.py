@@ -47,6 +47,7 @@ from tenure.domain.task import (
     DEFAULT_LOOP,
     DEFAULT_MODEL,
     REPLAY_LOOP,
+    UNDO_LOOP,
     Priority,
     offered_loop,
 )
@@ -220,7 +221,9 @@ class WorkerSettings:
         own_name = f"{certificate_name}-{host_name}" if certificate_name else host_name
         worker_id = self.id or f"{own_name[:_LONGEST_NAME]}-{os.getpid()}-{secrets.token_hex(3)}"
         revisions = [offered_loop(name, digest) for name, digest in functions.items() if self.build]
-        loops = (*(loop for loop in self.loops if loop != CONTROL_LOOP), *map(offered_loop, functions), *revisions)
+        undo = () if REPLAY_LOOP in self.loops else (UNDO_LOOP,)
+        plain = (loop for loop in self.loops if loop != CONTROL_LOOP)
+        loops = (*plain, *map(offered_loop, functions), *revisions, *undo)
         tiers = tuple(Priority[name] for name in self.priorities)
         address = self.advertise or f"{host}:{port}"
         if problem := problem_of(address):  # for example a host name of digits only

@@ -18,11 +18,12 @@ from services.worker.replay import ReplayLoop
 from services.worker.session import WorkerSession
 from services.worker.start_gate import StartGate
 from services.worker.task_loop import TaskLoop
+from services.worker.undo import UndoLoop
 from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
-from tenure.domain.task import REPLAY_LOOP, offered_function
+from tenure.domain.task import REPLAY_LOOP, UNDO_LOOP, offered_function
 from tenure.runtime.observability import metrics
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.request_context import set_tenant
@@ -93,7 +94,8 @@ def loop_of(dependencies: Dependencies, held_task: HeldTask) -> Loop:
     """Returns the loop that drives the task. The claim names it."""
     if offered_function(held_task.loop):
         return ControlLoop(dependencies, held_task)
-    return (ReplayLoop if held_task.loop == REPLAY_LOOP else TaskLoop)(dependencies, held_task)
+    others: dict[str, type[Loop]] = {REPLAY_LOOP: ReplayLoop, UNDO_LOOP: UndoLoop}
+    return others.get(held_task.loop, TaskLoop)(dependencies, held_task)
 
 
 def _ignore(_key_id: str) -> None:

@@ -167,6 +167,7 @@ def _build_request(
         output_limit_bytes=limits.output_bytes,
         timeout=None if limits.tool_seconds is None else duration(limits.tool_seconds),
         resolution=None if resolution is None else resolution_to_wire(resolution),
+        undoes=intent.undoes,
     )
 
 

@@ -239,7 +239,10 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "model_failure": _failure,
     "attempt_lost": lambda body: f"attempt {body.attempt_number}, billed as {usage_text(body.usage)}",
     "assistant_message": _answer,
-    "tool_intent": lambda body: f"{body.call_id} {body.tool} {arguments_text(body.arguments_json)}",
+    "tool_intent": lambda body: (
+        f"{body.call_id} {body.tool} {arguments_text(body.arguments_json)}"
+        f"{f' (undoes {body.undoes})' if body.undoes else ''}"
+    ),
     "tool_outcome": _outcome,
     "user_message": lambda body: " ".join([body.text, *(f"[{file.path}]" for file in body.files)]),
     "forked": _forked,

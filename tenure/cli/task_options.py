@@ -20,7 +20,7 @@ from tenure.cli.parameters import DOLLARS, FILE, JSON_OBJECT, LABEL, NAMES, TIME
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.domain.budget import NANO_USD
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import InputFile, NoProgressPolicy, Priority
+from tenure.domain.task import FailurePolicy, InputFile, NoProgressPolicy, Priority
 from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, Option, argument_of, path_in_fork
@@ -168,6 +168,7 @@ _KINDS: Final[dict[Any, _Kind]] = {
     Money | None: _Kind({"type": DOLLARS}, " For example 0.50.", lambda nano: Decimal(nano) / NANO_USD),
     Seconds | None: _Kind({"type": TIMEOUT}, " For example 10m."),
     datetime | None: _Kind({"type": MOMENT}, " For example 2026-11-23T07:00."),
+    FailurePolicy | str | None: _Kind({"type": click.Choice([policy.lower() for policy in FailurePolicy])}),
     NoProgressPolicy | str | None: _Kind({"type": click.Choice([policy.lower() for policy in NoProgressPolicy])}),
     Priority | str | None: _Kind({"type": click.Choice([tier.name.lower() for tier in Priority])}),
     Mapping[str, str] | None: _Kind({"type": LABEL, "multiple": True}, " Written key=value; may be repeated.", dict),

@@ -155,6 +155,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(task.spec.labels.items()))),
         ("cancel", "requested" if task.cancel_requested else ""),
         ("spawned by", _parent(task)),
+        ("undo of", task.undo_of),
         ("forked from", _origin(task)),
         ("forks", _forks(forks)),
     ]

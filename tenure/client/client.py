@@ -302,6 +302,17 @@ class Client:
         """
         return (await self._channel.retried(self.tasks.ForkTask, request, FORK_TIMEOUT_SECONDS)).task
 
+    async def plan_undo(self, request: api.PlanUndoRequest) -> api.PlanUndoResponse:
+        """Returns the effects of a task, and which of them can be undone."""
+        return await self.tasks.PlanUndo(request)
+
+    async def undo(self, request: api.UndoTaskRequest) -> task_pb2.Task:
+        """Creates the task that undoes effects of another task. Creates one task, also after retries.
+
+        Raises WrongState (WRONG_STATE, NOTHING_TO_UNDO, PLAN_CHANGED, UNDO_TOO_LARGE).
+        """
+        return (await self.tasks.UndoTask(request)).task
+
     async def send(
         self, task_id: str, text: str, *, files: Iterable[workspace_pb2.InputFile] = (), request_id: str = ""
     ) -> task_pb2.Task:

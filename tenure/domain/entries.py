@@ -162,12 +162,13 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class ToolIntent:
-    """Announces a tool call before it is made."""
+    """Announces a tool call before it is made. `undoes`: the call that it undoes, "<task_id>/<call_id>"; "": none."""
 
     call_id: str
     tool_use_id: str
     tool: str
     arguments_json: str
+    undoes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

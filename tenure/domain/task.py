@@ -23,6 +23,8 @@ DEFAULT_LOOP: Final = "messages"
 CONTROL_LOOP: Final = "control"
 REPLAY_LOOP: Final = "replay"
 """The loop of `tenure tasks replay`. A worker offers it alone, with the record of one task."""
+UNDO_LOOP: Final = "tenure.undo"
+"""The loop of an undo. Every worker offers it, except one of the loop `replay`."""
 BUILT_IN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
 """The loops of this project: their tools are those of the tool service. Another loop may have tools of its own."""
 DEFAULT_QUEUE: Final = "default"
@@ -95,6 +97,13 @@ class NoProgressPolicy(StrEnum):
     IGNORE = "IGNORE"
 
 
+class FailurePolicy(StrEnum):
+    """What happens to the effects of a task that ends without success."""
+
+    KEEP = "KEEP"
+    UNDO = "UNDO"
+
+
 class MoneyCap(StrEnum):
     """The origin of a task's cap in money, or the reason why the task has none."""
 
@@ -132,6 +141,25 @@ class ControlWork:
 
 
 @dataclass(frozen=True, slots=True)
+class UndoCall:
+    """A call that undoes the effect of the call `call_id` of another task, which was a call of `undone_tool`."""
+
+    call_id: str
+    undone_tool: str
+    tool: str
+    arguments_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class UndoWork:
+    """An undo of effects of the task `task_id`. `go_on`: also after a call that failed."""
+
+    task_id: str
+    calls: tuple[UndoCall, ...]
+    go_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of a task. `max_nano_usd` 0: no cap in money. `money_cap` None: `resolve_submit` has not run
     yet. `no_money_cap`: the submit declines the default cap.
@@ -158,8 +186,8 @@ class SubAgentLimits:
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """A task's reactions to lost leases, calls in doubt, failures, invalid results, timeouts, caps of its budget and
-    steps without progress.
+    """A task's reactions to lost leases, calls in doubt, failures, invalid results, timeouts, caps of its budget, steps
+    without progress, and an end without success.
 
     `lease_ttl_seconds`: how long a worker that sends no renewals keeps the task; 0: as long as its session.
     `approvers`: the groups ("group:" and a name) and members who alone may answer its waits; none: everyone.
@@ -176,6 +204,7 @@ class TaskPolicy:
     lease_ttl_seconds: float = 0.0
     approvers: tuple[str, ...] = ()
     on_no_progress: NoProgressPolicy = NoProgressPolicy.END
+    on_failure: FailurePolicy = FailurePolicy.KEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +233,7 @@ class TaskSpec:
     """Everything that the submit of a task fixes. `result_schema_json` "": any text is a valid result.
 
     `start_time`: no worker starts the task earlier; None: at once. `agent_pin`: the revision of its agent; None: the
-    agent has no revisions.
+    agent has no revisions. `undo`: what the task undoes; None: it is not an undo.
     """
 
     goal: str
@@ -219,6 +248,7 @@ class TaskSpec:
     result_schema_json: str = ""
     start_time: datetime | None = None
     agent_pin: AgentPin | None = None
+    undo: UndoWork | None = None
 
     @property
     def dispatch_loop(self) -> str:

@@ -67,8 +67,18 @@ class OutcomeStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Compensation:
+    """The call that undoes the effect of a call. `arguments_json`: a mapping (tenure/domain/argument_mapping.py)."""
+
+    tool: str
+    arguments_json: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool that an agent may call. `input_schema_json`: a JSON Schema of an object."""
+    """A tool that an agent may call. `input_schema_json`: a JSON Schema of an object. `compensation` None: its effects
+    cannot be undone.
+    """
 
     name: str
     description: str
@@ -76,6 +86,7 @@ class ToolDefinition:
     effect_class: EffectClass
     timeout_seconds: float = 30.0
     output_limit_bytes: int = USUAL_OUTPUT_BYTES
+    compensation: Compensation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ operations_info.py the public form of what the command shows besides tasks: the 
 operations_from_wire.py  those of them that are more than their fields
 live_text.py       live text without repeats after a reconnect
 task_info.py       tasks, waits, budgets and files as dataclasses
+undo_info.py       the effects of a task and the plan of an undo, as dataclasses
 agent_info.py      agents and their revisions as dataclasses
 events.py          the events of a task as dataclasses
 traces.py          spans of a task's trace

@@ -12,7 +12,7 @@ from tenure.sdk.agent_info import AgentDetails, AgentInfo, AgentRegistration, Ag
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import invalid_argument
 from tenure.sdk.events import HeartbeatEvent, TaskChangeEvent
-from tenure.sdk.from_wire import change_event, task_counts, task_page
+from tenure.sdk.from_wire import change_event, task_counts, task_page, undo_plan
 from tenure.sdk.operations_from_wire import agent_details, agent_info, agent_registration, agent_revision_info
 from tenure.sdk.option_values import agent_of_reference, json_text
 from tenure.sdk.result_type import TEXT, ResultType, result_type_of
@@ -21,6 +21,7 @@ from tenure.sdk.submit_request import definition_of, function_request, submit_re
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, TaskFilterOptions, task_filter
 from tenure.sdk.task_info import TaskCounts, TaskPage
+from tenure.sdk.undo_info import UndoPlan
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -263,6 +264,39 @@ class Client:
         with self._connection.use() as client:
             task = await client.signal(correlation_id, payload_json, request_id=request_id)
             return "" if task is None else task.task_id
+
+    async def undo_plan(self, task_id: str, *, since_step: int = 0) -> UndoPlan:
+        """Returns the effects of a task, the newest first, with what can be undone and why the others cannot.
+
+        since_step: only effects of this step and later ones; 0: all. Raises NotFound, WrongState (UNDO_TOO_LARGE).
+        """
+        with self._connection.use() as client:
+            return undo_plan(await client.plan_undo(api.PlanUndoRequest(task_id=task_id, since_step=since_step)))
+
+    async def undo(
+        self,
+        task_id: str,
+        *,
+        plan: UndoPlan | None = None,
+        since_step: int = 0,
+        go_on: bool = False,
+        request_id: str = "",
+    ) -> Task[str]:
+        """Undoes effects of a task that has ended, each once, the newest first. Returns the task that does it.
+
+        plan: undoes what this plan shows, or nothing if that has changed (PLAN_CHANGED). since_step: as in `undo_plan`;
+        a task that waits for a person can be undone from a step on. go_on: go on after a compensation that failed;
+        otherwise the undo ends there, and another one can undo the rest. request_id: makes your own repeat of this call
+        safe; retries of the client are safe without it.
+
+        Raises NotFound, AlreadyExists, WrongState (WRONG_STATE, NOTHING_TO_UNDO, PLAN_CHANGED, UNDO_TOO_LARGE).
+        """
+        digest = "" if plan is None else plan.plan_digest
+        request = api.UndoTaskRequest(
+            request_id=request_id, task_id=task_id, since_step=since_step, plan_digest=digest, go_on=go_on
+        )
+        with self._connection.use() as client:
+            return self._task(await client.undo(request), TEXT)
 
     async def tools(self) -> tuple[ToolDefinition, ...]:
         """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""

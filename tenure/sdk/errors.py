@@ -107,6 +107,7 @@ _ENDING_HINTS: Final = {
     Reason.MODEL_REJECTED: "check the name of the model",
     Reason.MODEL_UNPRICED: "submit it with no_max_cost or allow_unpriced, or give the ledger a price of the model",
     Reason.RESULT_INVALID: "make the schema of the result simpler, or allow more corrections (TaskPolicy)",
+    Reason.UNDO_INCOMPLETE: "its result says what failed; undo the same task again: client.undo",
     Reason.NO_PROGRESS: "remove what makes its call fail, then continue it: tenure admin requeue",
     Reason.TOKEN_LIMIT: "submit it with a higher max_tokens, or continue it: tenure admin grant-budget",
     Reason.MONEY_LIMIT: "submit it with a higher max_cost, or continue it: tenure admin grant-budget",

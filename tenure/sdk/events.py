@@ -153,11 +153,12 @@ class AssistantMessageEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolIntentEvent(Event):
-    """A tool call, recorded before it is made."""
+    """A tool call, recorded before it is made. `undoes`: in an undo, the task and the call that it undoes."""
 
     call_id: str
     tool: str
     arguments: Any
+    undoes: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar, Unpack
 from google.protobuf.message import Message
 
 import tenure.wire.task
-import tenure.wire.tool  # noqa: F401  tasks and events have parts of these modules
+import tenure.wire.tool
+import tenure.wire.undo  # noqa: F401  tasks, events and plans have parts of these modules
 from tenure.domain.states import Reason
 from tenure.domain.task import result_text
 from tenure.sdk import events
@@ -28,6 +29,7 @@ from tenure.sdk.task_info import (
     TaskPage,
     TaskWait,
 )
+from tenure.sdk.undo_info import UndoEffect, UndoPlan
 from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.codec import PairOptions, json_of, reader
@@ -99,13 +101,15 @@ task_info = public(
         "result": lambda task: result_text(task.result, task.reason),
         "result_data": lambda task: json_of(result_json_of(task)),
     },
-    skip="epoch spawn_call_id spawn_index result_json context_window_tokens",
+    skip="epoch spawn_call_id spawn_index result_json context_window_tokens undo",
 )
 task_page = public(
     TaskPage, api.ListTasksResponse, rename={"as_of": "as_of_time", "searched_until": "searched_until_time"}
 )
 public(StateCount, api.CountTasksResponse.StateCount)
 task_counts = public(TaskCounts, api.CountTasksResponse)
+public(UndoEffect, api.TaskEffect)
+undo_plan = public(UndoPlan, api.PlanUndoResponse)
 task_file = public(TaskFile, workspace_pb2.WorkspaceFile, skip="link_target unreadable_name")
 _change = public(
     events.TaskChangeEvent,

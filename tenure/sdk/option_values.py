@@ -17,10 +17,10 @@ from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.images import MAX_FILES_BYTES, problems_of_files
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
+from tenure.domain.task import FailurePolicy, InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
 from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.v1 import task_pb2, workspace_pb2
-from tenure.wire.common import EFFORTS, NO_PROGRESS, PRIORITIES, SOURCES, duration, timestamp
+from tenure.wire.common import EFFORTS, NO_PROGRESS, ON_FAILURE, PRIORITIES, SOURCES, duration, timestamp
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
@@ -113,6 +113,13 @@ def no_progress(argument: str, given: NoProgressPolicy | str) -> task_pb2.NoProg
     except KeyError:
         message = f"must be one of {', '.join(NoProgressPolicy)}, not {given!r}"
         raise invalid_argument(argument, message) from None
+
+
+def on_failure(argument: str, given: FailurePolicy | str) -> task_pb2.FailurePolicy.ValueType:
+    try:
+        return ON_FAILURE.to_wire(FailurePolicy[str(getattr(given, "name", given)).upper()])
+    except KeyError:
+        raise invalid_argument(argument, f"must be one of {', '.join(FailurePolicy)}, not {given!r}") from None
 
 
 def source(argument: str, given: Source) -> task_pb2.Source:

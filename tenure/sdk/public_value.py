@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from tenure.sdk.from_wire import change_event, entry_event, task_counts, task_file, task_info
+from tenure.sdk.from_wire import change_event, entry_event, task_counts, task_file, task_info, undo_plan
 from tenure.sdk.json_shape import PublicValue
 from tenure.sdk.operations_from_wire import OPERATIONS
 from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
@@ -18,6 +18,7 @@ PUBLIC: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
     ledger_pb2.Entry: entry_event,
     api.CountTasksResponse: task_counts,
     api.WatchTasksResponse: change_event,
+    api.PlanUndoResponse: undo_plan,
     workspace_pb2.WorkspaceFile: task_file,
     **OPERATIONS,
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
+from tenure.domain.task import FailurePolicy, InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
 from tenure.sdk import option_values as values
 from tenure.sdk.option_values import Money, Seconds
 
@@ -75,6 +75,16 @@ class CommonOptions(TypedDict, total=False):
             "task, ASK a person, only TELL the model, or IGNORE it; END by default",
             "policy.on_no_progress",
             values.no_progress,
+        ),
+    ]
+
+    on_failure: Annotated[
+        FailurePolicy | str | None,
+        Option(
+            "when the task ends without success: KEEP its effects, or UNDO them by the compensations of its tools; "
+            "KEEP by default",
+            "policy.on_failure",
+            values.on_failure,
         ),
     ]
 

@@ -20,6 +20,7 @@ from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptio
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, TaskFilterOptions
 from tenure.sdk.task_info import TaskCounts, TaskFile, TaskInfo, TaskPage, TaskWait
+from tenure.sdk.undo_info import UndoPlan
 
 T = TypeVar("T")
 
@@ -414,6 +415,38 @@ class SyncClient:
         Raises LimitReached (SIGNALS_FULL).
         """
         return self._calls.run(lambda: self._client.signal(correlation_id, payload, request_id=request_id))
+
+    def undo_plan(self, task_id: str, *, since_step: int = 0) -> UndoPlan:
+        """Returns the effects of a task, the newest first, with what can be undone and why the others cannot.
+
+        since_step: only effects of this step and later ones; 0: all. Raises NotFound, WrongState (UNDO_TOO_LARGE).
+        """
+        return self._calls.run(lambda: self._client.undo_plan(task_id, since_step=since_step))
+
+    def undo(
+        self,
+        task_id: str,
+        *,
+        plan: UndoPlan | None = None,
+        since_step: int = 0,
+        go_on: bool = False,
+        request_id: str = "",
+    ) -> SyncTask[str]:
+        """Undoes effects of a task that has ended, each once, the newest first. Returns the task that does it.
+
+        plan: undoes what this plan shows, or nothing if that has changed (PLAN_CHANGED). since_step: as in `undo_plan`;
+        a task that waits for a person can be undone from a step on. go_on: go on after a compensation that failed;
+        otherwise the undo ends there, and another one can undo the rest. request_id: makes your own repeat of this call
+        safe; retries of the client are safe without it.
+
+        Raises NotFound, AlreadyExists, WrongState (WRONG_STATE, NOTHING_TO_UNDO, PLAN_CHANGED, UNDO_TOO_LARGE).
+        """
+        return SyncTask(
+            self._calls,
+            self._calls.run(
+                lambda: self._client.undo(task_id, plan=plan, since_step=since_step, go_on=go_on, request_id=request_id)
+            ),
+        )
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""

@@ -141,6 +141,8 @@ class TaskInfo(PublicValue):
     without one; `claim_count`, how often a worker opened the task; `wait`; `calls_in_doubt`, ids of calls; `usage` and
     `cost_usd` of the task's own model calls; `budget` of its tree.
 
+    `undo_of`: the task whose effects it undoes; empty: it is no undo.
+
     What it came to: `result`, the agent's last text; `result_data`, the JSON value of a task with a result schema,
     or what a function returned; `outputs`.
     """
@@ -185,6 +187,7 @@ class TaskInfo(PublicValue):
     parent_task_id: str
     root_task_id: str
     depth: int
+    undo_of: str
     forked_from_task_id: str
     forked_from_sequence: int
     created_at: datetime | None

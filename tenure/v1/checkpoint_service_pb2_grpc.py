@@ -240,6 +240,16 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledResponse.FromString,
                 _registered_method=True)
+        self.PlanUndo = channel.unary_unary(
+                '/tenure.v1.CheckpointService/PlanUndo',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.PlanUndoRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.PlanUndoResponse.FromString,
+                _registered_method=True)
+        self.UndoTask = channel.unary_unary(
+                '/tenure.v1.CheckpointService/UndoTask',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.FromString,
+                _registered_method=True)
 
 
 class CheckpointServiceServicer:
@@ -450,6 +460,16 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RequeueSettled(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanUndo(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndoTask(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -666,6 +686,16 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.RequeueSettled,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.RequeueSettledResponse.SerializeToString,
+            ),
+            'PlanUndo': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanUndo,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.PlanUndoRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.PlanUndoResponse.SerializeToString,
+            ),
+            'UndoTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndoTask,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

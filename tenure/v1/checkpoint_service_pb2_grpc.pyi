@@ -187,6 +187,12 @@ class CheckpointServiceStub:
     """Lists the calls in doubt whose resolutions the caller's tasks wait for, those of the longest wait first. Paged."""
     RequeueSettled: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]
     """Requeues tasks whose calls are no longer in doubt, if they still wait as they did when listed. Repeatable."""
+    PlanUndo: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]
+    """Lists the effects of a task, see TaskService.PlanUndo."""
+    UndoTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]
+    """Creates the task of an undo, see TaskService.UndoTask. One undo at a time has an effect: a row of the call's name is
+    its exclusive right.
+    """
 
 @_typing.type_check_only
 class CheckpointServiceAsyncStub(CheckpointServiceStub):
@@ -234,6 +240,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     ListDoubtWaits: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtWaitsRequest, _checkpoint_service_pb2.ListDoubtWaitsResponse]  # type: ignore[assignment]
     ListDoubts: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtsRequest, _checkpoint_service_pb2.ListDoubtsResponse]  # type: ignore[assignment]
     RequeueSettled: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]  # type: ignore[assignment]
+    PlanUndo: _aio.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]  # type: ignore[assignment]
+    UndoTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]  # type: ignore[assignment]
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -571,6 +579,22 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RequeueSettledRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RequeueSettledResponse, _abc.Awaitable[_checkpoint_service_pb2.RequeueSettledResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def PlanUndo(
+        self,
+        request: _task_service_pb2.PlanUndoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.PlanUndoResponse, _abc.Awaitable[_task_service_pb2.PlanUndoResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def UndoTask(
+        self,
+        request: _task_service_pb2.UndoTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.UndoTaskResponse, _abc.Awaitable[_task_service_pb2.UndoTaskResponse]]:
         ...
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

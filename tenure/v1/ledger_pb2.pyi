@@ -486,6 +486,7 @@ class ToolIntent(message.Message):
     TOOL_USE_ID_FIELD_NUMBER: builtins.int
     TOOL_FIELD_NUMBER: builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    UNDOES_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """"<step>.<index>": a provider's ids may repeat, this one does not."""
     tool_use_id: builtins.str
@@ -494,6 +495,8 @@ class ToolIntent(message.Message):
     """The tool."""
     arguments_json: builtins.str
     """Its arguments, a JSON object."""
+    undoes: builtins.str
+    """In the task of an undo: the call that this one undoes, "<task_id>/<call_id>". Otherwise empty."""
     def __init__(
         self,
         *,
@@ -501,10 +504,11 @@ class ToolIntent(message.Message):
         tool_use_id: builtins.str = ...,
         tool: builtins.str = ...,
         arguments_json: builtins.str = ...,
+        undoes: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "tool", b"tool", "tool_use_id", b"tool_use_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "tool", b"tool", "tool_use_id", b"tool_use_id", "undoes", b"undoes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -280,6 +280,29 @@ NO_PROGRESS_POLICY_TELL: NoProgressPolicy.ValueType  # 3
 NO_PROGRESS_POLICY_IGNORE: NoProgressPolicy.ValueType  # 4
 """Nothing happens."""
 
+class _FailurePolicy:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FailurePolicyEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_FailurePolicy.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    FAILURE_POLICY_UNSPECIFIED: _FailurePolicy.ValueType  # 0
+    """Taken as KEEP."""
+    FAILURE_POLICY_KEEP: _FailurePolicy.ValueType  # 1
+    """Nothing."""
+    FAILURE_POLICY_UNDO: _FailurePolicy.ValueType  # 2
+    """The ledger undoes them, as TaskService.UndoTask does, by the compensations that the tools had when the task began."""
+
+class FailurePolicy(_FailurePolicy, metaclass=_FailurePolicyEnumTypeWrapper):
+    """What happens to the effects of a task that ends without success."""
+
+FAILURE_POLICY_UNSPECIFIED: FailurePolicy.ValueType  # 0
+"""Taken as KEEP."""
+FAILURE_POLICY_KEEP: FailurePolicy.ValueType  # 1
+"""Nothing."""
+FAILURE_POLICY_UNDO: FailurePolicy.ValueType  # 2
+"""The ledger undoes them, as TaskService.UndoTask does, by the compensations that the tools had when the task began."""
+
 class _Jitter:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1253,6 +1276,7 @@ class TaskPolicy(message.Message):
     LEASE_TTL_FIELD_NUMBER: builtins.int
     APPROVERS_FIELD_NUMBER: builtins.int
     ON_NO_PROGRESS_FIELD_NUMBER: builtins.int
+    ON_FAILURE_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """After a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
@@ -1265,6 +1289,8 @@ class TaskPolicy(message.Message):
     """At a cap of the budget, in tokens or in money."""
     on_no_progress: NoProgressPolicy.ValueType
     """When steps bring nothing new."""
+    on_failure: FailurePolicy.ValueType
+    """After an end other than SUCCEEDED. Sub-agents have the policy of their parent."""
     @builtins.property
     def retry(self) -> RetryPolicy:
         """After model calls that keep failing, and after phases that exceed their timeouts."""
@@ -1311,10 +1337,11 @@ class TaskPolicy(message.Message):
         lease_ttl: duration_pb2.Duration | None = ...,
         approvers: abc.Iterable[builtins.str] | None = ...,
         on_no_progress: NoProgressPolicy.ValueType = ...,
+        on_failure: FailurePolicy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "on_no_progress", b"on_no_progress", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_failure", b"on_failure", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "on_no_progress", b"on_no_progress", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_result_corrections: _TypeAlias = typing.Literal["max_result_corrections"]  # noqa: Y015
     _WhichOneofArgType__max_result_corrections: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections"]  # noqa: Y015
@@ -1479,6 +1506,7 @@ class TaskSpec(message.Message):
     CONTROL_FIELD_NUMBER: builtins.int
     RESULT_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     AGENT_PIN_FIELD_NUMBER: builtins.int
+    UNDO_FIELD_NUMBER: builtins.int
     goal: builtins.str
     """The goal, as the first user message of the conversation; not blank, at most 256 KiB. For control work: a description
     for people; may be empty.
@@ -1532,6 +1560,10 @@ class TaskSpec(message.Message):
         replaces `control` by its definition. Sub-agents of such a task have its pin; those of a function have none.
         """
 
+    @builtins.property
+    def undo(self) -> UndoWork:
+        """The undo that the task carries out; set by the ledger (TaskService.UndoTask). A submit must not have it."""
+
     def __init__(
         self,
         *,
@@ -1547,10 +1579,73 @@ class TaskSpec(message.Message):
         control: ControlWork | None = ...,
         result_schema_json: builtins.str = ...,
         agent_pin: AgentPin | None = ...,
+        undo: UndoWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "limits", b"limits", "policy", b"policy", "source", b"source", "start_time", b"start_time", "undo", b"undo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_pin", b"agent_pin", "control", b"control", "goal", b"goal", "labels", b"labels", "limits", b"limits", "policy", b"policy", "priority", b"priority", "queue", b"queue", "result_schema_json", b"result_schema_json", "source", b"source", "start_time", b"start_time", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class UndoWork(message.Message):
+    """An undo: the calls that undo the effects of another task, in their order, see docs/undo.md."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    GO_ON_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task whose effects are undone."""
+    go_on: builtins.bool
+    """Go on with the next call after one that failed."""
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[UndoCall]:
+        """The calls to make, one after another: the newest effect comes first."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        calls: abc.Iterable[UndoCall] | None = ...,
+        go_on: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "go_on", b"go_on", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class UndoCall(message.Message):
+    """A call that undoes one effect."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    UNDONE_TOOL_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """The call whose effect it undoes."""
+    undone_tool: builtins.str
+    """The tool of that call."""
+    tool: builtins.str
+    """The tool to call."""
+    arguments_json: builtins.str
+    """Its arguments, a JSON object."""
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        undone_tool: builtins.str = ...,
+        tool: builtins.str = ...,
+        arguments_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "tool", b"tool", "undone_tool", b"undone_tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1731,6 +1826,7 @@ class Task(message.Message):
     QUEUE_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     OUTPUTS_FIELD_NUMBER: builtins.int
+    UNDO_OF_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """UUIDv7; for a sub-agent UUIDv5, derived from the call that spawned it."""
     tenant: builtins.str
@@ -1779,6 +1875,8 @@ class Task(message.Message):
     """The queue that offers the task. It differs from spec.queue after an escalation of a wait."""
     priority: Priority.ValueType
     """The priority with which the queue offers the task. It differs from spec.priority after an escalation of a wait."""
+    undo_of: builtins.str
+    """The task whose effects this task undoes; empty: it is not an undo."""
     @builtins.property
     def spec(self) -> TaskSpec:
         """The submitted spec."""
@@ -1873,10 +1971,11 @@ class Task(message.Message):
         queue: builtins.str = ...,
         priority: Priority.ValueType = ...,
         outputs: abc.Iterable[tool_pb2.TaskOutput] | None = ...,
+        undo_of: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "forked_from", b"forked_from", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "outputs", b"outputs", "owner", b"owner", "parent_task_id", b"parent_task_id", "priority", b"priority", "queue", b"queue", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "outputs", b"outputs", "owner", b"owner", "parent_task_id", b"parent_task_id", "priority", b"priority", "queue", b"queue", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "undo_of", b"undo_of", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,9 +9,11 @@ from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from tenure.v1 import ledger_pb2 as ledger_pb2
 from tenure.v1 import live_pb2 as live_pb2
 from tenure.v1 import task_pb2 as task_pb2
+from tenure.v1 import tool_pb2 as tool_pb2
 from tenure.v1 import workspace_pb2 as workspace_pb2
 import builtins as builtins
 import sys
@@ -23,6 +25,295 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+class _UndoVerdict:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UndoVerdictEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_UndoVerdict.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    UNDO_VERDICT_UNSPECIFIED: _UndoVerdict.ValueType  # 0
+    """Never sent by a server."""
+    UNDO_VERDICT_CAN_BE_UNDONE: _UndoVerdict.ValueType  # 1
+    """An undo would make the call of `compensation`."""
+    UNDO_VERDICT_NO_COMPENSATION: _UndoVerdict.ValueType  # 2
+    """Its tool declares no compensation."""
+    UNDO_VERDICT_NO_VALUE: _UndoVerdict.ValueType  # 3
+    """The compensation needs a value that the arguments or the outcome do not have."""
+    UNDO_VERDICT_NO_TOOL: _UndoVerdict.ValueType  # 4
+    """The tool service offers no tool of the name of the compensation."""
+    UNDO_VERDICT_FAILED: _UndoVerdict.ValueType  # 5
+    """The call failed: there is nothing to undo."""
+    UNDO_VERDICT_IN_DOUBT: _UndoVerdict.ValueType  # 6
+    """It is not known whether the call took effect."""
+    UNDO_VERDICT_OPEN: _UndoVerdict.ValueType  # 7
+    """The call has no outcome yet."""
+    UNDO_VERDICT_BEING_UNDONE: _UndoVerdict.ValueType  # 8
+    """An undo that has not ended has it."""
+    UNDO_VERDICT_UNDONE: _UndoVerdict.ValueType  # 9
+    """It is undone."""
+    UNDO_VERDICT_UNDO_IN_DOUBT: _UndoVerdict.ValueType  # 10
+    """It is not known whether an earlier undo took effect, and its tool must not be called twice."""
+
+class UndoVerdict(_UndoVerdict, metaclass=_UndoVerdictEnumTypeWrapper):
+    """Whether an effect can be undone."""
+
+UNDO_VERDICT_UNSPECIFIED: UndoVerdict.ValueType  # 0
+"""Never sent by a server."""
+UNDO_VERDICT_CAN_BE_UNDONE: UndoVerdict.ValueType  # 1
+"""An undo would make the call of `compensation`."""
+UNDO_VERDICT_NO_COMPENSATION: UndoVerdict.ValueType  # 2
+"""Its tool declares no compensation."""
+UNDO_VERDICT_NO_VALUE: UndoVerdict.ValueType  # 3
+"""The compensation needs a value that the arguments or the outcome do not have."""
+UNDO_VERDICT_NO_TOOL: UndoVerdict.ValueType  # 4
+"""The tool service offers no tool of the name of the compensation."""
+UNDO_VERDICT_FAILED: UndoVerdict.ValueType  # 5
+"""The call failed: there is nothing to undo."""
+UNDO_VERDICT_IN_DOUBT: UndoVerdict.ValueType  # 6
+"""It is not known whether the call took effect."""
+UNDO_VERDICT_OPEN: UndoVerdict.ValueType  # 7
+"""The call has no outcome yet."""
+UNDO_VERDICT_BEING_UNDONE: UndoVerdict.ValueType  # 8
+"""An undo that has not ended has it."""
+UNDO_VERDICT_UNDONE: UndoVerdict.ValueType  # 9
+"""It is undone."""
+UNDO_VERDICT_UNDO_IN_DOUBT: UndoVerdict.ValueType  # 10
+"""It is not known whether an earlier undo took effect, and its tool must not be called twice."""
+
+@typing.final
+class TaskEffect(message.Message):
+    """An effect of a task: a call of a tool that is not PURE."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    UNDO_TOOL_FIELD_NUMBER: builtins.int
+    UNDO_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    UNDO_TASK_ID_FIELD_NUMBER: builtins.int
+    DECLARATION_CHANGED_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """The call."""
+    tool: builtins.str
+    """Its tool."""
+    arguments_json: builtins.str
+    """Its arguments, as they were run."""
+    verdict: UndoVerdict.ValueType
+    """Whether it can be undone."""
+    why: builtins.str
+    """Why not, for people; empty for CAN_BE_UNDONE."""
+    undo_tool: builtins.str
+    """The tool that undoes it; empty: none is declared."""
+    undo_arguments_json: builtins.str
+    """The arguments of that call; empty: they are not known."""
+    undo_task_id: builtins.str
+    """The newest undo that has or had it; empty: none."""
+    declaration_changed: builtins.bool
+    """The present declaration of its tool differs from the one with which the task began. An undo takes the present one."""
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        tool: builtins.str = ...,
+        arguments_json: builtins.str = ...,
+        verdict: UndoVerdict.ValueType = ...,
+        why: builtins.str = ...,
+        undo_tool: builtins.str = ...,
+        undo_arguments_json: builtins.str = ...,
+        undo_task_id: builtins.str = ...,
+        declaration_changed: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "declaration_changed", b"declaration_changed", "tool", b"tool", "undo_arguments_json", b"undo_arguments_json", "undo_task_id", b"undo_task_id", "undo_tool", b"undo_tool", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PlanUndoRequest(message.Message):
+    """The effects to list."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    SINCE_STEP_FIELD_NUMBER: builtins.int
+    PRESENT_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    since_step: builtins.int
+    """Only effects of this step and later ones; 0: all."""
+    @builtins.property
+    def present(self) -> PresentDeclarations:
+        """For the ledger, set by the gateway: the present declarations of the tenant's tools."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        since_step: builtins.int = ...,
+        present: PresentDeclarations | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["present", b"present"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["present", b"present", "since_step", b"since_step", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PresentDeclarations(message.Message):
+    """The declarations that the tool service has now."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class Declared(message.Message):
+        """A tool and its compensation."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: builtins.int
+        EFFECT_CLASS_FIELD_NUMBER: builtins.int
+        COMPENSATION_FIELD_NUMBER: builtins.int
+        name: builtins.str
+        """The tool."""
+        effect_class: tool_pb2.EffectClass.ValueType
+        """Its effect class."""
+        @builtins.property
+        def compensation(self) -> tool_pb2.Compensation:
+            """How its effects are undone; absent: they cannot be undone."""
+
+        def __init__(
+            self,
+            *,
+            name: builtins.str = ...,
+            effect_class: tool_pb2.EffectClass.ValueType = ...,
+            compensation: tool_pb2.Compensation | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "effect_class", b"effect_class", "name", b"name"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOOLS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def tools(self) -> containers.RepeatedCompositeFieldContainer[PresentDeclarations.Declared]:
+        """One for each tool that the tenant's tasks may use."""
+
+    def __init__(
+        self,
+        *,
+        tools: abc.Iterable[PresentDeclarations.Declared] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PlanUndoResponse(message.Message):
+    """The effects."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EFFECTS_FIELD_NUMBER: builtins.int
+    PLAN_DIGEST_FIELD_NUMBER: builtins.int
+    OBSTACLE_FIELD_NUMBER: builtins.int
+    DECLARATIONS_UNCHECKED_FIELD_NUMBER: builtins.int
+    plan_digest: builtins.str
+    """SHA-256 of what an undo would do, 64 hexadecimal digits; for UndoTaskRequest."""
+    obstacle: builtins.str
+    """Why the task cannot be undone now, for people; empty: it can."""
+    declarations_unchecked: builtins.bool
+    """The tool service did not answer, or is of an older version: the declarations are those with which the task began."""
+    @builtins.property
+    def effects(self) -> containers.RepeatedCompositeFieldContainer[TaskEffect]:
+        """The newest first."""
+
+    def __init__(
+        self,
+        *,
+        effects: abc.Iterable[TaskEffect] | None = ...,
+        plan_digest: builtins.str = ...,
+        obstacle: builtins.str = ...,
+        declarations_unchecked: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["declarations_unchecked", b"declarations_unchecked", "effects", b"effects", "obstacle", b"obstacle", "plan_digest", b"plan_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class UndoTaskRequest(message.Message):
+    """The effects to undo."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TASK_ID_FIELD_NUMBER: builtins.int
+    SINCE_STEP_FIELD_NUMBER: builtins.int
+    PLAN_DIGEST_FIELD_NUMBER: builtins.int
+    GO_ON_FIELD_NUMBER: builtins.int
+    PRESENT_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The caller's id of this undo, as in a submit: unique in the tenant, 1 to 128 characters, kept as long as the task.
+    Empty: the gateway creates one.
+    """
+    task_id: builtins.str
+    """The task."""
+    since_step: builtins.int
+    """Only effects of this step and later ones; 0: all."""
+    plan_digest: builtins.str
+    """PlanUndoResponse.plan_digest of the list that the caller saw; empty: whatever can be undone."""
+    go_on: builtins.bool
+    """Go on with the next effect after a call that failed. Otherwise the undo ends there."""
+    @builtins.property
+    def present(self) -> PresentDeclarations:
+        """For the ledger, set by the gateway: the present declarations of the tenant's tools."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        task_id: builtins.str = ...,
+        since_step: builtins.int = ...,
+        plan_digest: builtins.str = ...,
+        go_on: builtins.bool = ...,
+        present: PresentDeclarations | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["present", b"present"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["go_on", b"go_on", "plan_digest", b"plan_digest", "present", b"present", "request_id", b"request_id", "since_step", b"since_step", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class UndoTaskResponse(message.Message):
+    """The undo is queued."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The snapshot of the undo."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class ListFilesRequest(message.Message):

@@ -103,6 +103,16 @@ class TaskServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.FromString,
                 _registered_method=True)
+        self.PlanUndo = channel.unary_unary(
+                '/tenure.v1.TaskService/PlanUndo',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.PlanUndoRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.PlanUndoResponse.FromString,
+                _registered_method=True)
+        self.UndoTask = channel.unary_unary(
+                '/tenure.v1.TaskService/UndoTask',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.FromString,
+                _registered_method=True)
 
 
 class TaskServiceServicer:
@@ -178,6 +188,16 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanUndo(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndoTask(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -259,6 +279,16 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.ReadFile,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ReadFileRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ReadFileResponse.SerializeToString,
+            ),
+            'PlanUndo': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanUndo,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.PlanUndoRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.PlanUndoResponse.SerializeToString,
+            ),
+            'UndoTask': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndoTask,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -127,6 +127,20 @@ class TaskServiceStub:
     beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: repeat later. Otherwise as ListFiles. Resume a broken stream
     with `offset` and `version`, at any gateway.
     """
+    PlanUndo: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]
+    """Lists the effects of a task in the order in which an undo would undo them, the newest first, with what can be undone
+    and why the others cannot. Changes nothing. NOT_FOUND; FAILED_PRECONDITION / UNDO_TOO_LARGE: the task made more calls
+    than one list holds, see since_step.
+    """
+    UndoTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]
+    """Creates a task that undoes the effects of another task: it makes the call that each tool declares as its compensation,
+    one after another, the newest effect first. Each effect is undone once: one undo at a time has it, and an undo that
+    succeeded, or may have happened, is not repeated. What an undo left or failed to undo can be undone by another one.
+    The same request_id returns the same undo; ALREADY_EXISTS / REQUEST_ID_REUSED for another task.
+    FAILED_PRECONDITION / WRONG_STATE {state}: the task has not ended, or, with since_step, neither has ended nor waits
+    for a person; NOTHING_TO_UNDO; PLAN_CHANGED: the effects are no longer those of plan_digest; UNDO_TOO_LARGE. The undo
+    cannot be forked or requeued. NOT_FOUND.
+    """
 
 @_typing.type_check_only
 class TaskServiceAsyncStub(TaskServiceStub):
@@ -147,6 +161,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     ExplainTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]  # type: ignore[assignment]
     ListFiles: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]  # type: ignore[assignment]
     ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
+    PlanUndo: _aio.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]  # type: ignore[assignment]
+    UndoTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]  # type: ignore[assignment]
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -268,6 +284,22 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ReadFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_task_service_pb2.ReadFileResponse], _abc.AsyncIterator[_task_service_pb2.ReadFileResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def PlanUndo(
+        self,
+        request: _task_service_pb2.PlanUndoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.PlanUndoResponse, _abc.Awaitable[_task_service_pb2.PlanUndoResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def UndoTask(
+        self,
+        request: _task_service_pb2.UndoTaskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.UndoTaskResponse, _abc.Awaitable[_task_service_pb2.UndoTaskResponse]]:
         ...
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -349,6 +349,7 @@ class ToolDefinition(message.Message):
     TIMEOUT_FIELD_NUMBER: builtins.int
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     EFFECT_CLASS_FIELD_NUMBER: builtins.int
+    COMPENSATION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """1 to 64 of [a-zA-Z0-9_-]."""
     description: builtins.str
@@ -365,6 +366,12 @@ class ToolDefinition(message.Message):
     def timeout(self) -> duration_pb2.Duration:
         """The timeout of one call."""
 
+    @builtins.property
+    def compensation(self) -> Compensation:
+        """How to undo the effect of a call; absent: it cannot be undone. From the tool service's config file: what a source
+        declares itself is ignored.
+        """
+
     def __init__(
         self,
         *,
@@ -374,10 +381,37 @@ class ToolDefinition(message.Message):
         timeout: duration_pb2.Duration | None = ...,
         output_limit_bytes: builtins.int = ...,
         effect_class: EffectClass.ValueType = ...,
+        compensation: Compensation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["description", b"description", "effect_class", b"effect_class", "input_schema_json", b"input_schema_json", "name", b"name", "output_limit_bytes", b"output_limit_bytes", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "description", b"description", "effect_class", b"effect_class", "input_schema_json", b"input_schema_json", "name", b"name", "output_limit_bytes", b"output_limit_bytes", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Compensation(message.Message):
+    """The call that undoes the effect of another call."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOOL_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    tool: builtins.str
+    """The tool to call, as agents see its name."""
+    arguments_json: builtins.str
+    """Its arguments, a JSON object: each value is a JSON pointer, a string that begins with /arguments or /outcome, or any
+    other JSON value, which is taken as it is. {"literal": VALUE} is VALUE, also where it looks like a pointer.
+    """
+    def __init__(
+        self,
+        *,
+        tool: builtins.str = ...,
+        arguments_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

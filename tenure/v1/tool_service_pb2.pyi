@@ -474,6 +474,7 @@ class ExecuteRequest(message.Message):
     RESOLUTION_FIELD_NUMBER: builtins.int
     OWN_TOOL_FIELD_NUMBER: builtins.int
     OWN_OUTCOME_FIELD_NUMBER: builtins.int
+    UNDOES_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """"<step>.<index>" of the committed intent; 3 to 32 characters."""
     tool: builtins.str
@@ -487,6 +488,10 @@ class ExecuteRequest(message.Message):
     output_limit_bytes: builtins.int
     """The maximum of output that the caller can use in bytes, if it is less than the tool's own limit. Absent or 0: the
     tool's own. At least 1,024. A repeat that joins a call does not change its limit.
+    """
+    undoes: builtins.str
+    """The call that this one undoes, "<task_id>/<call_id>"; empty: none. The idempotency key is then
+    "<tenant>/<task_id>/<call_id>/undo" of the undone call, so that each try of the undo has the same key.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
@@ -537,10 +542,11 @@ class ExecuteRequest(message.Message):
         resolution: tool_pb2.CallResolution | None = ...,
         own_tool: tool_pb2.ToolDefinition | None = ...,
         own_outcome: OwnOutcome | None = ...,
+        undoes: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["own_outcome", b"own_outcome", "own_tool", b"own_tool", "resolution", b"resolution", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "own_outcome", b"own_outcome", "own_tool", b"own_tool", "resolution", b"resolution", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "own_outcome", b"own_outcome", "own_tool", b"own_tool", "resolution", b"resolution", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent", "undoes", b"undoes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

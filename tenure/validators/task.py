@@ -19,6 +19,7 @@ from tenure.domain.task import (
     MAX_LEASE_TTL_SECONDS,
     MAX_START_DELAY_SECONDS,
     MAX_TIMEOUT_SECONDS,
+    UNDO_LOOP,
     offered_function,
 )
 from tenure.domain.timeouts import ACTIONS, MIN_TIMEOUT_SECONDS, NEED_DURATION, Phase, longest_seconds
@@ -113,6 +114,7 @@ def check_spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
     check_agent(spec.agent, v, "spec.agent")
     _pin(spec, v)
     _loop(spec.agent.loop, v, "spec.agent.loop", is_control=is_control)
+    v.require(not spec.HasField("undo"), "spec.undo", "is set by the ledger: UndoTask creates undos")
     if is_control:
         check_control(spec.control, v, "spec.control")
     if spec.HasField("limits"):
@@ -184,6 +186,7 @@ def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
     if is_control:
         v.require(loop in {"", CONTROL_LOOP}, field, f"must be empty or {CONTROL_LOOP} for control work")
     else:
+        v.require(loop != UNDO_LOOP, field, "is the loop of undos: UndoTask creates them")
         v.require(
             loop != CONTROL_LOOP and not offered_function(loop), field, "needs `control` with the function to run"
         )

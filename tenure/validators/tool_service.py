@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from tenure.domain.texts import MAX_KEPT_BYTES, MAX_PART_BYTES
@@ -14,6 +15,7 @@ from tenure.validators.rules import Violations
 from tenure.validators.task_service import check_copy_files, check_files
 from tenure.wire.common import OUTCOME_STATUSES
 
+_UNDOES: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]{1,15}\.[0-9]{1,15}\Z")
 _OWN_STATUSES: Final = frozenset(map(OUTCOME_STATUSES.to_wire, OWN_STATUSES))
 
 
@@ -24,6 +26,8 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
     if request.HasField("resolution"):
         check_resolution(request.resolution, v, "resolution.")
+    if request.undoes:
+        v.require(bool(_UNDOES.match(request.undoes)), "undoes", 'must be "<task_id>/<call_id>"')
     if request.HasField("own_tool"):
         _own_tool(request, v)
     if request.HasField("own_outcome"):

@@ -22,6 +22,7 @@ from tenure.domain.retry import Jitter
 from tenure.domain.states import TaskState
 from tenure.domain.task import (
     BudgetPolicy,
+    FailurePolicy,
     InDoubtPolicy,
     LeaseLostPolicy,
     MoneyCap,
@@ -124,6 +125,7 @@ EFFORTS = EnumMap(Effort, dict(task_pb2.Effort.items()), "EFFORT", None)
 NO_PROGRESS = EnumMap(
     NoProgressPolicy, dict(task_pb2.NoProgressPolicy.items()), "NO_PROGRESS_POLICY", NoProgressPolicy.END
 )
+ON_FAILURE = EnumMap(FailurePolicy, dict(task_pb2.FailurePolicy.items()), "FAILURE_POLICY", FailurePolicy.KEEP)
 MONEY_CAPS = EnumMap(MoneyCap, dict(task_pb2.MoneyCap.items()), "MONEY_CAP", None)
 OUTPUT_STATES = EnumMap(OutputState, dict(tool_pb2.OutputState.items()), "OUTPUT_STATE", OutputState.STATED)
 EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)

@@ -23,6 +23,8 @@ from tenure.domain.task import (
     SubAgentLimits,
     TaskPolicy,
     TaskSpec,
+    UndoCall,
+    UndoWork,
 )
 from tenure.domain.timeouts import PhaseTimeout, Timeouts
 from tenure.domain.waits import CallDecision, EscalationAction, Escalations, EscalationStep, UndecidedCall, Wait
@@ -150,6 +152,8 @@ def allowlist_to_wire(names: tuple[str, ...] | None) -> task_pb2.ToolAllowlist |
 
 register(tuple[str, ...], task_pb2.ToolAllowlist, allowlist_to_wire, lambda allowed: tuple(allowed.names))
 pair(ControlWork, task_pb2.ControlWork)
+pair(UndoCall, task_pb2.UndoCall)
+pair(UndoWork, task_pb2.UndoWork)
 parameters_to_wire, parameters_to_domain = pair(ModelParameters, task_pb2.ModelParameters)
 pair(AgentSpec, task_pb2.AgentSpec, defaults=True)
 pair(Limits, task_pb2.Limits, defaults=True)

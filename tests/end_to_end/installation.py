@@ -63,6 +63,15 @@ class Installation:
         await self.until(task_id, "transition", lambda e: state_name(e.body.transition.to_state) == state)
         return await self.client.get(task_id)
 
+    async def undo_of(self, task_id: str) -> str:
+        """The undo of the task, once the ledger has created it."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                plan = await self.client.plan_undo(api.PlanUndoRequest(task_id=task_id))
+                if found := {effect.undo_task_id for effect in plan.effects} - {""}:
+                    return found.pop()
+                await asyncio.sleep(0.05)
+
     async def died(self, service: ServiceProcess) -> None:
         """Waits until a process is gone."""
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -25,6 +25,7 @@ from tenure.domain.in_doubt import (
     stays_open,
 )
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_transition
+from tenure.domain.task import FailurePolicy
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.waits import BeginWait
 from tenure.v1 import ledger_pb2
@@ -352,6 +353,13 @@ class Draft:
     @property
     def ended(self) -> bool:
         return self.row.state in TERMINAL
+
+    @property
+    def wants_undo(self) -> bool:
+        """Whether the task ended without success, and its policy undoes its effects then."""
+        if self.row.state not in TERMINAL or self.row.state is TaskState.SUCCEEDED:
+            return False
+        return self.row.task_policy.on_failure is FailurePolicy.UNDO
 
     @property
     def has_work(self) -> bool:

@@ -96,6 +96,9 @@ async def _prepare(
         await check_no_rival(connection, row.task_id)
         await _check_tree_kept(connection, row)
         task = await read_task(connection, row.tenant, row.task_id)
+        if task.undo_of:  # another undo may have its calls by now
+            message = "an undo that has ended does not run again: undo the effects that it left with UndoTask"
+            raise WrongState(message, reason="UNDO_ENDED", metadata={"undo_of": task.undo_of})
         draft.begin_attempt(seconds(task.spec.limits.timeout))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.commit.draft import time_of
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES
+from services.checkpoint.queries import QUERIES, UNDOS
 from services.checkpoint.rows import BILLS, BUDGETS, ENTRIES, MOVES, STEPS
 from services.checkpoint.task_words import add_words
 from services.checkpoint.tenants.usage_windows import count_calls
@@ -45,6 +45,8 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
         await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})
         results = [(draft.row.task_id, draft.row.tenant, draft.result.decode()) for draft in moved if draft.ended]
         await add_words(connection, results)
+        if due := [draft.row.task_id for draft in moved if draft.wants_undo]:
+            await connection.execute(UNDOS.note_due, {"task_ids": due})
     await count_calls(connection, [bill for draft in touched for bill in draft.bills], locked_at)
 
 

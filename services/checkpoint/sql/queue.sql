@@ -233,6 +233,7 @@ select name
                                                 and t.wait_correlation <> '' limit 1) t
                          where s.received_at > now() - interval '5 seconds' and s.taken_by is null)),
     ('schedules', exists (select from schedules where look_at <= now())),
+    ('undos', exists (select from due_undos where due_at <= now())),
     ('families', (select position from family_news order by position limit 1) is not null
                  or (select position from raised_budgets order by position limit 1) is not null),
     ('webhooks', exists (select from webhooks where not paused and leased_until <= now()))

@@ -105,6 +105,10 @@ with done as materialized (
   delete from task_outputs o using done d where o.task_id = d.task_id and d.entries_left = 0
 ), without_texts as (
   delete from task_texts x using done d where x.task_id = d.task_id and d.entries_left = 0
+), without_undone as (
+  delete from undone_calls u using done d where u.task_id = d.task_id and d.entries_left = 0
+), without_due as (
+  delete from due_undos u using done d where u.task_id = d.task_id and d.entries_left = 0
 ), without_requests as (
   delete from foreign_requests f using done d where f.task_id = d.task_id and d.entries_left = 0
 )

@@ -151,6 +151,9 @@ async def _planned(
     cut = await _cut(connection, tenant, request)
     pinned_spec = await pinned_fork(connection, tenant, overridden(cut.spec, request.overrides), request.overrides)
     spec = defaults.of_fork(pinned_spec)
+    if spec.HasField("undo"):  # its calls would have other rights than those of the undo
+        message = "an undo cannot be forked: undo the effects that it left with UndoTask"
+        raise WrongState(message, reason="UNDO_NOT_FORKED", metadata={"undo_of": spec.undo.task_id})
     _check_result(spec)
     _check_has_something_to_do(cut, spec, request)
     if request.message and spec.HasField("control"):

@@ -18,7 +18,7 @@ from tenure.domain.audit import Decision
 from tenure.domain.model_parameters import Effort
 from tenure.domain.schedules import OverlapPolicy
 from tenure.domain.states import TaskState
-from tenure.domain.task import InputFile, NoProgressPolicy, Priority
+from tenure.domain.task import FailurePolicy, InputFile, NoProgressPolicy, Priority
 from tenure.domain.webhooks import DeliveryState, WebhookKind
 from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, default_of
@@ -47,6 +47,7 @@ _JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
     Iterable[str] | None: (tuple[str, ...] | None, ""),
     Money | None: (Decimal | None, ""),
     Seconds | None: (float | None, ", in seconds"),
+    FailurePolicy | str | None: (FailurePolicy | None, ""),
     NoProgressPolicy | str | None: (NoProgressPolicy | None, ""),
     Priority | str | None: (Priority | None, ""),
     Effort | str | None: (Effort | None, ""),
@@ -257,6 +258,23 @@ class ForkBody:
     without_files: bool = given("begin with an empty workspace", False)
     all_tools: bool = given("all of the tenant's tools", False)
     result: Any = given("another JSON Schema of the result; an empty text: any text", None)
+    request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndoQuery:
+    """The effects to list."""
+
+    since_step: int = given("only effects of this step and later ones; 0: all", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoBody:
+    """The effects to undo."""
+
+    since_step: int = given("only effects of this step and later ones; 0: all", 0)
+    plan_digest: str = given("`plan_digest` of the list that you saw; empty: whatever can be undone", "")
+    go_on: bool = given("go on with the next effect after a compensation that failed", False)
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 

@@ -15,6 +15,7 @@ from tenure.sdk import operations_info as info
 from tenure.sdk.events import Event, HeartbeatEvent, TaskChangeEvent
 from tenure.sdk.task_info import TaskCounts, TaskInfo, TaskPage
 from tenure.sdk.traces import Trace
+from tenure.sdk.undo_info import UndoPlan
 
 
 class _AnyPath(PathConvertor):
@@ -94,6 +95,17 @@ ROUTES: Final = (
         "Start a new task from the history of this one",
         body=req.ForkBody,
         name="fork_task",
+        status=201,
+    ),
+    route_of(
+        *("GET", f"{_TASK}/undo", "TaskService.PlanUndo", UndoPlan),
+        "List the effects of a task, and which of them can be undone",
+        query=req.UndoQuery,
+    ),
+    route_of(
+        *("POST", f"{_TASK}/undo", "TaskService.UndoTask", TaskInfo),
+        "Undo effects of a task; the answer is the task that does it",
+        body=req.UndoBody,
         status=201,
     ),
     route_of(

@@ -101,7 +101,7 @@ class ToolEffect:
             tenant=run.request.claims.tenant,
             task_id=run.request.claims.task_id,
             call_id=run.key.call_id,
-            idempotency_key=run.key.idempotency_key,
+            idempotency_key=run.request.undo_key if run.request.undoes else run.key.idempotency_key,
             epoch=run.request.claims.epoch,
             emit=run.emit,
             token=self._work.token,

@@ -37,7 +37,8 @@ class CallRequest:
     `traceparent`: the caller's span, "" for none. `timeout_seconds`: the task's limit for the call, 0: the tool's
     limit. `output_limit_bytes`: the output that the model can read, 0: the tool's limit. `resolution`: a person's
     decision about the call in doubt. `acts_elsewhere`: see `Tool.acts_elsewhere`. `runs_at_caller`: the caller runs the
-    call itself. `own_outcome`: what the caller's run of the attempt `own_outcome.call_attempt` came to.
+    call itself. `own_outcome`: what the caller's run of the attempt `own_outcome.call_attempt` came to. `undoes`: the
+    call that this one undoes, "<task_id>/<call_id>".
     """
 
     key: CallKey
@@ -53,6 +54,13 @@ class CallRequest:
     acts_elsewhere: bool = False
     runs_at_caller: bool = False
     own_outcome: Outcome | None = None
+    undoes: str = ""
+
+    @property
+    def undo_key(self) -> str:
+        """The idempotency key of a call that undoes another one: the same in all undos of that call."""
+        tenant = hashlib.sha256(self.claims.tenant.encode()).hexdigest()  # a worker names the undone call
+        return f"{self.undoes}/undo/{tenant[:12]}"
 
     @property
     def fence(self) -> Fence:

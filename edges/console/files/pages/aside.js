@@ -35,6 +35,7 @@ export class Aside {
       ["Need approval", task.approve_tools.join(", ")],
       ["Parent", task.parent_task_id ? h("a", { href: `#/tasks/${encodeURIComponent(task.parent_task_id)}` }, shortId(task.parent_task_id)) : ""],
       ["Forked from", task.forked_from_task_id ? h("a", { href: `#/tasks/${encodeURIComponent(task.forked_from_task_id)}` }, shortId(task.forked_from_task_id)) : ""],
+      ["Undo of", task.undo_of ? h("a", { href: `#/tasks/${encodeURIComponent(task.undo_of)}` }, shortId(task.undo_of)) : ""],
       ["Submitted", timeMark(task.created_at)],
       ["Deadline", task.deadline_at && !isEnded(task.state) ? timeMark(task.deadline_at) : ""],
       ["Next retry", task.next_retry_at ? timeMark(task.next_retry_at) : ""],

@@ -1,0 +1,44 @@
+"""PlanUndo and UndoTask: adds the present declarations of the tools, which only the tool service has."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import grpc
+
+from services.gateway.peers import Peers, with_retries
+from tenure.domain.errors import Unavailable
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.v1 import admin_service_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.tool import tool_to_domain
+from tenure.wire.undo import present_to_wire
+
+LIST_SECONDS: Final = 5.0
+"""The timeout of the list of tools. Without it, an undo takes the declarations of the ledger, and the plan says so."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+async def plan_undo(peers: Peers, request: api.PlanUndoRequest) -> api.PlanUndoResponse:
+    """Lists the effects of a task. Raises as the ledger does."""
+    await _add_present(peers, request)
+    return await with_retries(lambda: peers.checkpoint.PlanUndo(request))
+
+
+async def undo_task(peers: Peers, request: api.UndoTaskRequest) -> api.UndoTaskResponse:
+    """Creates an undo. Raises as the ledger does."""
+    await _add_present(peers, request)
+    return await with_retries(lambda: peers.checkpoint.UndoTask(request))
+
+
+async def _add_present(peers: Peers, request: api.PlanUndoRequest | api.UndoTaskRequest) -> None:
+    try:
+        listed = await peers.tools.ListOfferedTools(admin_service_pb2.ListOfferedToolsRequest(), timeout=LIST_SECONDS)
+    except (Unavailable, PeerFailed) as error:
+        if isinstance(error, PeerFailed) and error.code is not grpc.StatusCode.UNIMPLEMENTED:
+            raise  # a tool service of an older version does not have the method
+        _log.warning("an undo is planned without the present declarations", extra={"error": str(error)})
+        return
+    request.present.CopyFrom(present_to_wire(tool_to_domain(tool.definition) for tool in listed.tools))

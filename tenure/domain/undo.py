@@ -1,0 +1,381 @@
+"""Undo: which effects of a task can be undone, the task that undoes them, and the course of that task.
+
+An effect is a call of a tool that is not PURE. Its tool declares the compensation: the call that undoes it. The plan is
+made from the ledger of the task and from the undos before it, and fixes the arguments of each compensation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from tenure.domain.argument_mapping import mapped_arguments, parsed
+from tenure.domain.entries import Entry, Forked, ToolIntent, ToolOutcome, ToolsDefined, Transition, WaitResolution
+from tenure.domain.errors import WrongState
+from tenure.domain.fold import ResumePoint
+from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
+from tenure.domain.next_action import ExecuteTools, calls_to_make
+from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.task import (
+    UNDO_LOOP,
+    AgentSpec,
+    FailurePolicy,
+    InDoubtPolicy,
+    Limits,
+    NoProgressPolicy,
+    Priority,
+    Source,
+    TaskPolicy,
+    TaskSpec,
+    UndoCall,
+    UndoWork,
+)
+from tenure.domain.tools import (
+    TOO_LARGE,
+    UNRECORDED,
+    Compensation,
+    EffectClass,
+    Outcome,
+    OutcomeStatus,
+    ToolDefinition,
+    call_id,
+)
+
+MAX_CALLS: Final = 500
+"""The most effects of one undo, and of one list."""
+
+MAX_BYTES: Final = 1024 * 1024
+"""The most bytes of the arguments of one undo: they are part of the spec of its task."""
+
+_MAX_READ: Final = 64 * 1024 * 1024
+PLAN_KINDS: Final = ("forked", "tools_defined", "tool_intent", "tool_outcome", "wait_resolution")
+"""The kinds of entries from which the effects of a task are read, by their field names in EntryBody."""
+
+_UNKNOWN: Final = frozenset({OutcomeStatus.IN_DOUBT, OutcomeStatus.TIMED_OUT, OutcomeStatus.CANCELLED})
+_UNKNOWN_FAILURES: Final = frozenset({MAY_HAVE_HAPPENED, UNRECORDED.detail, TOO_LARGE, "HTTP_408", "HTTP_499"})
+_MAX_SHOWN: Final = 500
+
+
+class UndoVerdict(StrEnum):
+    """Whether an effect can be undone."""
+
+    CAN_BE_UNDONE = "CAN_BE_UNDONE"
+    NO_COMPENSATION = "NO_COMPENSATION"
+    NO_VALUE = "NO_VALUE"
+    NO_TOOL = "NO_TOOL"
+    FAILED = "FAILED"
+    IN_DOUBT = "IN_DOUBT"
+    OPEN = "OPEN"
+    BEING_UNDONE = "BEING_UNDONE"
+    UNDONE = "UNDONE"
+    UNDO_IN_DOUBT = "UNDO_IN_DOUBT"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEffect:
+    """An effect of a task, as the list of an undo shows it. `why`: why it cannot be undone."""
+
+    call_id: str
+    tool: str
+    arguments_json: str
+    verdict: UndoVerdict
+    why: str = ""
+    undo_tool: str = ""
+    undo_arguments_json: str = ""
+    undo_task_id: str = ""
+    declaration_changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool that the tool service has now, with its compensation."""
+
+    effect_class: EffectClass
+    compensation: Compensation | None = None
+
+
+class EarlierUndo(NamedTuple):
+    """The newest undo that has or had an effect.
+
+    `state` None: the undo was pruned. `outcome` None: it has not made the call. `may_run_again`: whether the tool of
+    its call may be called twice.
+    """
+
+    task_id: str
+    state: TaskState | None
+    outcome: Outcome | None = None
+    may_run_again: bool = False
+
+
+Present = Mapping[str, DeclaredTool]
+"""The tools that the tool service has now, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the ledger that has an effect, with its tool as the ledger defines it."""
+
+    intent: ToolIntent
+    tool: ToolDefinition
+    outcome: Outcome | None = None
+
+
+# The effects of a ledger.
+
+
+class EffectsOfTask:
+    """Collects the calls of a ledger that have effects. It keeps only those: a ledger may have many others.
+
+    `since_step`: only calls of this step and later ones. A fork has only its own calls, not those that it copied.
+    """
+
+    def __init__(self, since_step: int = 0) -> None:
+        self._since_step, self._first, self._bytes = since_step, 0, 0
+        self._tools: dict[str, ToolDefinition] = {}
+        self._calls: dict[str, _Call] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Takes the next entry of one of PLAN_KINDS. Raises WrongState (UNDO_TOO_LARGE)."""
+        match entry.body:
+            case Forked(copied_entries=copied):
+                self._first = entry.sequence + copied + 1
+            case ToolsDefined():
+                self._tools = {tool.name: tool for tool in entry.body.tools}
+            case ToolIntent():
+                tool = self._tools.get(entry.body.tool)
+                is_own = entry.sequence >= self._first and entry.step >= self._since_step
+                if is_own and tool is not None and tool.effect_class is not EffectClass.PURE:
+                    self._calls[entry.body.call_id] = _Call(entry.body, tool)
+                    self._count(entry.body.arguments_json)
+            case WaitResolution(call_id=name, edited_arguments_json=edited) if edited and name in self._calls:
+                intent = replace(self._calls[name].intent, arguments_json=edited)
+                self._calls[name] = replace(self._calls[name], intent=intent)
+                self._count(edited)
+            case ToolOutcome(call_id=name, outcome=outcome) if name in self._calls:
+                self._calls[name] = replace(self._calls[name], outcome=outcome)
+                self._count(outcome.content)
+            case _:
+                pass
+
+    def newest_first(self) -> list[_Call]:
+        """Returns the calls in the order in which they are undone."""
+        return list(reversed(self._calls.values()))
+
+    def _count(self, text: str) -> None:
+        self._bytes += len(text)
+        if len(self._calls) > MAX_CALLS or self._bytes > _MAX_READ:
+            raise too_large()
+
+
+# The plan.
+
+
+def plan_undo(
+    calls: Iterable[_Call], earlier: Mapping[str, EarlierUndo], present: Present | None
+) -> tuple[TaskEffect, ...]:
+    """Returns the effects with their verdicts, in the order of the calls.
+
+    `earlier`: the undos of the calls, by call. `present` None: unknown.
+    """
+    return tuple(_judged(call, earlier.get(call.intent.call_id), present) for call in calls)
+
+
+def _judged(call: _Call, before: EarlierUndo | None, present: Present | None) -> TaskEffect:
+    intent = call.intent
+    pinned, compensation = call.tool.compensation, _compensation_of(call.tool, present)
+    effect = TaskEffect(
+        intent.call_id,
+        intent.tool,
+        intent.arguments_json,
+        UndoVerdict.CAN_BE_UNDONE,
+        undo_tool="" if compensation is None else compensation.tool,
+        undo_task_id="" if before is None else before.task_id,
+        declaration_changed=compensation != pinned,
+    )
+    verdict, why = _of_outcome(call.outcome)
+    if verdict is UndoVerdict.CAN_BE_UNDONE and before is not None:
+        verdict, why = _of_earlier(before)
+    if verdict is not UndoVerdict.CAN_BE_UNDONE:
+        return replace(effect, verdict=verdict, why=why)
+    if compensation is None:
+        return replace(effect, verdict=UndoVerdict.NO_COMPENSATION, why=f"{intent.tool} declares no compensation")
+    if present is not None and compensation.tool not in present:
+        why = f"the tool service has no tool {compensation.tool} now"
+        return replace(effect, verdict=UndoVerdict.NO_TOOL, why=why)
+    try:
+        return replace(effect, undo_arguments_json=_arguments(compensation, call))
+    except LookupError as missing:
+        return replace(effect, verdict=UndoVerdict.NO_VALUE, why=f"{compensation.tool}: {missing.args[0]}")
+
+
+def _compensation_of(tool: ToolDefinition, present: Present | None) -> Compensation | None:
+    """Returns the present declaration, or that of the ledger where the tool service does not have the tool any more."""
+    declared = None if present is None else present.get(tool.name)
+    return tool.compensation if declared is None else declared.compensation
+
+
+def _arguments(compensation: Compensation, call: _Call) -> str:
+    assert call.outcome is not None, "the call succeeded"
+    mapping, arguments = parsed(compensation.arguments_json or "{}"), parsed(call.intent.arguments_json or "{}")
+    assert isinstance(mapping, Mapping), "the config file has an object"
+    document = {"arguments": arguments}
+    if not call.outcome.truncated:
+        document["outcome"] = parsed(call.outcome.content)
+    return json.dumps(mapped_arguments(mapping, document), ensure_ascii=False, separators=(",", ":"))
+
+
+def _of_outcome(outcome: Outcome | None) -> tuple[UndoVerdict, str]:
+    if outcome is None:
+        return UndoVerdict.OPEN, "the call has no outcome yet"
+    if not outcome.is_error:
+        return UndoVerdict.CAN_BE_UNDONE, ""
+    if _is_unknown(outcome):
+        return UndoVerdict.IN_DOUBT, f"it is not known whether the call took effect ({outcome.status})"
+    return UndoVerdict.FAILED, f"nothing to undo: the call ended as {outcome.status}"
+
+
+def _is_unknown(outcome: Outcome) -> bool:
+    """Whether an outcome without success leaves open if the effect happened."""
+    if outcome.status in _UNKNOWN or outcome.detail in _UNKNOWN_FAILURES:
+        return True
+    return outcome.detail.startswith("HTTP_5")  # the server failed; a 501 is as rare as an effect before it
+
+
+def _of_earlier(before: EarlierUndo) -> tuple[UndoVerdict, str]:
+    """Returns whether an effect that an undo had can be undone again. An undo that has ended never runs again."""
+    if before.state is None:
+        return UndoVerdict.UNDO_IN_DOUBT, f"the undo {before.task_id} had it and was pruned: its end is not known"
+    if before.outcome is not None and not before.outcome.is_error:
+        return UndoVerdict.UNDONE, f"the undo {before.task_id} has undone it"
+    if before.state not in TERMINAL:
+        return UndoVerdict.BEING_UNDONE, f"the undo {before.task_id} has it and has not ended"
+    if before.outcome is None or not _is_unknown(before.outcome) or before.may_run_again:
+        return UndoVerdict.CAN_BE_UNDONE, ""
+    return UndoVerdict.UNDO_IN_DOUBT, f"it is not known whether the undo {before.task_id} took effect"
+
+
+def plan_digest(effects: Iterable[TaskEffect]) -> str:
+    """Returns the digest of what an undo would do, by which a caller undoes what it saw."""
+    wanted = [[each.call_id, each.undo_tool, each.undo_arguments_json] for each in undoable(effects)]
+    return hashlib.sha256(json.dumps(wanted).encode()).hexdigest()
+
+
+def undoable(effects: Iterable[TaskEffect]) -> Iterator[TaskEffect]:
+    """Yields the effects that an undo undoes."""
+    return (each for each in effects if each.verdict is UndoVerdict.CAN_BE_UNDONE)
+
+
+def obstacle_of(state: TaskState, since_step: int) -> str:
+    """Returns why the effects of a task in this state cannot be undone now, or "".
+
+    A task that waits for a person does nothing meanwhile; one that runs could go on with what is being undone.
+    """
+    if state in TERMINAL or (since_step and state is TaskState.WAITING_USER):
+        return ""
+    return (
+        f"the task is {state}: cancel it first, or let it end; a task that waits for a person can be undone from a "
+        "step on (since_step)"
+    )
+
+
+def refuse_plan(effects: Sequence[TaskEffect], digest: str) -> WrongState | None:
+    """Returns why these effects are not undone. `digest`: of the plan that the caller saw; "": any."""
+    wanted = list(undoable(effects))
+    if digest and digest != plan_digest(effects):
+        message = "the effects that can be undone are no longer those of the list: read it again (PlanUndo)"
+        return WrongState(message, reason="PLAN_CHANGED", metadata={"plan_digest": plan_digest(effects)})
+    if not wanted:
+        return WrongState("no effect of the task can be undone: see PlanUndo for the reasons", reason="NOTHING_TO_UNDO")
+    if sum(len(each.undo_arguments_json.encode()) for each in wanted) > MAX_BYTES:
+        return too_large()
+    return None
+
+
+def too_large() -> WrongState:
+    """Returns the error for a task with too many effects for one list."""
+    message = f"one undo takes at most {MAX_CALLS} effects, and {MAX_BYTES // 1024} KiB of arguments"
+    return WrongState(f"{message}: undo the newest ones first (since_step)", reason="UNDO_TOO_LARGE")
+
+
+# The task of an undo.
+
+
+def spec_of_undo(
+    source: TaskSpec, task_id: str, effects: Iterable[TaskEffect], queue: str, priority: Priority, *, go_on: bool
+) -> TaskSpec:
+    """Returns the spec of the task that undoes the effects. `queue` and `priority`: those that offer the source now.
+
+    It may call only its compensations. Approvals of the source and its approvers hold for it too.
+    """
+    calls = tuple(
+        UndoCall(each.call_id, each.tool, each.undo_tool, each.undo_arguments_json) for each in undoable(effects)
+    )
+    tools = tuple(sorted({call.tool for call in calls}))
+    policy = TaskPolicy(
+        on_lease_lost=TaskPolicy().on_lease_lost,
+        on_in_doubt=InDoubtPolicy.WAIT_FOR_PERSON,
+        escalations=source.policy.escalations,
+        approvers=source.policy.approvers,
+        on_no_progress=NoProgressPolicy.IGNORE,
+        on_failure=FailurePolicy.KEEP,
+    )
+    asked = tuple(name for name in source.agent.approve_tools if name in tools)
+    return TaskSpec(
+        goal=f"Undo the effects of task {task_id}",
+        agent=AgentSpec(loop=UNDO_LOOP, tools=tools, approve_tools=asked),
+        limits=Limits(max_steps=len(calls)),
+        policy=policy,
+        priority=priority,
+        queue=queue,
+        labels=source.labels,
+        source=Source(source.source.kind, source.source.source_id),
+        undo=UndoWork(task_id, calls, go_on),
+    )
+
+
+def next_compensation(point: ResumePoint) -> ToolIntent | ExecuteTools | Transition:
+    """Returns what the task of an undo does next: a new call, the calls to run, or its end."""
+    assert point.spec is not None, "the first entry of every ledger is the spec"
+    work = point.spec.undo
+    if work is None:
+        return Transition(TaskState.FAILED, Reason.UNDO_INCOMPLETE, "the task has no undo: it was not made by UndoTask")
+    for step, call in enumerate(work.calls, 1):
+        made, name = point.intents.get(call_id(step, 0)), call_id(step, 0)
+        if made is None:
+            return ToolIntent(name, "", call.tool, call.arguments_json, f"{work.task_id}/{call.call_id}")
+        if name not in point.outcomes:
+            return calls_to_make(point)
+        if point.outcomes[name].is_error and not work.go_on:
+            break
+    return _end(work, point.outcomes)
+
+
+def outcomes_of_undo(work: UndoWork, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    """Returns what the undo of each call came to, by the undone call. `outcomes`: of the undo's own calls."""
+    own = {call.call_id: outcomes.get(call_id(step, 0)) for step, call in enumerate(work.calls, 1)}
+    return {undone: outcome for undone, outcome in own.items() if outcome is not None}
+
+
+def _end(work: UndoWork, outcomes: Mapping[str, Outcome]) -> Transition:
+    settled = outcomes_of_undo(work, outcomes)
+    undone = [name for name, outcome in settled.items() if not outcome.is_error]
+    failed = [_failure(call, settled[call.call_id]) for call in work.calls if _has_failed(settled.get(call.call_id))]
+    left = [call.call_id for call in work.calls if call.call_id not in settled]
+    report = json.dumps({"task_id": work.task_id, "undone": undone, "failed": failed, "left": left}, ensure_ascii=False)
+    if not failed:
+        return Transition(TaskState.SUCCEEDED, Reason.UNDONE, f"{len(undone)} effects are undone", report)
+    message = f"{len(undone)} of {len(work.calls)} effects are undone, {len(failed)} failed: undo the task again"
+    return Transition(TaskState.FAILED, Reason.UNDO_INCOMPLETE, message, report)
+
+
+def _has_failed(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.is_error
+
+
+def _failure(call: UndoCall, outcome: Outcome) -> dict[str, Any]:
+    what = {"call_id": call.call_id, "tool": call.tool, "status": outcome.status.value}
+    return what | {"content": outcome.content[:_MAX_SHOWN]}
