@@ -127,6 +127,11 @@ class TaskServiceStub:
     beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: repeat later. Otherwise as ListFiles. Resume a broken stream
     with `offset` and `version`, at any gateway.
     """
+    GetReceipts: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptsRequest, _task_service_pb2.GetReceiptsResponse]
+    """Returns the signed receipts of a task's effects, in the order of their chain, in pages. NOT_FOUND.
+    FAILED_PRECONDITION / RECEIPT_CHAIN_BROKEN {call_id}: a record was changed behind the tool service's back, and
+    nothing is signed.
+    """
 
 @_typing.type_check_only
 class TaskServiceAsyncStub(TaskServiceStub):
@@ -147,6 +152,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     ExplainTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]  # type: ignore[assignment]
     ListFiles: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]  # type: ignore[assignment]
     ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
+    GetReceipts: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptsRequest, _task_service_pb2.GetReceiptsResponse]  # type: ignore[assignment]
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -268,6 +274,14 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ReadFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_task_service_pb2.ReadFileResponse], _abc.AsyncIterator[_task_service_pb2.ReadFileResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def GetReceipts(
+        self,
+        request: _task_service_pb2.GetReceiptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.GetReceiptsResponse, _abc.Awaitable[_task_service_pb2.GetReceiptsResponse]]:
         ...
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
