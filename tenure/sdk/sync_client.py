@@ -196,6 +196,14 @@ class SyncTask(Generic[T]):
         """Returns about ten lines for people: why the task is in its state, and what would change that."""
         return self._calls.run(self._task.explain)
 
+    def receipts(self, call_id: str = "") -> tuple[str, ...]:
+        """Returns the signed receipts of the task's effects, a line of JSON each, and at last the head of their chain.
+
+        `tenure receipts verify` verifies a file of these lines without any service. `call_id`: only the receipt of this
+        call, without the head. Raises NotFound, and WrongState (RECEIPT_CHAIN_BROKEN).
+        """
+        return self._calls.run(lambda: self._task.receipts(call_id))
+
     def files(self, path: str = "") -> Iterator[TaskFile]:
         """Yields the files of the task's workspace, with all subdirectories. `path`: only those below this directory.
 

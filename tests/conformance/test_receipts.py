@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from services.coordinator.claims.issuing import Issuer
 from services.coordinator.ledger_client import LedgerClient
-from services.coordinator.receipts import CHAIN_BROKEN, Receipts
+from services.coordinator.receipts import Receipts
 from services.coordinator.tools_client import ToolsClient
 from tenure.domain.audit import Head
-from tenure.domain.errors import NotFound, WrongState
-from tenure.domain.receipts import BrokenReceiptsError, VerifiedReceipts, verify_receipts
-from tenure.domain.tools import OutcomeStatus
-from tenure.runtime.request_context import as_tenant
-from tenure.runtime.security.signing import SignedBytes, Verifier
+from tenure.domain.errors import NotFound
+from tenure.domain.receipts import VerifiedReceipts, verify_receipts
 from tenure.runtime.rpc.client import open_channel
+from tenure.runtime.security.signing import SignedBytes, Verifier
 from tenure.v1 import task_service_pb2 as api
-from tenure.v1 import tool_pb2
 from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.fix_tools import Grants, StartTools, ToolReplica
 
