@@ -64,7 +64,7 @@ def _logged_call(task_id: UUID, row: tuple[Any, ...]) -> tool_pb2.CallTrail:
         logged.outcome_hash = outcome_hash(outcome.status, outcome.detail, outcome.content)
         logged.record.outcome.CopyFrom(_without_content(outcome))
     logged.receipt_number, logged.receipt_link, accepted_at, started_at, finished_at = rest
-    if logged.receipt_number:
+    if logged.receipt_number and packed is not None:
         logged.outcome_message_hash = hashlib.sha256(packed).digest()
         logged.idempotency_key = CallKey(task_id, call_id).idempotency_key
     logged.accept_time.CopyFrom(timestamp(accepted_at))
