@@ -2,7 +2,7 @@
 // each step.
 //
 //   tenure --json leases keys > keys.jsonl
-//   tenure tools receipts TASK > receipts.jsonl
+//   tenure tools receipts TASK -o receipts.jsonl
 //   node examples/verify_receipt.mjs keys.jsonl receipts.jsonl
 
 import crypto from "node:crypto";

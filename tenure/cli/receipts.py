@@ -44,13 +44,23 @@ async def receipt(context: Context, client: Client, task: str, call: str) -> Non
 
 @click.command("receipts", short_help="Write the signed receipts of all effects of a task.")
 @task_argument
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write; an existing file is replaced. Default: standard output.",
+)
 @with_client
-async def write_receipts(_context: Context, client: Client, task: str) -> None:
+async def write_receipts(_context: Context, client: Client, task: str, output: Path | None) -> None:
     """Write the signed receipts of all effects of TASK, a line each, and the signed head of their chain.
 
-    The file is complete up to the time of the head: `tenure tools receipts TASK > FILE`.
+    The file is complete up to the time of the head.
     """
-    _write(await _lines(client.receipts(await find_task(client, task))))
+    lines = await _lines(client.receipts(await find_task(client, task)))
+    if output is None:
+        _write(lines)
+    else:
+        _write_file(output, lines)
 
 
 async def _lines(receipts: AsyncIterable[str]) -> list[str]:
@@ -70,12 +80,18 @@ def _write(lines: list[str]) -> None:
     end()
 
 
+def _write_file(path: Path, lines: list[str]) -> None:
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    echo(f"{path} ({count_text(len(lines) - 1, 'receipt')})")
+
+
 def _shown(envelope: Mapping[str, Any]) -> list[str]:
     signed = envelope["receipt"]
     of_tools, ledger = signed["tool_service"], signed["ledger"]
     record, outcome = of_tools["record"], of_tools["outcome"]
+    signature = f"signed {signed['sign_time']} with key {envelope['key_id']}"
     lines = [
-        f"receipt {record['number']} of task {record['task']}, signed {signed['sign_time']} with {envelope['key_id']}",
+        f"receipt {record['number']} of task {record['task']}, {signature}",
         f"call       {record['call']}, attempt {record['call_attempt']}, {record['tool']} ({record['effect_class']})",
         f"outcome    {outcome['status']} {outcome['detail']}".rstrip() + f", {record['finish_time']}",
         f"arguments  sha256 {record['arguments_sha256']}",
