@@ -23,9 +23,9 @@ from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exit_codes import Exit
-from tenure.cli.main import DEFAULT_DATA_DIR
 from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS, SETTING
+from tenure.runtime.running_stack import DEFAULT_DATA_DIR
 from tenure.server_packages import server_packages
 
 if TYPE_CHECKING:

@@ -234,10 +234,11 @@ class SyncClient:
             print(task.result())
 
     `address`: host:port of the gateway; several replicas by IP address, separated by commas. Default: the environment
-    (TENURE_ADDRESS), else 127.0.0.1:8470. `api_key`: an API key, or a token of the identity provider, or a function
-    that returns one and is called at each call. Default: TENURE_API_KEY or TENURE_API_KEY_FILE. `tenant`: needed only
-    without a key, or with an operator's. `tls`: True, with the usual authorities, or ClientTls with files; a key is
-    sent to another machine by TLS only.
+    (TENURE_ADDRESS), else the gateway of the `tenure dev` that runs in this folder or above, else 127.0.0.1:8470: there
+    `with` raises NotFound (STACK_OF_ANOTHER_FOLDER) for the stack of another folder. `api_key`: an API key, or a token
+    of an identity provider, or a function that returns one and is called at each call. Default: TENURE_API_KEY or
+    TENURE_API_KEY_FILE. `tenant`: needed only without a key, or with an operator's. `tls`: True, with the usual
+    authorities, or ClientTls with files; a key is sent to another machine by TLS only.
 
     A SyncClient connects at its first call, which must come after a fork. Many threads may use it at once.
 
@@ -258,6 +259,8 @@ class SyncClient:
         self._calls = LoopCalls()
 
     def __enter__(self) -> Self:
+        if self._client._connection.is_guessed:  # noqa: SLF001  else it connects later: a process may fork before
+            self._calls.run(self._client.__aenter__)
         return self
 
     def __exit__(self, *_: object) -> None:
