@@ -32,8 +32,8 @@ def receipts_follow_from_call_records(task: TaskHistory) -> Iterator[str]:
             yield f"the record of call {call.call_id} is not the one that its receipt {number} was made of"
             return
     has_ended = task.row is not None and task.row.state in TERMINAL and not _is_under_way(task)
-    found = (len(with_receipt), link)
-    if task.fence is not None and has_ended and (task.fence.receipts, task.fence.receipt_head) != found:
+    of_records = (len(with_receipt), link)
+    if task.fence is not None and has_ended and (task.fence.receipts, task.fence.receipt_head) != of_records:
         yield f"the fence has {task.fence.receipts} receipts; the call records have {len(with_receipt)} or another link"
 
 

@@ -137,17 +137,17 @@ def context_of(
         raise click.BadParameter(str(error), param_hint="--address") from None
     if (tls_certificate_file is None) != (tls_key_file is None):
         raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
-    found = FoundGateway(address) if address else find_gateway(data)
+    gateway = FoundGateway(address) if address else find_gateway(data)
     given_tls = ClientTls(tls_ca_file, tls_certificate_file, tls_key_file)
-    tls = found.tls if given_tls == ClientTls() else given_tls
+    tls = gateway.tls if given_tls == ClientTls() else given_tls
     api_key = environment.get("TENURE_API_KEY", "") if api_key_file is None else partial(read_key, api_key_file)
     if api_key and tls is None:
         try:
-            check_stays_here(found.address)
+            check_stays_here(gateway.address)
         except ValueError as error:
             raise click.UsageError(f"{error} with --tls-ca-file") from None
     return Context(
-        found.address,
+        gateway.address,
         tenant,
         as_json,
         data,
@@ -156,7 +156,7 @@ def context_of(
         is_verbose,
         tls,
         api_key,
-        is_guessed=found.is_guessed,
+        is_guessed=gateway.is_guessed,
     )
 
 

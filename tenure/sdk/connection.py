@@ -49,11 +49,11 @@ class GatewayConnection:
         environment = os.environ
         named = address or environment.get("TENURE_ADDRESS")
         data_dir = Path(environment.get("TENURE_DATA") or DEFAULT_DATA_DIR)
-        found = FoundGateway(_checked_address(named)) if named else find_gateway(data_dir)
-        self.address, self.is_guessed = found.address, found.is_guessed
+        gateway = FoundGateway(_checked_address(named)) if named else find_gateway(data_dir)
+        self.address, self.is_guessed = gateway.address, gateway.is_guessed
         self._tenant = tenant or environment.get("TENURE_TENANT") or None
         self._api_key = api_key or _key_of(environment)
-        self._tls = found.tls if tls is None and found.tls is not None else _tls_of(tls, environment)
+        self._tls = gateway.tls if tls is None and gateway.tls is not None else _tls_of(tls, environment)
         self._client: GatewayClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
