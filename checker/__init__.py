@@ -1,4 +1,4 @@
-"""The checker: compares the history of an installation with the invariants I1 to I41.
+"""The checker: compares the history of an installation with the invariants I1 to I42.
 
 collect.py        builds histories: over the public API task by task, and from files outside of the installation
 history.py        the records of a history: ledger, tool service, etcd, outside effects, and the clients' logs
@@ -8,6 +8,7 @@ checks/           the checks:
   fencing.py        I1 to I6 and I29: claims in etcd, accepted writes, refused writes
   ledger.py         I7, I8, I16, I20 to I23, I30, I32, I37, I41: sequences, transitions, conversations, waits, outputs
   tool_calls.py     I12 to I15, I19 and I40: tool calls, effects, calls in doubt
+  receipts.py       I42: the chain of receipts
   budgets.py        I17 to I19: reservations, budgets, bills
   clients.py        I9 to I11 and I24 to I28: answers to clients, streams
   task_trees.py     I36, I38 and I39: forks and sub-agents

@@ -134,5 +134,6 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         "A resolution of a call in doubt is given once, while the task waits for it, for that call attempt."
     ),
     "I41": Invariant("A task lists the outputs that its calls recorded, as its close-out found them."),
+    "I42": Invariant("The receipts of a task are 1, 2, 3 … without gap, and each follows from its call record."),
     "I47": Invariant("An undo makes the calls of its plan, in their order, and an effect is undone once."),
 }

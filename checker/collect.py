@@ -141,6 +141,8 @@ def calls_and_fence(
         claim_id=fence.claim_id,
         closed=fence.closed,
         changed_at=_unix(fence.change_time),
+        receipts=fence.receipts,
+        receipt_head=fence.receipt_head or bytes(32),
     )
     return [_call(task_id, trail) for trail in page.calls], record if page.HasField("fence") else None
 
@@ -163,6 +165,9 @@ def _call(task_id: str, trail: tool_pb2.CallTrail) -> CallRecord:
         accepted_at=_unix(trail.accept_time),
         started_at=_unix(record.start_time) if record.HasField("start_time") else None,
         finished_at=_unix(trail.finish_time) if trail.HasField("finish_time") else None,
+        receipt_number=trail.receipt_number,
+        receipt_link=trail.receipt_link,
+        outcome_message_hash=trail.outcome_message_hash,
     )
 
 

@@ -213,6 +213,8 @@ class ToolFenceRecord:
     claim_id: str
     closed: bool = False
     changed_at: float = 0.0
+    receipts: int = 0
+    receipt_head: bytes = bytes(32)
 
     @property
     def fence(self) -> Fence:
@@ -226,7 +228,7 @@ class CallRecord:
 
     `epoch`, `claim_id`: the claim that authorised the call last. `runner_id`: "" if the call never ran.
     `outcome.content` may be missing in large collections: `outcome_hash` is `reading.outcome_hash` of the whole
-    outcome.
+    outcome. `receipt_number` 0: the call has no receipt.
     """
 
     task_id: str
@@ -244,6 +246,9 @@ class CallRecord:
     accepted_at: float = 0.0
     started_at: float | None = None
     finished_at: float | None = None
+    receipt_number: int = 0
+    receipt_link: bytes = b""
+    outcome_message_hash: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from checker.check import Check, SumCheck
-from checker.checks import budgets, clients, fencing, ledger, task_trees, tool_calls, undos
+from checker.checks import budgets, clients, fencing, ledger, receipts, task_trees, tool_calls, undos
 
 CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *fencing.CHECKS,
     *ledger.CHECKS,
     *tool_calls.CHECKS,
+    *receipts.CHECKS,
     *budgets.CHECKS,
     *clients.CHECKS,
     *task_trees.CHECKS,

@@ -17,5 +17,6 @@ worker_agents.py       registers the agents of workers in the registries of thei
 operator_requests.py   lists of workers and claims, transfer, drain
 in_doubt_waits.py      ends waits for resolutions that are no longer needed
 pruned_tasks.py        makes the tool service forget pruned tasks
+receipts.py            signs receipts of effects, from the records of both stores
 leases/                LeaseService: named leases of other systems
 """

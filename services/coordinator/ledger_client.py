@@ -15,6 +15,7 @@ from tenure.domain.fairness import Slots
 from tenure.runtime.rpc.client import TenureChannel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, token_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.wire.audit import append_request
@@ -115,6 +116,17 @@ class LedgerClient:
         """Yields the messages of the queue watch until the stream ends."""
         async for event in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=WATCH_SECONDS):
             yield event
+
+    async def entries(self, task_id: str, kinds: Sequence[str]) -> AsyncGenerator[ledger_pb2.Entry, None]:
+        """Yields the entries of these kinds of a task of the request's tenant, oldest first. Raises NotFound."""
+        request = tasks_pb.ListTaskEntriesRequest(task_id=task_id, kinds=kinds, page_size=_PAGE)
+        more = True
+        while more:
+            page = await self._stub.ListTaskEntries(request, timeout=_TIMEOUT_SECONDS)
+            for entry in page.entries:
+                yield entry
+                request.after_sequence = entry.sequence
+            more = page.more and bool(page.entries)
 
     async def get_epochs(self) -> pb.GetEpochsResponse:
         """Returns the ledger's generation and its highest registered epoch."""

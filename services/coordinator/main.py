@@ -25,6 +25,7 @@ from services.coordinator.ledger_client import WATCH_SECONDS, AuditClient, Ledge
 from services.coordinator.operator_requests import OperatorRequests
 from services.coordinator.pools import PoolEnforcement, WorkerPools
 from services.coordinator.pruned_tasks import PrunedTasks
+from services.coordinator.receipts import Receipts
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.sessions.live_addresses import LiveAddresses
 from services.coordinator.sessions.own_session import OwnSession
@@ -131,6 +132,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
         pools,
         WorkerAgents(checkpoint, pools),
         generation,
+        Receipts(ledger, tools, issuer),
         process.stopping,
     )
     server.add(SERVICE, servicer)

@@ -13,6 +13,7 @@ from services.coordinator.generation import Generation
 from services.coordinator.lease_store import LeaseStore
 from services.coordinator.operator_requests import OperatorRequests, list_claims, list_renewals, list_workers
 from services.coordinator.pools import WorkerPools
+from services.coordinator.receipts import Receipts
 from services.coordinator.sessions.live_addresses import live_source
 from services.coordinator.sessions.session_attach import Greeting, SessionAttach, Sessions, Takeover
 from services.coordinator.sessions.session_stream import SESSION_GOES_ON, SessionStreamServer, StreamEnd
@@ -22,6 +23,7 @@ from tenure.runtime.rpc.server import draining
 from tenure.runtime.security.access_control import current_principal
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceServicer
 
 _HELLO_SECONDS: Final = 10.0
@@ -43,8 +45,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         pools: WorkerPools,
         worker_agents: WorkerAgents,
         generation: Generation,
+        receipts: Receipts,
         stopping: asyncio.Event,
     ) -> None:
+        self._receipts = receipts
         self._generation = generation
         self._worker_agents = worker_agents
         self._pools = pools
@@ -109,6 +113,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def DrainWorker(self, request: Any, _context: Any) -> admin_pb.DrainWorkerResponse:
         """Drains a worker that is attached to any replica."""
         return admin_pb.DrainWorkerResponse(workers=await self._operator_requests.drain(request))
+
+    async def GetReceipts(self, request: tasks_pb.GetReceiptsRequest, _context: Any) -> tasks_pb.GetReceiptsResponse:
+        """Signs the receipts of a task of the tenant."""
+        return await self._receipts.page(request)
 
 
 async def _hello(requests: AsyncIterator[pb.SessionRequest]) -> pb.Hello:

@@ -9,12 +9,13 @@ from tenure.domain.in_doubt import AttemptStatus
 from tenure.domain.tools import CallStatuses
 from tenure.runtime.rpc.client import TenureChannel
 from tenure.v1 import admin_service_pb2 as admin_pb
-from tenure.v1 import token_pb2, tool_service_pb2
+from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.common import CALL_STATES
 from tenure.wire.tool import call_statuses_to_domain
 
 _TIMEOUT_SECONDS: Final = 10.0
+_PAGE: Final = 1000
 
 
 class ToolsClient:
@@ -36,6 +37,19 @@ class ToolsClient:
             one.record.call_id: AttemptStatus(CALL_STATES.to_domain(one.record.state), one.record.call_attempt)
             for one in listed
         }
+
+    async def calls(self, task_id: str) -> tuple[tool_pb2.ToolFence, list[tool_pb2.CallTrail]]:
+        """Returns the fence of a task of the request's tenant, and all its call records, which it reads later."""
+        first = admin_pb.ListCallsRequest(task_id=task_id, page_size=1)
+        fence = (await self._stub.ListCalls(first, timeout=_TIMEOUT_SECONDS)).fence
+        trails: list[tool_pb2.CallTrail] = []
+        request, more = admin_pb.ListCallsRequest(task_id=task_id, page_size=_PAGE), True
+        while more:
+            page = await self._stub.ListCalls(request, timeout=_TIMEOUT_SECONDS)
+            trails += page.calls
+            request.after_call_id = trails[-1].record.call_id if trails else ""
+            more = page.more
+        return fence, trails
 
     async def forget(self, token: token_pb2.FencingToken) -> None:
         """Deletes the tool service's data of a pruned task except its closed fence. A repeat is safe."""

@@ -34,6 +34,7 @@ waits.py          waits, resume; tasks signal
 answering.py      the text of a wait, the commands that answer it, the question in a terminal
 files.py          files: a task's workspace
 tools.py          tools: tool sources, tools, calls in doubt
+receipts.py       receipts: verify; tools receipt, tools receipts
 workers.py        workers: sessions, claims, queues; tasks refusals
 leases.py         leases: named leases of other systems
 agents.py         agents: their revisions and builds

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 from google.protobuf.message import Message
@@ -19,7 +19,7 @@ from tenure.cli.output import echo, json_line, make_console
 from tenure.client import Client
 from tenure.client.client import check_stays_here
 from tenure.runtime.rpc.client import target_of
-from tenure.runtime.running_stack import CERTIFICATES, read_addresses
+from tenure.runtime.running_stack import DEFAULT_ADDRESS, FoundGateway, find_gateway
 from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.json_shape import PublicValue
 from tenure.wire.common import to_dict
@@ -27,8 +27,6 @@ from tenure.wire.common import to_dict
 P = ParamSpec("P")
 Shown = TypeVar("Shown", bound=Message | PublicValue)
 T = TypeVar("T")
-
-DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +137,17 @@ def context_of(
         raise click.BadParameter(str(error), param_hint="--address") from None
     if (tls_certificate_file is None) != (tls_key_file is None):
         raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
-    tls = find_tls(ClientTls(tls_ca_file, tls_certificate_file, tls_key_file), address, data)
-    gateway = address or find_gateway(data)
+    gateway = FoundGateway(address) if address else find_gateway(data)
+    given_tls = ClientTls(tls_ca_file, tls_certificate_file, tls_key_file)
+    tls = gateway.tls if given_tls == ClientTls() else given_tls
     api_key = environment.get("TENURE_API_KEY", "") if api_key_file is None else partial(read_key, api_key_file)
     if api_key and tls is None:
         try:
-            check_stays_here(gateway or DEFAULT_ADDRESS)
+            check_stays_here(gateway.address)
         except ValueError as error:
             raise click.UsageError(f"{error} with --tls-ca-file") from None
     return Context(
-        gateway or DEFAULT_ADDRESS,
+        gateway.address,
         tenant,
         as_json,
         data,
@@ -157,13 +156,8 @@ def context_of(
         is_verbose,
         tls,
         api_key,
-        is_guessed=not gateway,
+        is_guessed=gateway.is_guessed,
     )
-
-
-def find_gateway(data_dir: Path) -> str:
-    """Returns the gateway of the stack that runs on `data_dir`; "" if none runs."""
-    return (read_addresses(data_dir) or {}).get("gateway", "")
 
 
 def read_key(path: Path) -> str:
@@ -172,17 +166,6 @@ def read_key(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         raise click.ClickException(f"{path} is not a file with an API key: {error}") from None
-
-
-def find_tls(given: ClientTls, address: str | None, data_dir: Path) -> ClientTls | None:
-    """Returns the given files, else those of the stack that runs on `data_dir`, else None."""
-    if given != ClientTls():
-        return given
-    running = {} if address else read_addresses(data_dir) or {}
-    if CERTIFICATES not in running:
-        return None
-    directory = Path(running[CERTIFICATES])
-    return ClientTls(directory / "ca.pem", directory / "operator.pem", directory / "operator.key.pem")
 
 
 pass_context = click.make_pass_decorator(Context)

@@ -29,5 +29,5 @@ Exit codes:
   4  not possible now: no answer, or a limit is reached; try again later
   5  not yet: the task has not ended within --timeout, or another holder has the lease
   6  an internal error of a service; its log has the details
-  7  an invariant is violated (admin verify)
+  7  an invariant is violated (admin verify), or receipts were changed
   130  stopped by Ctrl-C"""

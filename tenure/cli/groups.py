@@ -52,6 +52,7 @@ _BY_SUBJECT: Final = {
     "tasks": "tenure.cli.groups:tasks",
     "agents": "tenure.cli.agents:agents",
     "tools": "tenure.cli.tools:tools",
+    "receipts": "tenure.cli.receipts:receipts",
     "schedules": "tenure.cli.schedules:schedules",
     "webhooks": "tenure.cli.webhooks:webhooks",
     "approvers": "tenure.cli.approvers:approvers",

@@ -13,9 +13,9 @@ from tenure.cli.exit_codes import HELP
 from tenure.cli.group import ClientOption, Group
 from tenure.cli.groups import add_commands
 from tenure.cli.streams import replace_unknown_characters
+from tenure.runtime.running_stack import DEFAULT_DATA_DIR
 
 FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-DEFAULT_DATA_DIR: Final = Path(".tenure")
 
 
 @click.group(
@@ -45,7 +45,7 @@ DEFAULT_DATA_DIR: Final = Path(".tenure")
     envvar="TENURE_DATA",
     default=DEFAULT_DATA_DIR,
     show_default=True,
-    help="The data directory of a development stack on this machine.",
+    help="The data directory of a development stack on this machine; the default also in the folders above.",
 )
 @click.option(
     "--api-key-file",

@@ -11,6 +11,7 @@ client.py          Client: the stubs of all services, lists by pages, and the ca
 retries.py         the channel that retries calls
 files.py           reads files of workspaces
 leases.py          HeldLease, which renews a lease; the events of leases
+receipts.py        reads public keys, and checks the signatures of receipts with them
 verification.py    TokenVerifier: checks fencing tokens in a service that guards its own writes
 reconnect.py       how a broken stream is resumed
 replays.py         the ledger of a recorded run from a file, and the submit of its replay

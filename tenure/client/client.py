@@ -379,6 +379,21 @@ class Client:
             more = page.more
             after = page.calls[-1].record.call_id if page.calls else after
 
+    async def receipts(self, task_id: str, call_id: str = "") -> AsyncGenerator[str]:
+        """Yields the signed receipts of a task's effects, a line of JSON each, then the signed head of their chain.
+
+        `call_id`: only the receipt of this call. Raises NotFound, and WrongState (RECEIPT_CHAIN_BROKEN).
+        """
+        more, request = True, api.GetReceiptsRequest(task_id=task_id, call_id=call_id)
+        while more:
+            page = await self.tasks.GetReceipts(request)
+            for line in page.receipts:
+                yield line
+            if page.head:
+                yield page.head
+            request.after_number += len(page.receipts)
+            more = page.more
+
     async def resume(
         self,
         task_id: str,

@@ -1,17 +1,66 @@
-"""Finds the development stack that runs on a data directory, by the file `dev.json` that the stack keeps there."""
+"""Finds the gateway for a caller who names none: that of the development stack of the caller's folder.
+
+A stack keeps the file `dev.json` with its addresses in its data directory.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+from tenure.runtime.security.tls import ClientTls
 
 FILE_NAME: Final = "dev.json"
 CERTIFICATES: Final = "certificates"
 """The key of the certificates' folder in dev.json, for a stack with TLS."""
 SIMULATOR: Final = "simulator"
 """The key of the simulator's URL in dev.json, for a stack whose model is simulated."""
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
+"""The usual address of a gateway on this machine."""
+DEFAULT_DATA_DIR: Final = Path(".tenure")
+"""The data directory of a stack, in the folder where `tenure dev` was started."""
+
+
+class FoundGateway(NamedTuple):
+    """A gateway. `tls`: the certificates of its stack, if it has some.
+
+    `is_guessed`: it is at the usual address, so it may be that of another folder's stack.
+    """
+
+    address: str
+    tls: ClientTls | None = None
+    is_guessed: bool = False
+
+
+def find_gateway(data_dir: Path = DEFAULT_DATA_DIR) -> FoundGateway:
+    """Returns the gateway of the stack that runs on `data_dir`, else the one at the usual address.
+
+    The default is searched for in the working directory and its parents, the nearest first; in parents only a directory
+    of this user, because another user may write to a folder above, such as /tmp.
+    """
+    parents = Path.cwd().parents if data_dir == DEFAULT_DATA_DIR else ()
+    for candidate in (data_dir, *filter(_is_own, (parent / data_dir for parent in parents))):
+        addresses = read_addresses(candidate) or {}
+        if gateway := addresses.get("gateway"):
+            return FoundGateway(gateway, _tls_of(addresses))
+    return FoundGateway(DEFAULT_ADDRESS, is_guessed=True)
+
+
+def _is_own(directory: Path) -> bool:
+    try:
+        return directory.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _tls_of(addresses: dict[str, str]) -> ClientTls | None:
+    if CERTIFICATES not in addresses:
+        return None
+    folder = Path(addresses[CERTIFICATES])
+    return ClientTls(folder / "ca.pem", folder / "operator.pem", folder / "operator.key.pem")
 
 
 def read_addresses(data_dir: Path) -> dict[str, str] | None:

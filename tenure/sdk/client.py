@@ -43,10 +43,11 @@ class Client:
             print(await task.result())
 
     `address`: host:port of the gateway; several replicas by IP address, separated by commas. Default: the environment
-    (TENURE_ADDRESS), else 127.0.0.1:8470. `api_key`: an API key, or a token of the identity provider, or a function
-    that returns one and is called at each call. Default: TENURE_API_KEY or TENURE_API_KEY_FILE. `tenant`: needed only
-    without a key, or with an operator's. `tls`: True, with the usual authorities, or ClientTls with files; a key is
-    sent to another machine by TLS only.
+    (TENURE_ADDRESS), else the gateway of the `tenure dev` that runs in this folder or above, else 127.0.0.1:8470: there
+    `with` raises NotFound (STACK_OF_ANOTHER_FOLDER) for the stack of another folder. `api_key`: an API key, or a token
+    of an identity provider, or a function that returns one and is called at each call. Default: TENURE_API_KEY or
+    TENURE_API_KEY_FILE. `tenant`: needed only without a key, or with an operator's. `tls`: True, with the usual
+    authorities, or ClientTls with files; a key is sent to another machine by TLS only.
 
     A Client connects at its first call and belongs to the event loop of that call. Many coroutines may use it at once.
 
@@ -67,6 +68,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._connection.client()
+        await self._connection.check_found()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -3,6 +3,7 @@
 Arguments go before the environment, which has the same names as for the `tenure` command:
 
     TENURE_ADDRESS                host:port of the gateway; without a port 8470
+    TENURE_DATA                   without an address: the data directory of a development stack on this machine
     TENURE_API_KEY                the API key, or
     TENURE_API_KEY_FILE           a file with it, read again at each call
     TENURE_TENANT                 the tenant
@@ -21,13 +22,17 @@ from pathlib import Path
 from typing import Final
 
 from tenure.client import Client as GatewayClient
+from tenure.domain.errors import NotFound, TenureError
 from tenure.runtime.rpc.channels import refuse_after_fork
 from tenure.runtime.rpc.client import target_of
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.runtime.running_stack import DEFAULT_DATA_DIR, FoundGateway, find_gateway
 from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.errors import api_errors, invalid_argument
 from tenure.sdk.submit_options import argument_of
+from tenure.v1.admin_service_pb2 import GetCallerRequest
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
+_FOUND_SECONDS: Final = 2.0
 DEFAULT_PORT: Final = 8470
 
 
@@ -42,10 +47,13 @@ class GatewayConnection:
         tls: ClientTls | bool | None,
     ) -> None:
         environment = os.environ
-        self.address = _checked_address(address or environment.get("TENURE_ADDRESS") or DEFAULT_ADDRESS)
+        named = address or environment.get("TENURE_ADDRESS")
+        data_dir = Path(environment.get("TENURE_DATA") or DEFAULT_DATA_DIR)
+        gateway = FoundGateway(_checked_address(named)) if named else find_gateway(data_dir)
+        self.address, self.is_guessed = gateway.address, gateway.is_guessed
         self._tenant = tenant or environment.get("TENURE_TENANT") or None
         self._api_key = api_key or _key_of(environment)
-        self._tls = _tls_of(tls, environment)
+        self._tls = gateway.tls if tls is None and gateway.tls is not None else _tls_of(tls, environment)
         self._client: GatewayClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -68,6 +76,24 @@ class GatewayConnection:
                 "a loop of its own and can be used from every thread"
             )
         return self._client
+
+    async def check_found(self) -> None:
+        """Raises NotFound if the gateway was found at the usual address only, and is that of another folder's stack.
+
+        A gateway that does not answer passes: the first call meets the same.
+        """
+        if not self.is_guessed:
+            return
+        try:
+            caller = await self.client().admin.GetCaller(GetCallerRequest(), timeout=_FOUND_SECONDS)
+        except (TenureError, PeerFailed):
+            return
+        if caller.stack_folder:
+            raise NotFound(
+                f"no `tenure dev` runs in this folder or above; the gateway at {self.address} is that of the stack in "
+                f"{caller.stack_folder}: start one here, or give the address, or TENURE_ADDRESS={self.address}",
+                reason="STACK_OF_ANOTHER_FOLDER",
+            )
 
     async def close(self) -> None:
         """Closes the channel. A second close has no effect."""

@@ -63,6 +63,8 @@ class SyncClient:
         self._calls = LoopCalls()
 
     def __enter__(self) -> Self:
+        if self._client._connection.is_guessed:  # noqa: SLF001  else it connects later: a process may fork before
+            self._calls.run(self._client.__aenter__)
         return self
 
     def __exit__(self, *_: object) -> None:

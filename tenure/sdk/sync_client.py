@@ -197,6 +197,14 @@ class SyncTask(Generic[T]):
         """Returns about ten lines for people: why the task is in its state, and what would change that."""
         return self._calls.run(self._task.explain)
 
+    def receipts(self, call_id: str = "") -> tuple[str, ...]:
+        """Returns the signed receipts of the task's effects, a line of JSON each, and at last the head of their chain.
+
+        `tenure receipts verify` verifies a file of these lines without any service. `call_id`: only the receipt of this
+        call, without the head. Raises NotFound, and WrongState (RECEIPT_CHAIN_BROKEN).
+        """
+        return self._calls.run(lambda: self._task.receipts(call_id))
+
     def files(self, path: str = "") -> Iterator[TaskFile]:
         """Yields the files of the task's workspace, with all subdirectories. `path`: only those below this directory.
 
@@ -227,10 +235,11 @@ class SyncClient:
             print(task.result())
 
     `address`: host:port of the gateway; several replicas by IP address, separated by commas. Default: the environment
-    (TENURE_ADDRESS), else 127.0.0.1:8470. `api_key`: an API key, or a token of the identity provider, or a function
-    that returns one and is called at each call. Default: TENURE_API_KEY or TENURE_API_KEY_FILE. `tenant`: needed only
-    without a key, or with an operator's. `tls`: True, with the usual authorities, or ClientTls with files; a key is
-    sent to another machine by TLS only.
+    (TENURE_ADDRESS), else the gateway of the `tenure dev` that runs in this folder or above, else 127.0.0.1:8470: there
+    `with` raises NotFound (STACK_OF_ANOTHER_FOLDER) for the stack of another folder. `api_key`: an API key, or a token
+    of an identity provider, or a function that returns one and is called at each call. Default: TENURE_API_KEY or
+    TENURE_API_KEY_FILE. `tenant`: needed only without a key, or with an operator's. `tls`: True, with the usual
+    authorities, or ClientTls with files; a key is sent to another machine by TLS only.
 
     A SyncClient connects at its first call, which must come after a fork. Many threads may use it at once.
 
@@ -251,6 +260,8 @@ class SyncClient:
         self._calls = LoopCalls()
 
     def __enter__(self) -> Self:
+        if self._client._connection.is_guessed:  # noqa: SLF001  else it connects later: a process may fork before
+            self._calls.run(self._client.__aenter__)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -206,6 +206,16 @@ class Task(Generic[T]):
             self._seen(response.task)
             return tuple(response.lines)
 
+    async def receipts(self, call_id: str = "") -> tuple[str, ...]:
+        """Returns the signed receipts of the task's effects, a line of JSON each, and at last the head of their chain.
+
+        `tenure receipts verify` verifies a file of these lines without any service. `call_id`: only the receipt of this
+        call, without the head. Raises NotFound, and WrongState (RECEIPT_CHAIN_BROKEN).
+        """
+        with self._connection.use() as client:
+            async with aclosing(client.receipts(self.id, call_id)) as lines:
+                return tuple([line async for line in lines])
+
     async def files(self, path: str = "") -> AsyncGenerator[TaskFile]:
         """Yields the files of the task's workspace, with all subdirectories. `path`: only those below this directory.
 

@@ -29,10 +29,11 @@ from tenure.v1 import agent_service_pb2 as tenure_dot_v1_dot_agent__service__pb2
 from tenure.v1 import ledger_pb2 as tenure_dot_v1_dot_ledger__pb2
 from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
+from tenure.v1 import task_service_pb2 as tenure_dot_v1_dot_task__service__pb2
 from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tenure/v1/coordinator_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tenure/v1/access.proto\x1a\x1dtenure/v1/admin_service.proto\x1a\x1dtenure/v1/agent_service.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\"\x85\x02\n\x0eSessionRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tenure.v1.HelloH\x00\x12!\n\x05renew\x18\x02 \x01(\x0b\x32\x10.tenure.v1.RenewH\x00\x12!\n\x05slots\x18\x03 \x01(\x0b\x32\x10.tenure.v1.SlotsH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tenure.v1.ReleaseH\x00\x12!\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x10.tenure.v1.DrainH\x00\x12,\n\x0b\x63\x61lls_heard\x18\x06 \x01(\x0b\x32\x15.tenure.v1.CallsHeardH\x00:\x07\xa0\x82\x19\x80\x80\x80\x01\x42\t\n\x07message\"\xf4\x02\n\x05Hello\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x05\x12\x1a\n\nsession_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12-\n\x08holdings\x18\x03 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\x12\x1b\n\nfree_slots\x18\x04 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12\x18\n\x06queues\x18\x05 \x03(\tB\x08\x9a\x82\x19\x04\x08@8\x02\x12\x31\n\npriorities\x18\x06 \x03(\x0e\x32\x13.tenure.v1.PriorityB\x08\x9a\x82\x19\x04\x08@`\x01\x12\x18\n\x05loops\x18\x07 \x03(\tB\t\x9a\x82\x19\x05\x08\x80\x01\x38\x06\x12\x1d\n\x0clive_address\x18\x08 \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\x12*\n\x0blower_tiers\x18\t \x01(\x0b\x32\x15.tenure.v1.LowerTiers\x12\x1e\n\x0esession_secret\x18\n \x01(\x0c\x42\x06\x9a\x82\x19\x02(@\x12\x16\n\x05\x62uild\x18\x0b \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\"\xa8\x01\n\x1bRegisterWorkerAgentsRequest\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x05\x12\x16\n\x05\x62uild\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\x12\x1b\n\x07tenants\x18\x03 \x03(\tB\n\x9a\x82\x19\x06\x08\xe8\x07\x18\xac\x02\x12\x30\n\x06\x61gents\x18\x04 \x03(\x0b\x32\x16.tenure.v1.WorkerAgentB\x08\x9a\x82\x19\x04\x08@\x10\x01:\x07\xa0\x82\x19\x80\x80\x80\x02\"S\n\x0bWorkerAgent\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12.\n\ndefinition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.AgentDefinition\"K\n\x1cRegisterWorkerAgentsResponse\x12+\n\trevisions\x18\x01 \x03(\x0b\x32\x18.tenure.v1.AgentRevision\"g\n\x07Holding\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1a\n\x08\x63laim_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12%\n\x08progress\x18\x03 \x01(\x0b\x32\x13.tenure.v1.Progress\"\xda\x01\n\x08Progress\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x15\n\routput_tokens\x18\x02 \x01(\x03\x12\x12\n\ntool_signs\x18\x03 \x01(\x03\x12*\n\x07\x62\x61\x63koff\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\"\n\x04\x63\x61ll\x18\x05 \x01(\x0b\x32\x14.tenure.v1.HeardCall\x12\'\n\x04idle\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10model_call_waits\x18\x07 \x01(\x08\"\xcf\x01\n\x05Renew\x12\x1c\n\x0crenew_number\x18\x01 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12-\n\x08holdings\x18\x02 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\x12\x1b\n\nfree_slots\x18\x03 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12 \n\x0bgrants_read\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12*\n\x0blower_tiers\x18\x05 \x01(\x0b\x32\x15.tenure.v1.LowerTiersB\x0e\n\x0c_grants_read\";\n\nCallsHeard\x12-\n\x08holdings\x18\x01 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\"\x82\x01\n\x05Slots\x12\x1b\n\nfree_slots\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12 \n\x0bgrants_read\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12*\n\x0blower_tiers\x18\x03 \x01(\x0b\x32\x15.tenure.v1.LowerTiersB\x0e\n\x0c_grants_read\"r\n\x07Release\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1a\n\x08\x63laim_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x16\n\x06reason\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x18\n\x07message\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\"\x07\n\x05\x44rain\"\xab\x02\n\x0fSessionResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tenure.v1.WelcomeH\x00\x12%\n\x07renewed\x18\x02 \x01(\x0b\x32\x12.tenure.v1.RenewedH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.tenure.v1.GrantH\x00\x12#\n\x06revoke\x18\x04 \x01(\x0b\x32\x11.tenure.v1.RevokeH\x00\x12)\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x17.tenure.v1.CancelNoticeH\x00\x12#\n\x06goaway\x18\x06 \x01(\x0b\x32\x11.tenure.v1.GoawayH\x00\x12\'\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x16.tenure.v1.DrainNoticeH\x00\x42\t\n\x07message\"\x1e\n\x0b\x44rainNotice\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xc2\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0elost_claim_ids\x18\x04 \x03(\t\x12\x30\n\rcall_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\x07Renewed\x12\x14\n\x0crenew_number\x18\x01 \x01(\x03\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.tenure.v1.FencingToken\"\x87\x01\n\x05Grant\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0c\n\x04loop\x18\x04 \x01(\t\x12%\n\x08priority\x18\x05 \x01(\x0e\x32\x13.tenure.v1.Priority\";\n\x06Revoke\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1f\n\x0c\x43\x61ncelNotice\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\x08\n\x06Goaway\">\n\x14GetLiveSourceRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"W\n\x15GetLiveSourceResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0cproof_digest\x18\x02 \x01(\x0c\x12\x17\n\x0f\x61llows_loopback\x18\x03 \x01(\x08\".\n\x13ListRenewalsRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18$\"\x9d\x01\n\x14ListRenewalsResponse\x12?\n\x08renewals\x18\x01 \x03(\x0b\x32-.tenure.v1.ListRenewalsResponse.RenewalsEntry\x1a\x44\n\rRenewalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tenure.v1.Renewals:\x02\x38\x01\x32\xf4\x05\n\x12\x43oordinatorService\x12O\n\x07Session\x12\x19.tenure.v1.SessionRequest\x1a\x1a.tenure.v1.SessionResponse\"\t\x92\x82\x19\x05\n\x01\x03\x18\x01(\x01\x30\x01\x12r\n\x14RegisterWorkerAgents\x12&.tenure.v1.RegisterWorkerAgentsRequest\x1a\'.tenure.v1.RegisterWorkerAgentsResponse\"\t\x92\x82\x19\x05\n\x01\x03\x18\x01\x12W\n\x0bListWorkers\x12\x1d.tenure.v1.ListWorkersRequest\x1a\x1e.tenure.v1.ListWorkersResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12T\n\nListClaims\x12\x1c.tenure.v1.ListClaimsRequest\x1a\x1d.tenure.v1.ListClaimsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12Z\n\x0cListRenewals\x12\x1e.tenure.v1.ListRenewalsRequest\x1a\x1f.tenure.v1.ListRenewalsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12[\n\rGetLiveSource\x12\x1f.tenure.v1.GetLiveSourceRequest\x1a .tenure.v1.GetLiveSourceResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12X\n\x0cTransferTask\x12\x1e.tenure.v1.TransferTaskRequest\x1a\x1f.tenure.v1.TransferTaskResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12W\n\x0b\x44rainWorker\x12\x1d.tenure.v1.DrainWorkerRequest\x1a\x1e.tenure.v1.DrainWorkerResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tenure/v1/coordinator_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tenure/v1/access.proto\x1a\x1dtenure/v1/admin_service.proto\x1a\x1dtenure/v1/agent_service.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x1ctenure/v1/task_service.proto\x1a\x15tenure/v1/token.proto\"\x85\x02\n\x0eSessionRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tenure.v1.HelloH\x00\x12!\n\x05renew\x18\x02 \x01(\x0b\x32\x10.tenure.v1.RenewH\x00\x12!\n\x05slots\x18\x03 \x01(\x0b\x32\x10.tenure.v1.SlotsH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tenure.v1.ReleaseH\x00\x12!\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x10.tenure.v1.DrainH\x00\x12,\n\x0b\x63\x61lls_heard\x18\x06 \x01(\x0b\x32\x15.tenure.v1.CallsHeardH\x00:\x07\xa0\x82\x19\x80\x80\x80\x01\x42\t\n\x07message\"\xf4\x02\n\x05Hello\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x05\x12\x1a\n\nsession_id\x18\x02 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12-\n\x08holdings\x18\x03 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\x12\x1b\n\nfree_slots\x18\x04 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12\x18\n\x06queues\x18\x05 \x03(\tB\x08\x9a\x82\x19\x04\x08@8\x02\x12\x31\n\npriorities\x18\x06 \x03(\x0e\x32\x13.tenure.v1.PriorityB\x08\x9a\x82\x19\x04\x08@`\x01\x12\x18\n\x05loops\x18\x07 \x03(\tB\t\x9a\x82\x19\x05\x08\x80\x01\x38\x06\x12\x1d\n\x0clive_address\x18\x08 \x01(\tB\x07\x9a\x82\x19\x03\x18\xac\x02\x12*\n\x0blower_tiers\x18\t \x01(\x0b\x32\x15.tenure.v1.LowerTiers\x12\x1e\n\x0esession_secret\x18\n \x01(\x0c\x42\x06\x9a\x82\x19\x02(@\x12\x16\n\x05\x62uild\x18\x0b \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\"\xa8\x01\n\x1bRegisterWorkerAgentsRequest\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x05\x12\x16\n\x05\x62uild\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\x12\x1b\n\x07tenants\x18\x03 \x03(\tB\n\x9a\x82\x19\x06\x08\xe8\x07\x18\xac\x02\x12\x30\n\x06\x61gents\x18\x04 \x03(\x0b\x32\x16.tenure.v1.WorkerAgentB\x08\x9a\x82\x19\x04\x08@\x10\x01:\x07\xa0\x82\x19\x80\x80\x80\x02\"S\n\x0bWorkerAgent\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12.\n\ndefinition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.AgentDefinition\"K\n\x1cRegisterWorkerAgentsResponse\x12+\n\trevisions\x18\x01 \x03(\x0b\x32\x18.tenure.v1.AgentRevision\"g\n\x07Holding\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1a\n\x08\x63laim_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12%\n\x08progress\x18\x03 \x01(\x0b\x32\x13.tenure.v1.Progress\"\xda\x01\n\x08Progress\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x15\n\routput_tokens\x18\x02 \x01(\x03\x12\x12\n\ntool_signs\x18\x03 \x01(\x03\x12*\n\x07\x62\x61\x63koff\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\"\n\x04\x63\x61ll\x18\x05 \x01(\x0b\x32\x14.tenure.v1.HeardCall\x12\'\n\x04idle\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10model_call_waits\x18\x07 \x01(\x08\"\xcf\x01\n\x05Renew\x12\x1c\n\x0crenew_number\x18\x01 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x01\x12-\n\x08holdings\x18\x02 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\x12\x1b\n\nfree_slots\x18\x03 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12 \n\x0bgrants_read\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12*\n\x0blower_tiers\x18\x05 \x01(\x0b\x32\x15.tenure.v1.LowerTiersB\x0e\n\x0c_grants_read\";\n\nCallsHeard\x12-\n\x08holdings\x18\x01 \x03(\x0b\x32\x12.tenure.v1.HoldingB\x07\x9a\x82\x19\x03\x08\x90N\"\x82\x01\n\x05Slots\x12\x1b\n\nfree_slots\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12 \n\x0bgrants_read\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12*\n\x0blower_tiers\x18\x03 \x01(\x0b\x32\x15.tenure.v1.LowerTiersB\x0e\n\x0c_grants_read\"r\n\x07Release\x12\x19\n\x07task_id\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x1a\n\x08\x63laim_id\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x16\n\x06reason\x18\x03 \x01(\tB\x06\x9a\x82\x19\x02\x18@\x12\x18\n\x07message\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xa0\x1f\"\x07\n\x05\x44rain\"\xab\x02\n\x0fSessionResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tenure.v1.WelcomeH\x00\x12%\n\x07renewed\x18\x02 \x01(\x0b\x32\x12.tenure.v1.RenewedH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.tenure.v1.GrantH\x00\x12#\n\x06revoke\x18\x04 \x01(\x0b\x32\x11.tenure.v1.RevokeH\x00\x12)\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x17.tenure.v1.CancelNoticeH\x00\x12#\n\x06goaway\x18\x06 \x01(\x0b\x32\x11.tenure.v1.GoawayH\x00\x12\'\n\x05\x64rain\x18\x07 \x01(\x0b\x32\x16.tenure.v1.DrainNoticeH\x00\x42\t\n\x07message\"\x1e\n\x0b\x44rainNotice\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xc2\x01\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0erenew_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0elost_claim_ids\x18\x04 \x03(\t\x12\x30\n\rcall_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\x07Renewed\x12\x14\n\x0crenew_number\x18\x01 \x01(\x03\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.tenure.v1.FencingToken\"\x87\x01\n\x05Grant\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12&\n\x05token\x18\x03 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x0c\n\x04loop\x18\x04 \x01(\t\x12%\n\x08priority\x18\x05 \x01(\x0e\x32\x13.tenure.v1.Priority\";\n\x06Revoke\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1f\n\x0c\x43\x61ncelNotice\x12\x0f\n\x07task_id\x18\x01 \x01(\t\"\x08\n\x06Goaway\">\n\x14GetLiveSourceRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x01\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"W\n\x15GetLiveSourceResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0cproof_digest\x18\x02 \x01(\x0c\x12\x17\n\x0f\x61llows_loopback\x18\x03 \x01(\x08\".\n\x13ListRenewalsRequest\x12\x17\n\x07task_id\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x18$\"\x9d\x01\n\x14ListRenewalsResponse\x12?\n\x08renewals\x18\x01 \x03(\x0b\x32-.tenure.v1.ListRenewalsResponse.RenewalsEntry\x1a\x44\n\rRenewalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tenure.v1.Renewals:\x02\x38\x01\x32\xcb\x06\n\x12\x43oordinatorService\x12O\n\x07Session\x12\x19.tenure.v1.SessionRequest\x1a\x1a.tenure.v1.SessionResponse\"\t\x92\x82\x19\x05\n\x01\x03\x18\x01(\x01\x30\x01\x12r\n\x14RegisterWorkerAgents\x12&.tenure.v1.RegisterWorkerAgentsRequest\x1a\'.tenure.v1.RegisterWorkerAgentsResponse\"\t\x92\x82\x19\x05\n\x01\x03\x18\x01\x12W\n\x0bListWorkers\x12\x1d.tenure.v1.ListWorkersRequest\x1a\x1e.tenure.v1.ListWorkersResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12T\n\nListClaims\x12\x1c.tenure.v1.ListClaimsRequest\x1a\x1d.tenure.v1.ListClaimsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12Z\n\x0cListRenewals\x12\x1e.tenure.v1.ListRenewalsRequest\x1a\x1f.tenure.v1.ListRenewalsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12[\n\rGetLiveSource\x12\x1f.tenure.v1.GetLiveSourceRequest\x1a .tenure.v1.GetLiveSourceResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12X\n\x0cTransferTask\x12\x1e.tenure.v1.TransferTaskRequest\x1a\x1f.tenure.v1.TransferTaskResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x12W\n\x0b\x44rainWorker\x12\x1d.tenure.v1.DrainWorkerRequest\x1a\x1e.tenure.v1.DrainWorkerResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x12U\n\x0bGetReceipts\x12\x1d.tenure.v1.GetReceiptsRequest\x1a\x1e.tenure.v1.GetReceiptsResponse\"\x07\x92\x82\x19\x03\n\x01\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -121,56 +122,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COORDINATORSERVICE'].methods_by_name['TransferTask']._serialized_options = b'\222\202\031\003\n\001\001'
   _globals['_COORDINATORSERVICE'].methods_by_name['DrainWorker']._loaded_options = None
   _globals['_COORDINATORSERVICE'].methods_by_name['DrainWorker']._serialized_options = b'\222\202\031\005\n\001\001\030\001'
-  _globals['_SESSIONREQUEST']._serialized_start=260
-  _globals['_SESSIONREQUEST']._serialized_end=521
-  _globals['_HELLO']._serialized_start=524
-  _globals['_HELLO']._serialized_end=896
-  _globals['_REGISTERWORKERAGENTSREQUEST']._serialized_start=899
-  _globals['_REGISTERWORKERAGENTSREQUEST']._serialized_end=1067
-  _globals['_WORKERAGENT']._serialized_start=1069
-  _globals['_WORKERAGENT']._serialized_end=1152
-  _globals['_REGISTERWORKERAGENTSRESPONSE']._serialized_start=1154
-  _globals['_REGISTERWORKERAGENTSRESPONSE']._serialized_end=1229
-  _globals['_HOLDING']._serialized_start=1231
-  _globals['_HOLDING']._serialized_end=1334
-  _globals['_PROGRESS']._serialized_start=1337
-  _globals['_PROGRESS']._serialized_end=1555
-  _globals['_RENEW']._serialized_start=1558
-  _globals['_RENEW']._serialized_end=1765
-  _globals['_CALLSHEARD']._serialized_start=1767
-  _globals['_CALLSHEARD']._serialized_end=1826
-  _globals['_SLOTS']._serialized_start=1829
-  _globals['_SLOTS']._serialized_end=1959
-  _globals['_RELEASE']._serialized_start=1961
-  _globals['_RELEASE']._serialized_end=2075
-  _globals['_DRAIN']._serialized_start=2077
-  _globals['_DRAIN']._serialized_end=2084
-  _globals['_SESSIONRESPONSE']._serialized_start=2087
-  _globals['_SESSIONRESPONSE']._serialized_end=2386
-  _globals['_DRAINNOTICE']._serialized_start=2388
-  _globals['_DRAINNOTICE']._serialized_end=2418
-  _globals['_WELCOME']._serialized_start=2421
-  _globals['_WELCOME']._serialized_end=2615
-  _globals['_RENEWED']._serialized_start=2617
-  _globals['_RENEWED']._serialized_end=2689
-  _globals['_GRANT']._serialized_start=2692
-  _globals['_GRANT']._serialized_end=2827
-  _globals['_REVOKE']._serialized_start=2829
-  _globals['_REVOKE']._serialized_end=2888
-  _globals['_CANCELNOTICE']._serialized_start=2890
-  _globals['_CANCELNOTICE']._serialized_end=2921
-  _globals['_GOAWAY']._serialized_start=2923
-  _globals['_GOAWAY']._serialized_end=2931
-  _globals['_GETLIVESOURCEREQUEST']._serialized_start=2933
-  _globals['_GETLIVESOURCEREQUEST']._serialized_end=2995
-  _globals['_GETLIVESOURCERESPONSE']._serialized_start=2997
-  _globals['_GETLIVESOURCERESPONSE']._serialized_end=3084
-  _globals['_LISTRENEWALSREQUEST']._serialized_start=3086
-  _globals['_LISTRENEWALSREQUEST']._serialized_end=3132
-  _globals['_LISTRENEWALSRESPONSE']._serialized_start=3135
-  _globals['_LISTRENEWALSRESPONSE']._serialized_end=3292
-  _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._serialized_start=3224
-  _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._serialized_end=3292
-  _globals['_COORDINATORSERVICE']._serialized_start=3295
-  _globals['_COORDINATORSERVICE']._serialized_end=4051
+  _globals['_COORDINATORSERVICE'].methods_by_name['GetReceipts']._loaded_options = None
+  _globals['_COORDINATORSERVICE'].methods_by_name['GetReceipts']._serialized_options = b'\222\202\031\003\n\001\001'
+  _globals['_SESSIONREQUEST']._serialized_start=290
+  _globals['_SESSIONREQUEST']._serialized_end=551
+  _globals['_HELLO']._serialized_start=554
+  _globals['_HELLO']._serialized_end=926
+  _globals['_REGISTERWORKERAGENTSREQUEST']._serialized_start=929
+  _globals['_REGISTERWORKERAGENTSREQUEST']._serialized_end=1097
+  _globals['_WORKERAGENT']._serialized_start=1099
+  _globals['_WORKERAGENT']._serialized_end=1182
+  _globals['_REGISTERWORKERAGENTSRESPONSE']._serialized_start=1184
+  _globals['_REGISTERWORKERAGENTSRESPONSE']._serialized_end=1259
+  _globals['_HOLDING']._serialized_start=1261
+  _globals['_HOLDING']._serialized_end=1364
+  _globals['_PROGRESS']._serialized_start=1367
+  _globals['_PROGRESS']._serialized_end=1585
+  _globals['_RENEW']._serialized_start=1588
+  _globals['_RENEW']._serialized_end=1795
+  _globals['_CALLSHEARD']._serialized_start=1797
+  _globals['_CALLSHEARD']._serialized_end=1856
+  _globals['_SLOTS']._serialized_start=1859
+  _globals['_SLOTS']._serialized_end=1989
+  _globals['_RELEASE']._serialized_start=1991
+  _globals['_RELEASE']._serialized_end=2105
+  _globals['_DRAIN']._serialized_start=2107
+  _globals['_DRAIN']._serialized_end=2114
+  _globals['_SESSIONRESPONSE']._serialized_start=2117
+  _globals['_SESSIONRESPONSE']._serialized_end=2416
+  _globals['_DRAINNOTICE']._serialized_start=2418
+  _globals['_DRAINNOTICE']._serialized_end=2448
+  _globals['_WELCOME']._serialized_start=2451
+  _globals['_WELCOME']._serialized_end=2645
+  _globals['_RENEWED']._serialized_start=2647
+  _globals['_RENEWED']._serialized_end=2719
+  _globals['_GRANT']._serialized_start=2722
+  _globals['_GRANT']._serialized_end=2857
+  _globals['_REVOKE']._serialized_start=2859
+  _globals['_REVOKE']._serialized_end=2918
+  _globals['_CANCELNOTICE']._serialized_start=2920
+  _globals['_CANCELNOTICE']._serialized_end=2951
+  _globals['_GOAWAY']._serialized_start=2953
+  _globals['_GOAWAY']._serialized_end=2961
+  _globals['_GETLIVESOURCEREQUEST']._serialized_start=2963
+  _globals['_GETLIVESOURCEREQUEST']._serialized_end=3025
+  _globals['_GETLIVESOURCERESPONSE']._serialized_start=3027
+  _globals['_GETLIVESOURCERESPONSE']._serialized_end=3114
+  _globals['_LISTRENEWALSREQUEST']._serialized_start=3116
+  _globals['_LISTRENEWALSREQUEST']._serialized_end=3162
+  _globals['_LISTRENEWALSRESPONSE']._serialized_start=3165
+  _globals['_LISTRENEWALSRESPONSE']._serialized_end=3322
+  _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._serialized_start=3254
+  _globals['_LISTRENEWALSRESPONSE_RENEWALSENTRY']._serialized_end=3322
+  _globals['_COORDINATORSERVICE']._serialized_start=3325
+  _globals['_COORDINATORSERVICE']._serialized_end=4168
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ import warnings
 
 from tenure.v1 import admin_service_pb2 as tenure_dot_v1_dot_admin__service__pb2
 from tenure.v1 import coordinator_service_pb2 as tenure_dot_v1_dot_coordinator__service__pb2
+from tenure.v1 import task_service_pb2 as tenure_dot_v1_dot_task__service__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -69,6 +70,11 @@ class CoordinatorServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.GetReceipts = channel.unary_unary(
+                '/tenure.v1.CoordinatorService/GetReceipts',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.GetReceiptsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.GetReceiptsResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
@@ -109,6 +115,11 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReceipts(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -155,6 +166,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'GetReceipts': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReceipts,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.GetReceiptsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.GetReceiptsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

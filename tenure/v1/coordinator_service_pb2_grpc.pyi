@@ -7,6 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from tenure.v1 import admin_service_pb2 as _admin_service_pb2
 from tenure.v1 import coordinator_service_pb2 as _coordinator_service_pb2
+from tenure.v1 import task_service_pb2 as _task_service_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -63,6 +64,10 @@ class CoordinatorServiceStub:
     mark in etcd notifies all replicas, for as long as the session lives. Repeatable.
     NOT_FOUND / WORKER_NOT_FOUND: the worker has no live session.
     """
+    GetReceipts: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptsRequest, _task_service_pb2.GetReceiptsResponse]
+    """Signs the receipts of a task's effects, from the records of the tool service and the entries of the ledger, which it
+    reads itself: as TaskService.GetReceipts.
+    """
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
@@ -76,6 +81,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     GetLiveSource: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.GetLiveSourceRequest, _coordinator_service_pb2.GetLiveSourceResponse]  # type: ignore[assignment]
     TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainWorkerRequest, _admin_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    GetReceipts: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptsRequest, _task_service_pb2.GetReceiptsResponse]  # type: ignore[assignment]
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -141,6 +147,14 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_service_pb2.DrainWorkerResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def GetReceipts(
+        self,
+        request: _task_service_pb2.GetReceiptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.GetReceiptsResponse, _abc.Awaitable[_task_service_pb2.GetReceiptsResponse]]:
         ...
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1339,3 +1339,65 @@ class ResumeTaskResponse(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetReceiptsRequest(message.Message):
+    """The receipts to sign."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    AFTER_NUMBER_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    call_id: builtins.str
+    """Only the receipt of this call; empty: all."""
+    after_number: builtins.int
+    """Only receipts after this number; 0: from the first."""
+    page_size: builtins.int
+    """The maximum number; 0: 200, at most 500."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        call_id: builtins.str = ...,
+        after_number: builtins.int = ...,
+        page_size: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after_number", b"after_number", "call_id", b"call_id", "page_size", b"page_size", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetReceiptsResponse(message.Message):
+    """A page of receipts."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RECEIPTS_FIELD_NUMBER: builtins.int
+    HEAD_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    head: builtins.str
+    """The signed head of the chain, one line of JSON. On the last page only, and not for one call."""
+    more: builtins.bool
+    """There are more after the last of these."""
+    @builtins.property
+    def receipts(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """In the order of their numbers; each is one line of JSON, whose exact bytes are signed: docs/receipts.md."""
+
+    def __init__(
+        self,
+        *,
+        receipts: abc.Iterable[builtins.str] | None = ...,
+        head: builtins.str = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["head", b"head", "more", b"more", "receipts", b"receipts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -113,6 +113,11 @@ class TaskServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.FromString,
                 _registered_method=True)
+        self.GetReceipts = channel.unary_unary(
+                '/tenure.v1.TaskService/GetReceipts',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.GetReceiptsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.GetReceiptsResponse.FromString,
+                _registered_method=True)
 
 
 class TaskServiceServicer:
@@ -198,6 +203,11 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UndoTask(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReceipts(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -289,6 +299,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.UndoTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.SerializeToString,
+            ),
+            'GetReceipts': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReceipts,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.GetReceiptsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.GetReceiptsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

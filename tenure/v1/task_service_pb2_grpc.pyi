@@ -141,6 +141,11 @@ class TaskServiceStub:
     for a person; NOTHING_TO_UNDO; PLAN_CHANGED: the effects are no longer those of plan_digest; UNDO_TOO_LARGE. The undo
     cannot be forked or requeued. NOT_FOUND.
     """
+    GetReceipts: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptsRequest, _task_service_pb2.GetReceiptsResponse]
+    """Returns the signed receipts of a task's effects, in the order of their chain, in pages. NOT_FOUND.
+    FAILED_PRECONDITION / RECEIPT_CHAIN_BROKEN {call_id}: a record was changed behind the tool service's back, and
+    nothing is signed.
+    """
 
 @_typing.type_check_only
 class TaskServiceAsyncStub(TaskServiceStub):
@@ -163,6 +168,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
     PlanUndo: _aio.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]  # type: ignore[assignment]
     UndoTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]  # type: ignore[assignment]
+    GetReceipts: _aio.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptsRequest, _task_service_pb2.GetReceiptsResponse]  # type: ignore[assignment]
 
 class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -300,6 +306,14 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.UndoTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.UndoTaskResponse, _abc.Awaitable[_task_service_pb2.UndoTaskResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def GetReceipts(
+        self,
+        request: _task_service_pb2.GetReceiptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.GetReceiptsResponse, _abc.Awaitable[_task_service_pb2.GetReceiptsResponse]]:
         ...
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -905,6 +905,10 @@ class CallTrail(message.Message):
     OUTCOME_HASH_FIELD_NUMBER: builtins.int
     ACCEPT_TIME_FIELD_NUMBER: builtins.int
     FINISH_TIME_FIELD_NUMBER: builtins.int
+    RECEIPT_NUMBER_FIELD_NUMBER: builtins.int
+    RECEIPT_LINK_FIELD_NUMBER: builtins.int
+    OUTCOME_MESSAGE_HASH_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     claim_id: builtins.str
     """The claim that last authorised it."""
     runner_id: builtins.str
@@ -915,6 +919,14 @@ class CallTrail(message.Message):
     """SHA-256 of the outcome's status (SUCCEEDED, ...), a NUL, its detail, a NUL, its content; empty before it is
     FINISHED.
     """
+    receipt_number: builtins.int
+    """Its place in the chain of its task's receipts, from 1; 0: it has no receipt."""
+    receipt_link: builtins.bytes
+    """The link of its receipt, see docs/receipts.md; empty: it has no receipt."""
+    outcome_message_hash: builtins.bytes
+    """SHA-256 of the outcome as the record stores it, a serialized Outcome; empty: it has no receipt."""
+    idempotency_key: builtins.str
+    """The idempotency key of the effect."""
     @builtins.property
     def record(self) -> CallRecord:
         """The record. The outcome has no content: the ledger has the content, and `outcome_hash` compares them."""
@@ -937,10 +949,14 @@ class CallTrail(message.Message):
         outcome_hash: builtins.bytes = ...,
         accept_time: timestamp_pb2.Timestamp | None = ...,
         finish_time: timestamp_pb2.Timestamp | None = ...,
+        receipt_number: builtins.int = ...,
+        receipt_link: builtins.bytes = ...,
+        outcome_message_hash: builtins.bytes = ...,
+        idempotency_key: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "outcome_hash", b"outcome_hash", "record", b"record", "runner_id", b"runner_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "outcome_hash", b"outcome_hash", "outcome_message_hash", b"outcome_message_hash", "receipt_link", b"receipt_link", "receipt_number", b"receipt_number", "record", b"record", "runner_id", b"runner_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -954,12 +970,18 @@ class ToolFence(message.Message):
     CLAIM_ID_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
     CHANGE_TIME_FIELD_NUMBER: builtins.int
+    RECEIPTS_FIELD_NUMBER: builtins.int
+    RECEIPT_HEAD_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """The highest epoch received."""
     claim_id: builtins.str
     """Its claim."""
     closed: builtins.bool
     """Everything under this epoch has ended: the epoch itself is refused too."""
+    receipts: builtins.int
+    """The number of receipts of the task."""
+    receipt_head: builtins.bytes
+    """The link of the newest one; 32 zero bytes: there is none."""
     @builtins.property
     def change_time(self) -> timestamp_pb2.Timestamp:
         """When it was last raised or closed, under its lock."""
@@ -971,9 +993,11 @@ class ToolFence(message.Message):
         claim_id: builtins.str = ...,
         closed: builtins.bool = ...,
         change_time: timestamp_pb2.Timestamp | None = ...,
+        receipts: builtins.int = ...,
+        receipt_head: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "claim_id", b"claim_id", "closed", b"closed", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "claim_id", b"claim_id", "closed", b"closed", "epoch", b"epoch", "receipt_head", b"receipt_head", "receipts", b"receipts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -149,6 +149,7 @@ def of_tasks(things: Things) -> Mapping[str, Message]:
         "TaskService/CancelTask": api.CancelTaskRequest(task_id=task, reason=WHY),
         "TaskService/ExplainTask": api.ExplainTaskRequest(task_id=task),
         "TaskService/ForkTask": api.ForkTaskRequest(task_id=ended, request_id=new, at_sequence=2),
+        "TaskService/GetReceipts": api.GetReceiptsRequest(task_id=ended),
         "TaskService/GetTask": api.GetTaskRequest(task_id=task),
         "TaskService/ListFiles": api.ListFilesRequest(task_id=ended),
         "TaskService/ListTaskEntries": api.ListTaskEntriesRequest(task_id=task),

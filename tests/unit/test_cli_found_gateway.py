@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ import pytest
 from devstack.data_dir import write_addresses
 from tenure.cli.context import Context, context_of
 from tenure.cli.found_gateway import StackOfAnotherFolder
-from tenure.domain.errors import Unavailable
+from tenure.domain.errors import NotFound, Unavailable
+from tenure.runtime.running_stack import DEFAULT_ADDRESS, FoundGateway, find_gateway
+from tenure.sdk.client import Client
+from tenure.sdk.connection import GatewayConnection
 from tenure.v1.admin_service_pb2 import GetCallerResponse
 
 FOLDER = "/home/ann/shop/.tenure"
@@ -94,3 +98,37 @@ async def test_no_other_gateway_is_asked_about(monkeypatch: pytest.MonkeyPatch) 
     await guessed().check(gateway(installation="tenure"))
     await guessed().check(Mock(admin=Mock(GetCaller=AsyncMock(side_effect=Unavailable("no gateway")))))
     assert asked == []
+
+
+def test_client_and_command_find_the_gateway_by_one_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack of the folder, or of the nearest folder above; a folder above of another user is left out."""
+    for name in ("TENURE_ADDRESS", "TENURE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    inner = tmp_path / "shop" / "src"
+    for number, folder in enumerate((tmp_path, tmp_path / "shop"), 1):
+        (folder / ".tenure").mkdir(parents=True)
+        write_addresses(folder / ".tenure", {"gateway": f"127.0.0.1:{number}"})
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+    connection = GatewayConnection(None, None, None, None)
+    assert (connection.address, connection.is_guessed) == ("127.0.0.1:2", False)
+    assert find_gateway() == FoundGateway("127.0.0.1:2")
+    assert find_gateway(tmp_path / ".tenure").address == "127.0.0.1:1"
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    assert find_gateway() == FoundGateway(DEFAULT_ADDRESS, is_guessed=True)
+    monkeypatch.setenv("TENURE_ADDRESS", "127.0.0.1:7")
+    assert GatewayConnection(None, None, None, None).address == "127.0.0.1:7"
+
+
+async def test_client_refuses_the_stack_of_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENURE_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for caller, is_refused in ((gateway(stack_folder=FOLDER), True), (gateway(installation="prod"), False)):
+        client = Client()
+        monkeypatch.setattr(client._connection, "client", lambda caller=caller: caller)
+        if is_refused:
+            with pytest.raises(NotFound, match=FOLDER) as refused:
+                await client.__aenter__()
+            assert refused.value.reason == "STACK_OF_ANOTHER_FOLDER"
+        else:
+            await client.__aenter__()

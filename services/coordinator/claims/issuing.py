@@ -1,17 +1,20 @@
-"""Signs fencing tokens. Callers pass only claims that the ledger has registered."""
+"""Signs fencing tokens and receipts. Callers pass only claims that the ledger has registered."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from services.coordinator.lease_store import HeldClaim
 from services.coordinator.lease_store.named_leases import NamedLease
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Audience, Claims
+from tenure.domain.receipts import VERSION as RECEIPT_VERSION
+from tenure.domain.receipts import signed_bytes, signed_line
 from tenure.runtime.process import rest
 from tenure.runtime.security.signing import Signer, Verifier
 from tenure.v1 import lease_service_pb2 as pb
@@ -69,6 +72,12 @@ class Issuer:
             installation=self._installation,
         )
         return sign_claims(self._signer, claims, datetime.now(UTC))
+
+    def sign_receipt(self, kind: str, signed: Mapping[str, Any]) -> str:
+        """Returns the line of a receipt, or of the head of receipts (`kind` "receipt" or "head")."""
+        whole = {"v": RECEIPT_VERSION, "type": kind, "installation": self._installation, **signed}
+        _, key_id, signature = self._signer.sign(signed_bytes(whole))
+        return signed_line(kind, whole, key_id, signature)
 
     def check(self, token: token_pb2.FencingToken) -> Claims:
         """Returns the claims of a presented token of a named lease. Raises as `TokenChecker.check`."""

@@ -323,6 +323,13 @@ class FilesQuery(Page):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptsQuery:
+    """The receipts to sign."""
+
+    call_id: str = given("only the receipt of this call", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitsQuery(Page):
     """The waits to list."""
 

@@ -128,6 +128,11 @@ ROUTES: Final = (
         "Read a file of the task's workspace",
     ),
     route_of(
+        *("GET", f"{_TASK}/receipts", tasks.receipts, Bytes("application/jsonl")),
+        "The signed receipts of a task's effects, as a file of JSON lines",
+        query=req.ReceiptsQuery,
+    ),
+    route_of(
         *("GET", f"{_TASK}/refusals", operations.refusals, answers.RefusedWrites),
         "List refused writes of stale workers",
         name="list_refusals",

@@ -256,6 +256,19 @@ async def _content(parts: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
             yield part.content
 
 
+async def receipts(call: HttpCall, query: req.ReceiptsQuery, _body: None) -> Response:
+    """The lines of a file of receipts, whose exact bytes are signed."""
+    lines, more = list[str](), True
+    request = api.GetReceiptsRequest(task_id=call.path("task_id"), call_id=query.call_id)
+    while more:
+        page = await call.one(call.stubs.tasks.GetReceipts, request)
+        lines += [*page.receipts, *([page.head] if page.head else ())]
+        request.after_number += len(page.receipts)
+        more = page.more
+    headers = {"content-disposition": 'attachment; filename="receipts.jsonl"'}
+    return Response("".join(f"{line}\n" for line in lines), headers=headers, media_type="application/jsonl")
+
+
 # Parts of the handlers.
 
 

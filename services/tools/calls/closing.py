@@ -64,7 +64,7 @@ class FenceCloser:
             parameters = {"task_id": task_id, "tenant": claims.tenant}
             row = await (await postgres.execute(QUERIES.read_fence, parameters)).fetchone()
         if row is not None:
-            epoch, claim_id, closed, _ = row
+            epoch, claim_id, closed, *_ = row
             admitted = admit(ToolFenceRow(Fence(epoch, claim_id), closed=closed), claims.fence)
             if isinstance(admitted, StaleEpoch):
                 raise admitted

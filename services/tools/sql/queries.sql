@@ -178,13 +178,20 @@ returning call_id;
 -- name: finish_calls
 -- Records outcomes. It compares the attempt and not the fence: an effect that happened is recorded even when its owner
 -- is stale, and its outcome ends a doubt. An empty outcome: the tool does not know the effect, and the call is in
--- doubt.
+-- doubt. The outcome of an effect also adds a receipt to the row of the fence (by a trigger of its table), so that fence is
+-- locked first.
 with w as materialized (
   select ord, task_id, call_id, call_attempt, nullif(outcome, ''::bytea) as outcome, doubt_note
     from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[],
                 %(outcomes)b::bytea[], %(doubt_notes)b::text[])
       as u(ord, task_id, call_id, call_attempt, outcome, doubt_note)
    order by task_id, call_id
+), fence as materialized (
+  select from (
+    select distinct w.task_id from w cross join lateral (
+      select from calls c where c.task_id = w.task_id and c.call_id = w.call_id and c.effect_class <> 'PURE'
+    ) c where w.outcome is not null order by task_id
+  ) t cross join lateral (select from fences f where f.task_id = t.task_id for no key update) f
 ), held as materialized (
   select w.ord, w.task_id, w.call_id, w.outcome, w.doubt_note
     from w cross join lateral (
@@ -193,6 +200,7 @@ with w as materialized (
          and c.call_attempt = w.call_attempt and c.state in ('STARTED', 'IN_DOUBT')
          for no key update
     ) c
+   where (select count(*) from fence) >= 0
 )
 update calls c
    set state = case when h.outcome is null then 'IN_DOUBT' else 'FINISHED' end, outcome = h.outcome,
@@ -239,7 +247,7 @@ select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started
 -- name: call_log
 -- One page of a task's call log, for the task's tenant only. The order does not depend on the database's collation.
 select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
-       c.outcome, c.accepted_at, c.started_at, c.finished_at
+       c.outcome, coalesce(c.receipt_number, 0), coalesce(c.receipt_link, ''), c.accepted_at, c.started_at, c.finished_at
   from calls c join fences f using (task_id)
  where c.task_id = %(task_id)b::uuid and f.tenant = %(tenant)b::text
    and c.call_id collate "C" > %(after_call_id)b::text collate "C"
@@ -275,7 +283,7 @@ with of_task as materialized (select * from doubts where tenant = %(tenant)b::te
 
 -- name: read_fence
 -- A task's fence. It is read after the calls, so that no call's epoch is above the fence's.
-select epoch, claim_id, closed, changed_at
+select epoch, claim_id, closed, changed_at, receipts, receipt_head
   from fences where task_id = %(task_id)b::uuid and tenant = %(tenant)b::text;
 
 -- name: closed_fences
