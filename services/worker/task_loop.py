@@ -108,11 +108,11 @@ class TaskLoop(Loop):
         return None
 
     async def _end_model_call(self, kind: Interruption) -> list[StepEntry]:
-        """Leaves a call that outlives this worker to the next owner of a drained task. Any other end stops it."""
+        """Leaves a call that outlives this worker to the next owner after a drain or stop. Any other end stops it."""
         attempt = self._point.open_attempt
         if attempt is None or not attempt.outlives_worker:
             return await super()._end_model_call(kind)
-        return [] if kind is Interruption.DRAIN else await self._model.cancel()
+        return [] if kind in {Interruption.DRAIN, Interruption.STOP} else await self._model.cancel()
 
     async def _validate_result(self, move: ValidateResult) -> entries.Transition | None:
         """Validates the final answer.

@@ -187,6 +187,16 @@ class CheckpointServiceStub:
     """Lists the calls in doubt whose resolutions the caller's tasks wait for, those of the longest wait first. Paged."""
     RequeueSettled: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]
     """Requeues tasks whose calls are no longer in doubt, if they still wait as they did when listed. Repeatable."""
+    BeginStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]
+    """Stops what the selectors name, for an operator: AdminService.BeginStop. When it answers, no grant and no reservation
+    of a model call that it covers can be committed any more. The answer has no calls.
+    """
+    EndStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]
+    """Ends a stop, for an operator: AdminService.EndStop."""
+    ListStops: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]
+    """Lists the stops in force, and records the epoch that the reader keeps to."""
+    ListStoppedTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListStoppedTasksRequest, _checkpoint_service_pb2.ListStoppedTasksResponse]
+    """Lists the held tasks that a stop covers, by task_id."""
 
 @_typing.type_check_only
 class CheckpointServiceAsyncStub(CheckpointServiceStub):
@@ -234,6 +244,10 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     ListDoubtWaits: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtWaitsRequest, _checkpoint_service_pb2.ListDoubtWaitsResponse]  # type: ignore[assignment]
     ListDoubts: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListDoubtsRequest, _checkpoint_service_pb2.ListDoubtsResponse]  # type: ignore[assignment]
     RequeueSettled: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]  # type: ignore[assignment]
+    BeginStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]  # type: ignore[assignment]
+    EndStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]  # type: ignore[assignment]
+    ListStops: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]  # type: ignore[assignment]
+    ListStoppedTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListStoppedTasksRequest, _checkpoint_service_pb2.ListStoppedTasksResponse]  # type: ignore[assignment]
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -571,6 +585,38 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_service_pb2.RequeueSettledRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RequeueSettledResponse, _abc.Awaitable[_checkpoint_service_pb2.RequeueSettledResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def BeginStop(
+        self,
+        request: _admin_service_pb2.BeginStopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.BeginStopResponse, _abc.Awaitable[_admin_service_pb2.BeginStopResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def EndStop(
+        self,
+        request: _admin_service_pb2.EndStopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.EndStopResponse, _abc.Awaitable[_admin_service_pb2.EndStopResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListStops(
+        self,
+        request: _admin_service_pb2.ListStopsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListStopsResponse, _abc.Awaitable[_admin_service_pb2.ListStopsResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListStoppedTasks(
+        self,
+        request: _checkpoint_service_pb2.ListStoppedTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.ListStoppedTasksResponse, _abc.Awaitable[_checkpoint_service_pb2.ListStoppedTasksResponse]]:
         ...
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
