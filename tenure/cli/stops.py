@@ -51,8 +51,8 @@ async def stop(
     """Stop what the options name: no task of it begins, calls its model or calls a tool, until it is resumed.
 
     With several options, what all of them name. Running calls that may run again are cancelled, and run again after the
-    stop; UNSAFE calls are let finish. The list shows every call that was in flight. A task of a stopped tool waits at its
-    call.
+    stop; UNSAFE calls are let finish. The list shows every call that was in flight. A task of a stopped tool waits at
+    its call.
     """
     request = pb.BeginStopRequest(agent=agent, tool=tool, queue=queue, tenant=of_tenant, all=is_all, reason=reason)
     begun = await client.admin.BeginStop(request)
