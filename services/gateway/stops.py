@@ -12,7 +12,6 @@ from typing import Final
 
 from services.gateway.peers import Peers, with_retries
 from tenure.domain.errors import TenureError
-from tenure.runtime.failpoints import failpoint
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -32,7 +31,6 @@ async def begin_stop(peers: Peers, request: api.BeginStopRequest) -> api.BeginSt
     """
     selected(request)
     stop = (await with_retries(lambda: peers.checkpoint.BeginStop(request))).stop
-    await failpoint("gateway.after_stop")
     covered = ledger.ListStoppedTasksRequest(stop=stop)
     held = await with_retries(lambda: peers.checkpoint.ListStoppedTasks(covered))
     unconfirmed = await _take_to_services(peers)

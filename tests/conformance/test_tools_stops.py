@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,17 +14,18 @@ import psycopg
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.tools.calls.accept_new import accept_new_calls
+from services.tools.calls.accept_new import FIRST_ATTEMPT, accept_new_calls
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.calls.start_and_finish import StartMark, start_batcher
 from services.tools.calls.stops import StopKeeper, StopView
-from services.tools.statements import SCHEMA, SESSION_SETTINGS
+from services.tools.statements import QUERIES, SCHEMA, SESSION_SETTINGS
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.stops import Stop
 from tenure.domain.tools import EffectClass, OutcomeStatus
 from tenure.runtime.process import Duties, NoLimit
+from tenure.runtime.store.batching import Batcher
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
@@ -34,6 +35,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 CALLERS = 50
 CONNECTIONS = 10
+CHECK = b"where (select epoch from stop_epoch) = %(stop_epoch)b::bigint"
 ACME = Stop(tenant="acme", reason="a wrong bill", actor="ann", stop_time=datetime.now(UTC), epoch=1)
 
 
@@ -133,14 +135,7 @@ async def _until_one_waits_for_a_lock(replicas: Replicas) -> None:
 
 async def test_accepted_call_does_not_start_after_a_stop(replicas: Replicas) -> None:
     """It was accepted before the stop, waits for its lane, and its replica does not know of the stop."""
-    stopped, free, view = request(), request(tenant="other"), StopView()
-    async with replicas.kept[0].statements() as postgres:
-        await view.refresh(postgres)
-        for one in (stopped, free):
-            await accept_new_calls(postgres, [one], [False], replicas.runner_id, view)
-    starts = start_batcher(replicas.kept[1], _Life(replicas.runner_id), view)  # type: ignore[arg-type]
-    async with Duties() as duties:
-        duties.start("starts", starts.run, silence_seconds=NoLimit("a test"))
+    async with starting(replicas) as (starts, stopped, free):
         await replicas.keeper.take(1, [ACME])
         with pytest.raises(Unavailable) as refusal:
             await starts.submit(StartMark(stopped.key, 1, stopped))
@@ -148,6 +143,30 @@ async def test_accepted_call_does_not_start_after_a_stop(replicas: Replicas) -> 
         assert "ann stopped tenant acme: a wrong bill" in refusal.value.message
         assert await starts.submit(StartMark(free.key, 1, free))
         await replicas.keeper.take(2, [])
+        assert await starts.submit(StartMark(stopped.key, 1, stopped))
+
+
+@asynccontextmanager
+async def starting(replicas: Replicas) -> AsyncIterator[tuple[Batcher[StartMark, bool], CallRequest, CallRequest]]:
+    """The batcher of starts of a replica that has read no stop, and two accepted calls: of acme, and of another."""
+    mine, others, view = request(), request(tenant="other"), StopView()
+    async with replicas.kept[0].statements() as postgres:
+        await view.refresh(postgres)
+        for one in (mine, others):
+            assert await accept_new_calls(postgres, [one], [False], replicas.runner_id, view) == [FIRST_ATTEMPT]
+    starts = start_batcher(replicas.kept[1], _Life(replicas.runner_id), view)  # type: ignore[arg-type]
+    async with Duties() as duties:
+        duties.start("starts", starts.run, silence_seconds=NoLimit("a test"))
+        yield starts, mine, others
+
+
+async def test_start_without_the_check_passes_a_stop(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of the test above: with the check dropped from the statement, the stopped call starts."""
+    whole = QUERIES.start_calls
+    assert whole.count(CHECK) == 1
+    monkeypatch.setitem(QUERIES._statements, "start_calls", whole.replace(CHECK, b"where %(stop_epoch)b::bigint >= 0"))
+    async with starting(replicas) as (starts, stopped, _):
+        await replicas.keeper.take(1, [ACME])
         assert await starts.submit(StartMark(stopped.key, 1, stopped))
 
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 from services.checkpoint.queries import QUEUE, fetch_all, fetch_one, fetch_row, in_ledger_transaction, ledger_connection
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.domain.stops import MAX_STOPS, Stop, StopsInForce, lost_stops
-from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.barrier import earlier_have_ended
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import admin_service_pb2 as admin_pb
@@ -39,7 +38,6 @@ async def begin_stop(pool: Pool, wanted: Stop) -> Stop:
         return Stop(*await fetch_row(connection, QUEUE.begin_stop, {**_columns(wanted), "epoch": epoch}))
 
     begun = await in_ledger_transaction(pool, work)
-    await failpoint("checkpoint.after_stop")
     if not await earlier_have_ended(pool, BARRIER_SECONDS):
         message = f"a transaction of the ledger from before the stop has not ended within {BARRIER_SECONDS:g} s"
         raise Unavailable(f"{message}: repeat the request", reason="STOP_UNCONFIRMED")

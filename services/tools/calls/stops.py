@@ -20,7 +20,6 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import Unavailable
 from tenure.domain.stops import Stop, StopsInForce, Subject, certainty_of, covers_tool
 from tenure.domain.tools import CallState, EffectClass
-from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import rest
 from tenure.runtime.store.barrier import earlier_have_ended
 from tenure.runtime.store.postgres import Connection, Pool, connection, in_transaction
@@ -69,7 +68,6 @@ class StopKeeper:
 
         Raises Unavailable (STOP_UNCONFIRMED) when a transaction that began before does not end: repeat the request.
         """
-        await failpoint("tools.before_stops")
         await in_transaction(self._pool, lambda postgres: _replace(postgres, epoch, stops))
         if not await earlier_have_ended(self._pool, BARRIER_SECONDS):
             message = (
