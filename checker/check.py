@@ -134,4 +134,8 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         "A resolution of a call in doubt is given once, while the task waits for it, for that call attempt."
     ),
     "I41": Invariant("A task lists the outputs that its calls recorded, as its close-out found them."),
+    "I42": Invariant(
+        "After the answer to a stop nothing that it covers is granted, reserved, accepted or started until its end.",
+        elsewhere="a stop that has ended leaves no history: the tests of stops race it with calls of all kinds",
+    ),
 }

@@ -61,7 +61,7 @@ async def test_stopped_tasks_are_neither_offered_nor_granted(
 async def test_stop_of_an_agent_passes_over_its_tasks_only(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     mine, free = (await replica.create()).task_id, (await replica.create()).task_id
-    await replica.query("update tasks set agent = 'billing' where task_id = %s", mine)
+    await replica.query("update ledger.tasks set agent = 'billing' where task_id = %s", mine)
     await stop(replica, agent="billing")
     assert await offered(replica) == {free}
     assert not await registered(replica, mine, compose_epoch(1, 5))
@@ -95,7 +95,7 @@ async def test_no_reservation_is_granted_after_a_stop(checkpoint: MakeCheckpoint
         return bool(result.reserve.HasField("granted"))
 
     async def open_calls() -> int:
-        return int((await replica.query("select count(*) from tasks where model_open"))[0][0])
+        return int((await replica.query("select count(*) from ledger.tasks where model_open"))[0][0])
 
     calls = [asyncio.create_task(reserved(owner)) for owner in owners]
     async with asyncio.timeout(PATIENCE_SECONDS):
