@@ -839,7 +839,7 @@ class ReserveResult(message.Message):
         task's policy has BUDGET_POLICY_ASK. MODEL_UNPRICED: end it as FAILED, because
         it has a cap in money and the model's price is unknown. BUDGET_BUSY: other reservations leave too little, ask
         again. TENANT_QUOTA: the tenant is at one of its quotas; ask again after retry_after, or release the task until
-        then.
+        then. STOPPED: an operator stopped the task; release it until retry_after.
         """
         message: builtins.str
         """For people."""

@@ -52,7 +52,8 @@ class ToolServiceStub:
     """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
     unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
     ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
-    RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. A call with `own_tool` is INVALID_ARGUMENT: it
+    RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. UNAVAILABLE / STOPPED: an operator stopped the
+    call; release the task, and make the call again after the stop. A call with `own_tool` is INVALID_ARGUMENT: it
     needs ExecuteStream.
     """
     ExecuteStream: _grpc.StreamStreamMultiCallable[_tool_service_pb2.ExecuteStreamRequest, _tool_service_pb2.ExecuteStreamResponse]
@@ -68,7 +69,8 @@ class ToolServiceStub:
     - After a broken stream it sends each call without an answer again, with `own_outcome` if the tool has ended. It
       ignores what still arrives on the former stream.
     - `outcome` and `refusal` are the last events of a tag. A run that still goes on then must be stopped, except after a
-      refusal with the code UNAVAILABLE or RESOURCE_EXHAUSTED: then the call is sent again.
+      refusal with the code UNAVAILABLE or RESOURCE_EXHAUSTED: then the call is sent again. After UNAVAILABLE / STOPPED
+      the run is stopped, too.
     """
     Fence: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.FenceRequest, _tool_service_pb2.FenceResponse]
     """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
