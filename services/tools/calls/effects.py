@@ -187,7 +187,7 @@ class ToolEffect:
             raise Superseded
         if self._run.stop in {StopReason.LAPSED, StopReason.DRAINED}:
             raise RunnerStopped
-        if self._run.stopped_by is not None:
+        if self._run.stop is StopReason.STOPPED and self._run.stopped_by is not None:
             raise PutOff(stopped(self._run.stopped_by), may_have_begun=not (gone and self._is_unsent))
         clause, status, detail = self._why_stopped()
         effect_class = self._tool.definition.effect_class

@@ -82,20 +82,23 @@ class StopKeeper:
     async def follow(self) -> None:
         """Follows the stops that other replicas took, as a duty."""
         while True:
-            if await self._refresh():
+            await self._refresh()
+            if self._view.in_force.stops:  # also those whose start was on its way when the stop came
                 self._cancel_covered()
             await rest(POLL_SECONDS)
 
-    async def _refresh(self) -> bool:
+    async def _refresh(self) -> None:
         async with connection(self._pool) as postgres:
-            return await self._view.refresh(postgres)
+            await self._view.refresh(postgres)
 
     def _cancel_covered(self) -> set[asyncio.Task[Any]]:
         """Cancels the covered calls that may run again. An UNSAFE call that has begun is let finish."""
         effects = set[asyncio.Task[Any]]()
         for run in self._runs.running():
             stop = self._view.of(run.request)
-            if stop is not None and run.effect is not None and run.request.effect_class.may_run_again:
+            if stop is None or run.stop is not None or run.effect is None:
+                continue
+            if run.request.effect_class.may_run_again:
                 run.stopped_by = stop
                 run.request_stop(StopReason.STOPPED)
                 effects.add(run.effect)
