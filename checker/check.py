@@ -135,5 +135,9 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     ),
     "I41": Invariant("A task lists the outputs that its calls recorded, as its close-out found them."),
     "I42": Invariant("The receipts of a task are 1, 2, 3 … without gap, and each follows from its call record."),
+    "I43": Invariant(
+        "After the answer to a stop nothing that it covers is granted, reserved, accepted or started until its end.",
+        elsewhere="a stop that has ended leaves no history: the tests of stops race it with calls of all kinds",
+    ),
     "I47": Invariant("An undo makes the calls of its plan, in their order, and an effect is undone once."),
 }

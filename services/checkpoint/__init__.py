@@ -5,7 +5,7 @@ servicer.py       CheckpointService: each RPC calls one function of the packages
 task_defaults.py  the defaults of new tasks and forks
 submit/           creates tasks: submits, forks, sub-agents
 agents/           agents by name: their revisions, and the pin of a new task
-queue/            offers tasks to coordinators, requeues lost claims, sweeps what is due
+queue/            offers tasks to coordinators, requeues lost claims, sweeps what is due, keeps the stops of operators
 epochs.py         epochs, and the generation of etcd
 lease_grants.py   the grants of named leases
 commit/           Open, commits, external entries, operator requests: every write to an existing task

@@ -80,7 +80,7 @@ class ShownTask(ReadColumns):
 
 @dataclass(slots=True)
 class TaskRow(ReadColumns):
-    """A locked task. Drafts change it in memory and write it back."""
+    """A locked task. Drafts change it in memory and write it back. `stopped`: a stop of an operator covers it."""
 
     max_steps: Moved[int]
     on_lease_lost: str
@@ -125,6 +125,7 @@ class TaskRow(ReadColumns):
     operator_wait: Moved[bytes]
     ledger_bytes: Stepped[int]
     locked_at: Unlisted[datetime]
+    stopped: Unlisted[bool]
 
     def __post_init__(self) -> None:
         """Converts the texts and lists of the database to domain types."""

@@ -16,7 +16,7 @@ from services.checkpoint.commit import external_entries, opening, refused_writes
 from services.checkpoint.commit.commit_stream import CommitFrames
 from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.prepared import PreparedCommit, prepare
-from services.checkpoint.queue import depth, queue, requeue
+from services.checkpoint.queue import depth, queue, requeue, stops
 from services.checkpoint.queue.depth import QueueDepths
 from services.checkpoint.queue.offering import Offering
 from services.checkpoint.retention import clearing, pruning
@@ -36,6 +36,7 @@ from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc
 from tenure.v1 import task_service_pb2 as tasks_pb
+from tenure.wire.stops import selected, stop_to_domain, stop_to_wire
 from tenure.wire.token import TokenChecker
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -167,6 +168,22 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
 
     async def RegisterGrants(self, request: pb.RegisterGrantsRequest, context: Context) -> pb.RegisterGrantsResponse:
         return pb.RegisterGrantsResponse(claim_ids=await queue.register_grants(self._ledger.pool, request.grants))
+
+    async def BeginStop(self, request: admin_pb.BeginStopRequest, context: Context) -> admin_pb.BeginStopResponse:
+        begun = await stops.begin_stop(self._ledger.pool, selected(request))
+        return admin_pb.BeginStopResponse(stop=stop_to_wire(begun))
+
+    async def EndStop(self, request: admin_pb.EndStopRequest, context: Context) -> admin_pb.EndStopResponse:
+        ended = await stops.end_stop(self._ledger.pool, selected(request))
+        return admin_pb.EndStopResponse(stop=stop_to_wire(ended))
+
+    async def ListStops(self, request: admin_pb.ListStopsRequest, context: Context) -> admin_pb.ListStopsResponse:
+        return await stops.list_stops(self._ledger.pool, request)
+
+    async def ListStoppedTasks(
+        self, request: pb.ListStoppedTasksRequest, context: Context
+    ) -> pb.ListStoppedTasksResponse:
+        return await stops.list_stopped_tasks(self._ledger.pool, stop_to_domain(request.stop))
 
     async def RequeueLost(self, request: pb.RequeueLostRequest, context: Context) -> pb.RequeueLostResponse:
         task_ids, announcement = await requeue.requeue_lost(self._ledger.pool, request.lost)

@@ -16,6 +16,7 @@ tools_client.py        the client of the tool service
 worker_agents.py       registers the agents of workers in the registries of their tenants
 operator_requests.py   lists of workers and claims, transfer, drain
 in_doubt_waits.py      ends waits for resolutions that are no longer needed
+stops.py               gives the tool service the ledger's stops
 pruned_tasks.py        makes the tool service forget pruned tasks
 receipts.py            signs receipts of effects, from the records of both stores
 leases/                LeaseService: named leases of other systems

@@ -12,7 +12,9 @@ from services.coordinator.sessions.session import WorkerProfile
 from tenure.domain.audit import AuditRecord
 from tenure.domain.entries import Entry
 from tenure.domain.fairness import Slots
+from tenure.domain.stops import StopsInForce
 from tenure.runtime.rpc.client import TenureChannel
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, token_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
@@ -23,6 +25,7 @@ from tenure.wire.common import duration
 from tenure.wire.coordinator_service import lower_tiers
 from tenure.wire.ledger import OpenedTask, read_entries_to_end
 from tenure.wire.opened import LONG_OPENS, OPEN_SECONDS, OpenStream
+from tenure.wire.stops import in_force_of, stop_to_wire
 
 MAX_CLAIMS: Final = 512
 _TIMEOUT_SECONDS: Final = 5.0
@@ -111,6 +114,14 @@ class LedgerClient:
         settled = [pb.RequeueSettledRequest.Settled(task_id=one.task_id, epoch=one.epoch) for one in waits]
         request = pb.RequeueSettledRequest(settled=settled)
         return (await self._stub.RequeueSettled(request, timeout=_TIMEOUT_SECONDS)).task_ids
+
+    async def list_stops(self, applied: StopsInForce | None = None) -> StopsInForce:
+        """Returns the stops in force. `applied`: newer ones that the tool service keeps to, which the ledger takes."""
+        request = admin_pb.ListStopsRequest()
+        if applied is not None:
+            request.applied_epoch = applied.epoch
+            request.applied.extend(map(stop_to_wire, applied.stops))
+        return in_force_of(await self._stub.ListStops(request, timeout=_TIMEOUT_SECONDS))
 
     async def watch_queue(self) -> AsyncGenerator[pb.WatchQueueResponse, None]:
         """Yields the messages of the queue watch until the stream ends."""

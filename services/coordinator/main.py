@@ -31,6 +31,7 @@ from services.coordinator.sessions.live_addresses import LiveAddresses
 from services.coordinator.sessions.own_session import OwnSession
 from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
 from services.coordinator.settings import CoordinatorSettings
+from services.coordinator.stops import StopPush
 from services.coordinator.tools_client import ToolsClient
 from services.coordinator.worker_agents import WorkerAgents
 from tenure.domain.access import Role
@@ -151,7 +152,8 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     duties.start(
         "prunings", PrunedTasks(ledger, tools, issuer, coordinator_id).run, silence_seconds=TOOLS_SILENCE_SECONDS
     )
-    duties.start("doubt waits", InDoubtWaits(ledger, tools).run, silence_seconds=TOOLS_SILENCE_SECONDS)
+    for name, duty in (("doubt waits", InDoubtWaits(ledger, tools).run), ("stops", StopPush(ledger, tools).run)):
+        duties.start(name, duty, silence_seconds=TOOLS_SILENCE_SECONDS)
     duties.start("signing key", issuer.follow_rotation, silence_seconds=SILENCE_SECONDS)
     duties.start("pools", enforcement.run, may_end=True, silence_seconds=SILENCE_SECONDS)
     duties.start("unregistered leases", lease_sweep.run, silence_seconds=LISTS_SILENCE_SECONDS)

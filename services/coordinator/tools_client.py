@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from tenure.domain.in_doubt import AttemptStatus
+from tenure.domain.stops import StopsInForce
 from tenure.domain.tools import CallStatuses
 from tenure.runtime.rpc.client import TenureChannel
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.common import CALL_STATES
+from tenure.wire.stops import stop_to_domain, stop_to_wire
 from tenure.wire.tool import call_statuses_to_domain
 
 _TIMEOUT_SECONDS: Final = 10.0
@@ -50,6 +52,13 @@ class ToolsClient:
             request.after_call_id = trails[-1].record.call_id if trails else ""
             more = page.more
         return fence, trails
+
+    async def set_stops(self, stops: StopsInForce) -> StopsInForce | None:
+        """Gives it the ledger's stops. Returns its own if they are newer: an older ledger was restored."""
+        request = tool_service_pb2.SetStopsRequest(epoch=stops.epoch, stops=map(stop_to_wire, stops.stops))
+        kept = await self._stub.SetStops(request, timeout=_TIMEOUT_SECONDS)
+        is_newer = kept.epoch > stops.epoch
+        return StopsInForce(kept.epoch, tuple(map(stop_to_domain, kept.stops))) if is_newer else None
 
     async def forget(self, token: token_pb2.FencingToken) -> None:
         """Deletes the tool service's data of a pruned task except its closed fence. A repeat is safe."""

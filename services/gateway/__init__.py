@@ -15,6 +15,7 @@ explain.py        ExplainTask: reads what the services know about a task
 explanation.py    the rule: from that knowledge to lines that say why the task is where it is (no I/O)
 admin.py          AdminService: lists and requests of operators
 task_acts.py      ActOnTasks: one verb for all tasks that a filter selects, page by page
+stops.py          stops and their ends, in all services, and the calls in flight
 in_doubt.py       lists of calls in doubt, and the proof that their runner is gone
 external_entries.py  what clients and operators ask of a task, as entries of its ledger
 forwarding.py     leases, schedules, tenants, webhooks, agents: the methods that do more than forward

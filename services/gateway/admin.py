@@ -11,6 +11,7 @@ from services.gateway.external_entries import append_act, append_external
 from services.gateway.forwarder import Forwarder
 from services.gateway.in_doubt import list_in_doubt, prove
 from services.gateway.peers import Peers, read_task, with_retries
+from services.gateway.stops import begin_stop, end_stop
 from services.gateway.task_acts import STILL_HELD, act_on_page, count_tasks
 from tenure.domain.access import Permission
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
@@ -150,6 +151,12 @@ class AdminServicer(Forwarder):
         if is_held(task, epoch):  # its claim is gone from etcd, but the ledger has not requeued it yet
             raise still_held(task)
         return task
+
+    async def BeginStop(self, request: api.BeginStopRequest, _context: Any) -> api.BeginStopResponse:
+        return await begin_stop(self._peers, request)
+
+    async def EndStop(self, request: api.EndStopRequest, _context: Any) -> api.EndStopResponse:
+        return await end_stop(self._peers, request)
 
     async def ListAgingTasks(self, request: api.ListAgingTasksRequest, _context: Any) -> api.ListAgingTasksResponse:
         ledger_request = ledger.ListAgingRequest(

@@ -12,6 +12,7 @@ from services.gateway.explanation import (
     Facts,
     OpenModelCallFact,
     PinFact,
+    StopFact,
     WorkerFact,
     explain,
     obstacle_text,
@@ -20,6 +21,7 @@ from services.gateway.explanation import (
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
 from tenure.domain.states import TERMINAL
+from tenure.domain.stops import StopsInForce, Subject
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import agent_service_pb2 as agents
@@ -29,11 +31,13 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.common import CALL_STATES, PRIORITIES, STATES, held_back_seconds, seconds, unix_seconds
+from tenure.wire.stops import in_force_of
 from tenure.wire.task import budget_to_domain, pin_to_domain, spec_to_domain
 from tenure.wire.tenant_service import describe_use
 
 T = TypeVar("T")
 
+NO_STOPS: Final = StopsInForce()
 NEWEST_ENTRIES: Final = 500
 """The number of newest entries that are read for open calls: more than a step has."""
 _TIMEOUT_SECONDS: Final = 3.0
@@ -52,7 +56,7 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
     newest_after = max(0, task.sequence - NEWEST_ENTRIES)
     entries = await _entries(peers, task_id, newest_after, NEWEST_ENTRIES)
     first = await _entries(peers, task_id, 0, min(newest_after, FIRST_ENTRIES)) if newest_after else []
-    claims, workers, calls, refusals, caps, builds = await asyncio.gather(
+    others = asyncio.gather(
         _unless_away(_claims(peers, task_id)),
         _unless_away(_workers(peers)),
         _unless_away(_calls(peers, task_id)),
@@ -60,7 +64,14 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
         _unless_away(_caps(peers)),
         _unless_away(_builds(peers, task)),
     )
-    facts = gather_facts(task, entries, claims, workers, calls, refusals, caps or (), builds, first, now=time.time())
+    in_force, (claims, workers, calls, refusals, caps, builds) = await asyncio.gather(
+        _unless_away(_stops(peers)), others
+    )
+    facts = gather_facts(
+        *(task, entries, claims, workers, calls, refusals, caps or (), builds, first),
+        in_force=in_force or NO_STOPS,
+        now=time.time(),
+    )
     return api.ExplainTaskResponse(lines=explain(facts), task=task, obstacle=obstacle_text(facts))
 
 
@@ -81,6 +92,7 @@ def gather_facts(
     builds: Sequence[str] | None = (),
     first: Sequence[ledger_pb2.Entry] = (),
     *,
+    in_force: StopsInForce = NO_STOPS,
     now: float,
 ) -> Facts:
     """Collects the input of `explain`. None stands for a service that did not answer.
@@ -89,7 +101,7 @@ def gather_facts(
     """
     moved = [entry for entry in entries if entry.body.HasField("transition")]
     own = None if claims is None else [claim for claim in claims if claim.epoch == task.epoch]
-    waits = task.HasField("wait")
+    waits, open_calls = task.HasField("wait"), _open_calls(entries, calls or ())
     return Facts(
         state=STATES.to_domain(task.state),
         reason=task.reason,
@@ -112,7 +124,7 @@ def gather_facts(
         until_answer=unix_seconds(task.wait.deadline_time) - now if waits else None,
         lease_seconds=None if own is None else max((seconds(claim.remaining) for claim in own), default=0.0),
         workers=None if workers is None else tuple(_worker(worker, task.tenant) for worker in workers),
-        calls=_open_calls(entries, calls or ()),
+        calls=open_calls,
         tools_answered=calls is not None,
         refusals=refusals,
         caps=tuple(map(_cap, caps)),
@@ -123,7 +135,18 @@ def gather_facts(
         model_call=_open_model_call(entries, own or (), now),
         failed_call=_failed_model_call(entries),
         refused_tools=_refused_tools([*first, *entries]),
+        stop=_stop(task, open_calls, in_force, now),
     )
+
+
+def _stop(task: task_pb2.Task, calls: Sequence[CallFact], in_force: StopsInForce, now: float) -> StopFact | None:
+    """Returns the stop that covers the task, or one of its calls without an outcome."""
+    subject = Subject(task.tenant, task.spec.agent_pin.agent, task.queue)
+    stops = [in_force.of_task(subject), *(in_force.of_call(subject, call.tool) for call in calls)]
+    stop = next((one for one in stops if one is not None), None)
+    if stop is None or stop.stop_time is None:
+        return None
+    return StopFact(stop, now - stop.stop_time.timestamp())
 
 
 def _refused_tools(entries: Sequence[ledger_pb2.Entry]) -> tuple[str, ...]:
@@ -265,6 +288,10 @@ async def _caps(peers: Peers) -> Sequence[tenants.QuotaUse]:
 
 def _cap(use: tenants.QuotaUse) -> str:
     return describe_use(use.quota.kind, use.used, use.quota.most)
+
+
+async def _stops(peers: Peers) -> StopsInForce:
+    return in_force_of(await peers.checkpoint.ListStops(admin_pb.ListStopsRequest(), timeout=_TIMEOUT_SECONDS))
 
 
 async def _builds(peers: Peers, task: task_pb2.Task) -> Sequence[str]:

@@ -10,6 +10,7 @@ from tenure.domain.budget import Budget, money_text, usd
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
+from tenure.domain.stops import Stop
 from tenure.domain.task import Priority, offered_function, plain_loop
 
 MAX_LINES: Final = 10
@@ -46,6 +47,7 @@ REASONS: Final = {
     Reason.STEP_LIMIT: "it reached its step limit",
     Reason.BUDGET_BUSY: "other model calls had reserved the rest of its budget",
     Reason.TENANT_QUOTA: "its tenant had reached a quota",
+    Reason.STOPPED: "an operator stopped it",
     Reason.TOOL_IN_DOUBT: "a tool call is in doubt: it may have happened and must not happen twice",
     Reason.CALL_RESOLVED: "its calls in doubt were resolved",
     Reason.MODEL_RATE_LIMITED: "the model provider limited its request rate",
@@ -121,6 +123,14 @@ class OpenModelCallFact:
 
 
 @dataclass(frozen=True, slots=True)
+class StopFact:
+    """A stop that covers the task, or one of its calls without an outcome. `since`: seconds before now."""
+
+    stop: Stop
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """The input of `explain`.
 
@@ -131,7 +141,7 @@ class Facts:
     `caps`: the quotas that the task's tenant has reached, as text; `running_cap`: the one of running tasks among them,
     or "". `pin`: the revision of its agent. `model_call`: the open call that outlives its worker. `failed_call`: the
     failure after which the model call is made again, or "". `refused_tools`: the tools whose definitions its model
-    provider refused.
+    provider refused. `stop`: the one that is in its way.
     """
 
     state: TaskState
@@ -166,6 +176,7 @@ class Facts:
     model_call: OpenModelCallFact | None = None
     failed_call: str = ""
     refused_tools: tuple[str, ...] = ()
+    stop: StopFact | None = None
 
 
 def obstacle_text(facts: Facts) -> str:
@@ -207,6 +218,9 @@ def _state(facts: Facts) -> str:
 def _circumstances(facts: Facts) -> Iterator[str]:
     if facts.is_to_end:
         yield "It has a pending ending: its worker or a coordinator will end it"
+    if facts.stop is not None:
+        stop = facts.stop.stop
+        yield f"STOPPED for {span(facts.stop.since)} by {stop.actor} ({stop.describe()}): {stop.reason}"
     match facts.state:
         case TaskState.RUNNING:
             yield f"Its newest entry is {span(facts.since_entry)} old (step {facts.step}); {_lease(facts)}"
@@ -374,6 +388,8 @@ def _what_it_needs(facts: Facts) -> str:
         return "It needs nothing more" if facts.state is TaskState.SUCCEEDED else _what_continues_it(facts)
     if facts.is_to_end:
         return "It will end without help, within about a second while all services answer"
+    if facts.stop is not None and facts.state not in WAITING:
+        return f"It needs: the end of the stop: {facts.stop.stop.command('resume')}; or tenure cancel"
     needs = {
         TaskState.QUEUED: _needed_to_start(facts),
         TaskState.RUNNING: _needed_to_run(facts),

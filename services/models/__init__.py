@@ -20,6 +20,7 @@ reading.py            gives one reader a call: the text so far, pieces, the end
 relay.py              relays requests to the replica that makes the call
 liveness.py           this process's row among the runners
 sweeping.py           deletes old rows
+stops.py              follows the ledger's stops: covered calls are not sent
 settled_calls.py      stops calls that the ledger has settled without their ends
 listing.py            lists the newest calls, for the ledger to compare after a restore
 

@@ -24,6 +24,7 @@ from services.models.servicer import SERVICE, ModelServicer
 from services.models.settings import ModelsSettings
 from services.models.settled_calls import SettledCalls
 from services.models.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
+from services.models.stops import LedgerStops
 from services.models.store import RequestBatcher, end_batcher, sent_batcher
 from services.models.sweeping import GenerationSweep
 from tenure.domain.access import Role
@@ -36,7 +37,7 @@ from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.audit import RefusalLog, log_refusals
 from tenure.runtime.security.process_security import Security
 from tenure.runtime.security.signing import Verifier
-from tenure.runtime.service import run_service
+from tenure.runtime.service import instance_id, run_service
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.store.sql import Rights, migrate
@@ -104,7 +105,9 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     sweep = GenerationSweep(stores.pool, settings.retention_days)
     duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
     liveness = await process.open(RunnerLife(stores.living, settings.runner_ttl_seconds, endpoints.share_with))
-    runs = await _serve(process, settings, security, stores, endpoints, duties, liveness, reports)
+    stops = LedgerStops(checkpoint, f"models/{instance_id()}")
+    runs = await _serve(process, settings, security, stores, endpoints, duties, liveness, reports, stops)
+    duties.start("stops", stops.run, silence_seconds=SILENCE_SECONDS)
     duties.start("stop settled calls", SettledCalls(runs, checkpoint).run, silence_seconds=SILENCE_SECONDS)
     await process.run_until_stopped()
     _log.info("draining", extra=runs.count_by_state())
@@ -162,13 +165,14 @@ async def _serve(
     duties: Duties,
     liveness: RunnerLife,
     reports: UsageReports,
+    stops: LedgerStops,
 ) -> Runs:
     """Composes the writers, the runs and the server, and begins the life of the process once it serves."""
     writers = RunWriters(
         sent_batcher(stores.sending, lambda: liveness.own_id), end_batcher(stores.ending, lambda: liveness.own_id)
     )
     bounds = RunBounds(settings.max_calls, settings.max_prompt_megabytes * 1024 * 1024, settings.report_seconds)
-    runs = Runs(endpoints, writers, stores.pool, liveness.own_id, reports.note, bounds)
+    runs = Runs(endpoints, writers, stores.pool, liveness.own_id, reports.note, bounds, stops)
     deciding = RequestBatcher(
         lambda: liveness.runner_id,
         liveness.is_alive,

@@ -14,6 +14,7 @@ from uuid import UUID
 from services.models.admission import LimitedCall, ModelCallLimits
 from services.models.ends import answer_end, failure_end, outcome_of, stopped_end
 from services.models.rules import ATTEMPT_SUPERSEDED, BeginCall, ModelCallState, runs_elsewhere
+from services.models.stops import LedgerStops
 from services.models.store import AdmittedRequest, CallElsewhere, EndMark, SentMark, give_up_calls, read_elsewhere
 from services.models.vendor_requests import vendor_end
 from services.models.work import CallWork, ModelCallKey
@@ -121,7 +122,10 @@ class Runs:
         runner_id: UUID,
         report: Callable[[UsageReport], None],
         bounds: RunBounds,
+        stops: LedgerStops,
     ) -> None:
+        self._stops = stops
+        stops.on_change = self._stop_unsent
         self._limits, self._writers, self._pool = limits, writers, pool
         self._runner_id, self._report, self._bounds = runner_id, report, bounds
         self._newest: dict[UUID, GenerationRun] = {}
@@ -287,6 +291,8 @@ class Runs:
             if run.state is ModelCallState.ACCEPTED and not await self._mark_sent(run):
                 return stopped_end(number, FailureClass.INTERRUPTED)
             await failpoint("models.before_call")
+            if self._stops.covers(run.work.subject):
+                return stopped_end(number, FailureClass.INTERRUPTED)
             answer = await run.permit.answer(run.work.request, run.call)
         except ModelCallFailed as error:
             run.failure = error
@@ -294,6 +300,12 @@ class Runs:
         if isinstance(run.call, VendorCall):
             return vendor_end(run.call, run.work.digest).SerializeToString()
         return answer_end(number, answer)
+
+    def _stop_unsent(self) -> None:
+        """Stops the calls that a stop covers and that were not sent."""
+        for run in self.in_flight():
+            if not run.may_be_sent and self._stops.covers(run.work.subject):
+                run.stop(FailureClass.INTERRUPTED)
 
     async def _mark_sent(self, run: GenerationRun) -> bool:
         """Records that the call is sent now. False: it was cancelled, or another runner has it."""

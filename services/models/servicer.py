@@ -49,7 +49,7 @@ class ModelServicer(ModelServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Makes a call, joins it, or answers from the record. Raises StaleEpoch, WrongState, TryLater."""
         claims, key = self._check(request.token, request.step, request.attempt_number)
-        work = read_work(request, key, claims.tenant)
+        work = read_work(request, key, claims)
         verdict = await self._admit(Kind.GENERATE, claims, key, context, request.reserved_epoch, work)
         async with aclosing(self._parts(key, verdict, request, claims.epoch, work.digest)) as parts:
             async for part in parts:

@@ -13,7 +13,9 @@ from services.models.rules import Attempt
 from services.models.vendor_requests import digest_of, media_bytes, read_vendor_request
 from tenure.domain.conversation import IMAGE_BYTES
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.fencing import Claims
 from tenure.domain.images import images_in
+from tenure.domain.stops import Subject
 from tenure.domain.tool_arguments import storable_json
 from tenure.model_providers.client import ModelCall, ModelRequest
 from tenure.model_providers.message_texts import MAX_KEPT_CHARACTERS
@@ -36,7 +38,7 @@ class ModelCallKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CallWork:
-    """The data that a call needs to begin. `permit`: the one that it has already.
+    """The data that a call needs to begin. `subject`: what stops select. `permit`: the one that it has already.
 
     `digest`: of the request of a vendor's library; empty for a prompt.
     """
@@ -44,6 +46,7 @@ class CallWork:
     request: ModelRequest
     token: token_pb2.FencingToken
     limited: LimitedCall
+    subject: Subject
     permit: Permit | None = None
     digest: bytes = b""
 
@@ -56,7 +59,7 @@ class CallWork:
         self.request = replace(self.request, messages=(), texts=(), tools=(), system="", vendor=None)
 
 
-def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> CallWork:
+def read_work(request: pb.GenerateRequest, key: ModelCallKey, claims: Claims) -> CallWork:
     """Reads what to send. Raises InvalidRequest for a prompt that no provider could be sent."""
     name = f"{key.task_id}/{key.attempt.step}/{key.attempt.number}"
     if request.HasField("vendor_request"):
@@ -70,7 +73,7 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> Ca
     )
     limited = LimitedCall(
         str(key.task_id),
-        tenant,
+        claims.tenant,
         request.prompt.model,
         PRIORITIES.to_domain(request.priority),
         request.prompt.ByteSize(),
@@ -80,7 +83,7 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str) -> Ca
             max(0, len(source.get("data") or "") - IMAGE_BYTES) for source in images_in(model_request.messages)
         ),
     )
-    return CallWork(model_request, request.token, limited)
+    return CallWork(model_request, request.token, limited, Subject(claims.tenant, claims.agent, claims.queue))
 
 
 def _read_vendor_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str, name: str) -> CallWork:

@@ -28,6 +28,7 @@ from services.tools.calls.restoring import doubt_lost_calls, list_records
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
+from services.tools.calls.stops import StopKeeper, StopView
 from services.tools.edge import ReadEdges
 from services.tools.inspection import forbid_inspection
 from services.tools.output import OutputStore
@@ -191,12 +192,14 @@ async def _service(
     ]
     who, former = RunnerName(instance_id(), own_identity(settings.machine_id)), FormerLives(runs.unfinished)
     liveness = await process.open(Liveness(living, who, times, former, partial(runs.stop_all, StopReason.LAPSED)))
-    starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
+    stops = StopView()
+    starts, finishes = start_batcher(starting, liveness, stops), finish_batcher(finishing)
     runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits)
     if isinstance(tools.sandbox, Sandbox):
         tools.sandbox.on_slot_lost(partial(runner.shrink_lane, PYTHON_LANE))
     follower = RemoteCallFollower(pool)
-    executor = Executor(accepting, liveness, runner, follower)
+    executor = Executor(accepting, liveness, runner, follower, stops)
+    stop_keeper = StopKeeper(pool, runs, stops)
     closing = FenceCloser(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))
     removal_thread = await process.open(threads("removal", 1))
     sweep = WorkspaceSweep(pool, settings.workspace_root, removal_thread, settings.workspace_sweep_interval_seconds)
@@ -209,6 +212,7 @@ async def _service(
         duties.start(f"write {name}", batcher.run, silence_seconds=SILENCE_SECONDS)
     duties.start("follow calls elsewhere", follower.poll, silence_seconds=SILENCE_SECONDS)
     duties.start("watch closed fences", closing.watch, silence_seconds=SILENCE_SECONDS)
+    duties.start("follow stops", stop_keeper.follow, silence_seconds=SILENCE_SECONDS)
     await process.open(runner)
     server = RpcServer(
         settings.listen,
@@ -232,6 +236,7 @@ async def _service(
             pool,
             server.stopping,
             CallerRuns(follower),
+            stop_keeper,
         ),
     )
     return server

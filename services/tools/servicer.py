@@ -20,6 +20,7 @@ from services.tools.calls.in_doubt import list_in_doubt
 from services.tools.calls.keeping import ContentKeeper
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import EventReader
+from services.tools.calls.stops import StopKeeper, list_calls_in_flight
 from services.tools.own_tools import check_own_call, read_own_outcome
 from services.tools.pins import ToolPins, no_such_source
 from services.tools.registry import ToolRegistry
@@ -37,7 +38,8 @@ from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
-from tenure.wire.common import seconds
+from tenure.wire.common import moment, seconds
+from tenure.wire.stops import stop_to_domain, stop_to_wire
 from tenure.wire.token import TokenChecker
 from tenure.wire.tool import kept_to_wire, resolution_to_domain, tool_to_domain, tool_to_wire
 
@@ -60,7 +62,9 @@ class ToolServicer(ToolServiceServicer):
         pool: Pool,
         stopping: asyncio.Event,
         caller_runs: CallerRuns,
+        stops: StopKeeper,
     ) -> None:
+        self._stops = stops
         self._tokens, self._registry, self._pins, self._executor = tokens, registry, pins, executor
         self._caller_runs = caller_runs
         self._closing, self._forgetting = closing, forgetting
@@ -154,6 +158,24 @@ class ToolServicer(ToolServiceServicer):
     async def ListCalls(self, request: admin_pb.ListCallsRequest, _context: Any) -> admin_pb.ListCallsResponse:
         """Returns the call log of a task of the tenant."""
         return await list_calls(self._pool, current_tenant(), request)
+
+    async def SetStops(
+        self, request: tool_service_pb2.SetStopsRequest, _context: Any
+    ) -> tool_service_pb2.SetStopsResponse:
+        """Takes the ledger's stops."""
+        kept = await self._stops.take(request.epoch, [stop_to_domain(stop) for stop in request.stops])
+        is_newer = kept.epoch > request.epoch
+        return tool_service_pb2.SetStopsResponse(
+            epoch=kept.epoch, stops=map(stop_to_wire, kept.stops) if is_newer else ()
+        )
+
+    async def ListCallsInFlight(
+        self, request: tool_service_pb2.ListCallsInFlightRequest, _context: Any
+    ) -> tool_service_pb2.ListCallsInFlightResponse:
+        """Returns the calls that a stop met."""
+        since = moment(request.stop_time)
+        calls = await list_calls_in_flight(self._pool, request.task_ids, since, request.tool)
+        return tool_service_pb2.ListCallsInFlightResponse(calls=calls)
 
     async def ListInDoubtCalls(
         self, request: admin_pb.ListInDoubtCallsRequest, _context: Any

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -23,7 +23,8 @@ class Interruption(IntEnum):
 
     LATE = 1  # a step took too long: close the task out by its policy
     DRAIN = 2  # the worker drains: give the task back to the queue
-    END = 3  # the task has a pending ending or passed its deadline: close it out
+    STOP = 3  # an operator stopped the task or its call: give the task back until the stop ends
+    END = 4  # the task has a pending ending or passed its deadline: close it out
 
 
 class Interrupted(Exception):  # noqa: N818  an instruction for the loop, not an error
@@ -65,12 +66,12 @@ class Interrupts:
         if self._kind is not None:
             raise Interrupted(self._kind, self._message)
 
-    async def guard(self, work: Coroutine[Any, Any, _Result], *, ignoring: Interruption | None = None) -> _Result:
+    async def guard(self, work: Coroutine[Any, Any, _Result], *, ignoring: Collection[Interruption] = ()) -> _Result:
         """Returns the result of `work`. An interruption cancels it and raises Interrupted.
 
-        `ignoring`: one of this kind that was requested before does not count.
+        `ignoring`: one of these kinds that was requested before does not count.
         """
-        if self._kind is not None and self._kind is not ignoring:
+        if self._kind is not None and self._kind not in ignoring:
             work.close()
             raise Interrupted(self._kind, self._message)
         working = asyncio.create_task(work)

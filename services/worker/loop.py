@@ -239,12 +239,12 @@ class Loop:
     async def _end_model_call(self, kind: Interruption | None = None) -> list[StepEntry]:
         """Returns the entries that settle the open model attempt. `kind`: the interruption, if it is one.
 
-        Leaves a call that outlives this worker to the next owner of a drained task. Any other end stops it.
+        Leaves a call that outlives this worker to the next owner after a drain or stop. Any other end stops it.
         """
         attempt = self._point.open_attempt
         if attempt is None or not attempt.outlives_worker:
             return self._watch.settlement()
-        return [] if kind is Interruption.DRAIN else await self._cancel_model_call()
+        return [] if kind in {Interruption.DRAIN, Interruption.STOP} else await self._cancel_model_call()
 
     async def _cancel_model_call(self) -> list[StepEntry]:
         """Stops the call of the open attempt, which outlives this worker, and returns the entries that settle it.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, Never
 
 from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.dependencies import Dependencies
@@ -23,6 +23,7 @@ from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import AlreadyExists, Fenced, InvalidRequest, TryLater
 from tenure.domain.in_doubt import is_unsettled
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
@@ -41,6 +42,7 @@ OTHER_CALL: Final = (
     "restored to an earlier time. Effects of that time may have happened. Make the call again if it is still needed."
 )
 AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=5.0)
+_LETS_FINISH: Final = frozenset({Interruption.DRAIN, Interruption.STOP})
 PATIENCE_SECONDS: Final = 60.0
 """The time without an event from the tool service after which the claim is released.
 
@@ -71,6 +73,7 @@ class ToolStep:
         self._window = window
         self._contents = KeptContents(dependencies.tools, dependencies.trust, held_task)
         self._output_limit_bytes = 0
+        self._stopped: set[str] = set()
         self.uncommitted: list[StepEntry] = []
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
@@ -113,20 +116,20 @@ class ToolStep:
     ) -> set[asyncio.Task[Outcome]]:
         """Returns the calls that ended; none when `until` comes first. Raises Interrupted.
 
-        A drain waits for UNSAFE own tools: to stop them would put their calls in doubt.
+        A drain, or a stop, waits for UNSAFE own tools: to stop them would put their calls in doubt.
         """
         while True:
             waits = any(self._is_unsafe_own(intent) for intent in running.values())
-            ignoring = Interruption.DRAIN if waits else None
+            ignoring = _LETS_FINISH if waits else frozenset[Interruption]()
             try:
                 return await self._held_task.interrupts.guard(_first_done(running, until), ignoring=ignoring)
             except Interrupted as interrupted:
-                if interrupted.kind is not ignoring:
+                if interrupted.kind not in ignoring:
                     raise
 
     def _is_unsafe_own(self, intent: ToolIntent) -> bool:
         own = self._own.get(intent.tool)
-        return own is not None and not own.effect.may_run_again
+        return own is not None and not own.effect.may_run_again and intent.call_id not in self._stopped
 
     async def _commit_overdue(self, commit_at: float | None) -> float | None:
         """Commits the outcomes when they are due. Returns the latest time of the next commit, or None."""
@@ -191,6 +194,8 @@ class ToolStep:
                     None if call is None else self._own_call(call),
                 )
             except TryLater as error:
+                if error.reason == Reason.STOPPED:
+                    await self._leave(intent, error.message)
                 failures += 1
                 if call is not None and self._dependencies.own_runs.is_running(call):
                     take_event()  # to give up now would stop the tool in the middle
@@ -200,6 +205,13 @@ class ToolStep:
                 if monotonic() + wait_seconds - progress_at >= PATIENCE_SECONDS:
                     raise
             await asyncio.sleep(wait_seconds)
+
+    async def _leave(self, intent: ToolIntent, message: str) -> Never:
+        """Has the task leave this worker, because a stop covers the call: the next owner makes it after the stop."""
+        self._stopped.add(intent.call_id)
+        self._held_task.interrupts.request(Interruption.STOP, message)
+        while True:  # until the interruption cancels it
+            await asyncio.Event().wait()
 
     def _own_call(self, call: CallOfOwnTool) -> OwnCall:
         runs = self._dependencies.own_runs

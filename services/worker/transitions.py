@@ -34,6 +34,7 @@ from tenure.domain.retry import (
     wait_for_provider,
 )
 from tenure.domain.states import Reason, TaskState, is_terminal
+from tenure.domain.stops import RETRY_SECONDS
 from tenure.domain.task import TaskPolicy
 from tenure.domain.timeouts import Phase, after_timeout
 from tenure.domain.tools import Outcome
@@ -148,6 +149,10 @@ def after_interruption(point: ResumePoint, policy: TaskPolicy, interrupted: Inte
         case Interruption.DRAIN:
             detail = interrupted.message or "its worker shuts down"
             return Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, detail)
+        case Interruption.STOP:
+            return Transition(
+                TaskState.RETRY_SCHEDULED, Reason.STOPPED, interrupted.message, retry_delay_seconds=RETRY_SECONDS
+            )
         case Interruption.LATE:
             late = late_transition(point, policy, Phase.STEP, interrupted.message)
             assert late is not None, "a policy with a step timeout has an action for it"

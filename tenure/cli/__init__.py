@@ -43,6 +43,7 @@ webhooks.py       webhooks
 approvers.py      approvers: the groups that may answer waits
 tenants.py        tenants: quotas, bills
 admin.py          admin: what only operators do
+stops.py          admin stop, resume, stops
 audit.py          admin audit: the audit log
 verify.py         admin verify: checks tasks against the invariants; verify_report.py has the checks and what is printed
 serve.py          serve: this process becomes a service

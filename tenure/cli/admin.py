@@ -19,6 +19,7 @@ from tenure.cli.group import Group, SectionedCommand
 from tenure.cli.many_tasks import Selection, act_on_many, many_tasks
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, LATER, find_task, task_argument
+from tenure.cli.stops import resume, stop, stops
 from tenure.cli.verify import verify
 from tenure.client import Client
 from tenure.domain.fencing import describe_epoch
@@ -376,11 +377,14 @@ def _show_prune(context: Context, task_ids: list[str], *, dry_run: bool) -> None
     echo(f"{count} would be pruned" if dry_run else f"{count} pruned; their bills stay")
 
 
-@click.group(cls=Group, short_help="Repair: aging, requeue, transfer, drain, prune, verify, audit …")
+@click.group(cls=Group, short_help="Repair: aging, requeue, transfer, drain, stop, prune, verify, audit …")
 def admin() -> None:
     """Operate an installation. A task's ledger records each intervention with its actor and reason."""
 
 
-for command in (aging, requeue, grant_budget, close_out, wait, continue_waiting, transfer, drain, prune, verify):
+for command in (
+    *(aging, requeue, grant_budget, close_out, wait, continue_waiting, transfer, drain),
+    *(stop, resume, stops, prune, verify),
+):
     admin.add_command(command)
 admin.add_command(audit)

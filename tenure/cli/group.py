@@ -180,7 +180,10 @@ class AnywhereOption(click.Option):
 
 
 def accept_anywhere(command: click.Command, root: click.Command) -> None:
-    """Lets the options of `ANYWHERE` of the root command stand after the name of this command, too."""
+    """Lets the options of `ANYWHERE` of the root command stand after the name of this command, too.
+
+    Not an option whose name the command has for something else.
+    """
     if command.context_settings.get("ignore_unknown_options"):  # a service reads its arguments itself
         return
     if any(isinstance(option, AnywhereOption) for option in command.params):
@@ -189,8 +192,9 @@ def accept_anywhere(command: click.Command, root: click.Command) -> None:
         for subcommand in command.commands.values():
             accept_anywhere(subcommand, root)
     command.epilog = command.epilog or "`tenure --help` lists --json, -v, --tenant and --address."
+    own = {name for option in command.params for name in option.opts}
     for option in root.params:
-        if option.name in ANYWHERE and isinstance(option, click.Option):
+        if option.name in ANYWHERE and isinstance(option, click.Option) and own.isdisjoint(option.opts):
             names = [option.name, *option.opts]
             command.params.append(
                 AnywhereOption(names, is_flag=option.is_flag, expose_value=False, callback=_set, help=option.help)

@@ -18,6 +18,7 @@ ledger
   admission.py          whether an Open or a Commit passes the fence
 claim
   fairness.py           the order of the queue, and free slots by tier
+  stops.py              what an operator's stop covers, and what is certain of a call in flight
   pools.py              which queues, loops and tenants a worker may serve
 step
   next_action.py        the next action of the `messages` loop

@@ -88,6 +88,7 @@ class Audience(StrEnum):
 class Claims:
     """The claims of a fencing token. `tools` None: all tools of the tenant. A token does not expire: fences decide.
 
+    `agent`, `queue`: those of the task at its grant, which stops select.
     `audiences`: the services that accept the token; None for an audience that only a newer release knows.
     """
 
@@ -99,6 +100,8 @@ class Claims:
     tools: tuple[str, ...] | None = None
     audiences: tuple[Audience | None, ...] = ()
     installation: str = ""
+    agent: str = ""
+    queue: str = ""
 
     @property
     def fence(self) -> Fence:

@@ -65,6 +65,7 @@ class Reason:
     STEP_LIMIT = "STEP_LIMIT"
     BUDGET_BUSY = "BUDGET_BUSY"
     TENANT_QUOTA = "TENANT_QUOTA"
+    STOPPED = "STOPPED"
     BUDGET_WARNING = "BUDGET_WARNING"
     QUOTA_WARNING = "QUOTA_WARNING"
     BUDGET_GRANTED = "BUDGET_GRANTED"
@@ -99,8 +100,8 @@ class Reason:
     UNDO_INCOMPLETE = "UNDO_INCOMPLETE"
 
 
-BUDGET_WAIT_REASONS: Final = frozenset({Reason.TENANT_QUOTA, Reason.BUDGET_BUSY})
-"""Reasons of a budget wait. A model call that waits for budget did not fail, so the wait uses up no retry."""
+BUDGET_WAIT_REASONS: Final = frozenset({Reason.TENANT_QUOTA, Reason.BUDGET_BUSY, Reason.STOPPED})
+"""Reasons of a wait for budget, or for the end of a stop. Nothing failed, so the wait uses up no retry."""
 
 
 class ReleaseReason(StrEnum):

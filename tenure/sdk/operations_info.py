@@ -231,6 +231,37 @@ DeliveryInfo: Final[Any] = _shape(
     "accepted_addresses created_at last_attempt_at next_attempt_at ended_at",
 )
 
+# Stops.
+
+StopInfo: Final[Any] = _shape(
+    "StopInfo",
+    admin_pb.Stop,
+    "A stop in force. Of `tenant`, `agent`, `queue` and `tool` it covers what all match; empty: everything.",
+    "tenant agent queue tool reason stopped_by stopped_at",
+    rename={"stopped_by": "actor", "stopped_at": "stop_time"},
+    skip="epoch",
+)
+CallInFlightInfo: Final[Any] = _part(
+    "CallInFlightInfo",
+    admin_pb.CallInFlight,
+    "A call that was in flight when a stop began; without `call_id`: a model call. `certainty`: ENDED, NOT_BEGUN, "
+    "MAY_HAVE_HAPPENED, STILL_RUNS or MODEL_CALL.",
+    "task_id tenant call_id tool effect_class certainty",
+)
+StopBegun: Final[Any] = _shape(
+    "StopBegun",
+    admin_pb.BeginStopResponse,
+    "A stop with the calls that were in flight. `more`: there were more. `unconfirmed`: the services where calls may "
+    "still begin, because they did not confirm the stop: repeat the request.",
+    "stop calls more unconfirmed",
+)
+StopEnded: Final[Any] = _shape(
+    "StopEnded",
+    admin_pb.EndStopResponse,
+    "The stop that ended. `unconfirmed`: the services that follow later.",
+    "stop unconfirmed",
+)
+
 # Tenants and keys.
 
 

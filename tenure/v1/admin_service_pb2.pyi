@@ -53,6 +53,41 @@ ACT_RESULT_ALREADY: ActResult.ValueType  # 2
 ACT_RESULT_REFUSED: ActResult.ValueType  # 3
 """The task cannot take the act; nothing changed."""
 
+class _CallCertainty:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CallCertaintyEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_CallCertainty.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    CALL_CERTAINTY_UNSPECIFIED: _CallCertainty.ValueType  # 0
+    """Never sent."""
+    CALL_CERTAINTY_ENDED: _CallCertainty.ValueType  # 1
+    """It ran to its end, and its outcome is recorded."""
+    CALL_CERTAINTY_NOT_BEGUN: _CallCertainty.ValueType  # 2
+    """It was stopped before it began: nothing was done."""
+    CALL_CERTAINTY_MAY_HAVE_HAPPENED: _CallCertainty.ValueType  # 3
+    """It began and was stopped, or its runner is gone. If it may run again, it does so after the stop, with its key."""
+    CALL_CERTAINTY_STILL_RUNS: _CallCertainty.ValueType  # 4
+    """An UNSAFE call, which a stop lets finish."""
+    CALL_CERTAINTY_MODEL_CALL: _CallCertainty.ValueType  # 5
+    """A model call that was reserved or sent: its answer is paid for and kept."""
+
+class CallCertainty(_CallCertainty, metaclass=_CallCertaintyEnumTypeWrapper):
+    """How certain it is what a call in flight did."""
+
+CALL_CERTAINTY_UNSPECIFIED: CallCertainty.ValueType  # 0
+"""Never sent."""
+CALL_CERTAINTY_ENDED: CallCertainty.ValueType  # 1
+"""It ran to its end, and its outcome is recorded."""
+CALL_CERTAINTY_NOT_BEGUN: CallCertainty.ValueType  # 2
+"""It was stopped before it began: nothing was done."""
+CALL_CERTAINTY_MAY_HAVE_HAPPENED: CallCertainty.ValueType  # 3
+"""It began and was stopped, or its runner is gone. If it may run again, it does so after the stop, with its key."""
+CALL_CERTAINTY_STILL_RUNS: CallCertainty.ValueType  # 4
+"""An UNSAFE call, which a stop lets finish."""
+CALL_CERTAINTY_MODEL_CALL: CallCertainty.ValueType  # 5
+"""A model call that was reserved or sent: its answer is paid for and kept."""
+
 @typing.final
 class GetCallerRequest(message.Message):
     """No parameters."""
@@ -1645,5 +1680,313 @@ class Renewals(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "first_time", b"first_time", "last_time", b"last_time", "model_call_waits", b"model_call_waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Stop(message.Message):
+    """A stop in force."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    STOP_TIME_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The tenant; empty: every tenant."""
+    agent: builtins.str
+    """The agent; empty: every task."""
+    queue: builtins.str
+    """The queue; empty: every queue."""
+    tool: builtins.str
+    """The name of the tools, in which * stands for any text; empty: tasks with all their calls."""
+    reason: builtins.str
+    """Why."""
+    actor: builtins.str
+    """By whom."""
+    epoch: builtins.int
+    """It grows with each stop and each end of a stop of the installation."""
+    @builtins.property
+    def stop_time(self) -> timestamp_pb2.Timestamp:
+        """Since when."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        agent: builtins.str = ...,
+        queue: builtins.str = ...,
+        tool: builtins.str = ...,
+        reason: builtins.str = ...,
+        actor: builtins.str = ...,
+        stop_time: timestamp_pb2.Timestamp | None = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["stop_time", b"stop_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "agent", b"agent", "epoch", b"epoch", "queue", b"queue", "reason", b"reason", "stop_time", b"stop_time", "tenant", b"tenant", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class BeginStopRequest(message.Message):
+    """What to stop. A stop covers what all of its selectors match."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    ALL_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The tenant; empty: every tenant."""
+    agent: builtins.str
+    """The agent by name; empty: every task, with an agent or without."""
+    queue: builtins.str
+    """The queue; empty: every queue."""
+    tool: builtins.str
+    """Calls of the tools of this name, in which * stands for any text; empty: tasks with all their calls."""
+    all: builtins.bool
+    """The whole installation: needs all selectors empty, which is refused without it."""
+    reason: builtins.str
+    """The reason; 1 to 1,000 characters."""
+    actor: builtins.str
+    """Set by the gateway: the author; 1 to 200 characters."""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        agent: builtins.str = ...,
+        queue: builtins.str = ...,
+        tool: builtins.str = ...,
+        all: builtins.bool = ...,
+        reason: builtins.str = ...,
+        actor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "agent", b"agent", "all", b"all", "queue", b"queue", "reason", b"reason", "tenant", b"tenant", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CallInFlight(message.Message):
+    """A call that was in flight when a stop began."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    EFFECT_CLASS_FIELD_NUMBER: builtins.int
+    CERTAINTY_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    tenant: builtins.str
+    """Its tenant."""
+    call_id: builtins.str
+    """The call; empty: a model call."""
+    tool: builtins.str
+    """The tool; empty: a model call."""
+    effect_class: tool_pb2.EffectClass.ValueType
+    """The effect class of the tool."""
+    certainty: CallCertainty.ValueType
+    """How certain it is what the call did."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        call_id: builtins.str = ...,
+        tool: builtins.str = ...,
+        effect_class: tool_pb2.EffectClass.ValueType = ...,
+        certainty: CallCertainty.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_id", b"call_id", "certainty", b"certainty", "effect_class", b"effect_class", "task_id", b"task_id", "tenant", b"tenant", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class BeginStopResponse(message.Message):
+    """The stop is in force."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STOP_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    UNCONFIRMED_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """There were more tasks with calls in flight than the answer has."""
+    @builtins.property
+    def stop(self) -> Stop:
+        """The stop."""
+
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[CallInFlight]:
+        """The calls in flight when it began, by task; at most 1,000."""
+
+    @builtins.property
+    def unconfirmed(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The services that have not confirmed the stop, by name: calls may still begin there. Repeat the request."""
+
+    def __init__(
+        self,
+        *,
+        stop: Stop | None = ...,
+        calls: abc.Iterable[CallInFlight] | None = ...,
+        more: builtins.bool = ...,
+        unconfirmed: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "more", b"more", "stop", b"stop", "unconfirmed", b"unconfirmed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EndStopRequest(message.Message):
+    """The stop to end, by its selectors."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    ALL_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The tenant; empty: every tenant."""
+    agent: builtins.str
+    """The agent by name; empty: every task, with an agent or without."""
+    queue: builtins.str
+    """The queue; empty: every queue."""
+    tool: builtins.str
+    """Calls of the tools of this name, in which * stands for any text; empty: tasks with all their calls."""
+    all: builtins.bool
+    """The whole installation: needs all selectors empty, which is refused without it."""
+    reason: builtins.str
+    """The reason; 1 to 1,000 characters."""
+    actor: builtins.str
+    """Set by the gateway: the author; 1 to 200 characters."""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        agent: builtins.str = ...,
+        queue: builtins.str = ...,
+        tool: builtins.str = ...,
+        all: builtins.bool = ...,
+        reason: builtins.str = ...,
+        actor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "agent", b"agent", "all", b"all", "queue", b"queue", "reason", b"reason", "tenant", b"tenant", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EndStopResponse(message.Message):
+    """The stop has ended."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STOP_FIELD_NUMBER: builtins.int
+    UNCONFIRMED_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def stop(self) -> Stop:
+        """As it was."""
+
+    @builtins.property
+    def unconfirmed(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The services that have not confirmed the end, by name: they follow within seconds."""
+
+    def __init__(
+        self,
+        *,
+        stop: Stop | None = ...,
+        unconfirmed: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["stop", b"stop", "unconfirmed", b"unconfirmed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListStopsRequest(message.Message):
+    """Which stops to list."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    READER_FIELD_NUMBER: builtins.int
+    APPLIED_EPOCH_FIELD_NUMBER: builtins.int
+    APPLIED_FIELD_NUMBER: builtins.int
+    reader: builtins.str
+    """For services, cleared by the gateway: the process that keeps the stops in memory."""
+    applied_epoch: builtins.int
+    """For services, cleared by the gateway: the epoch that the reader keeps to."""
+    @builtins.property
+    def applied(self) -> containers.RepeatedCompositeFieldContainer[Stop]:
+        """For services, cleared by the gateway: the reader's stops, if its epoch is above the ledger's, because an older ledger
+        was restored. The ledger takes those that it lacks.
+        """
+
+    def __init__(
+        self,
+        *,
+        reader: builtins.str = ...,
+        applied_epoch: builtins.int = ...,
+        applied: abc.Iterable[Stop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["applied", b"applied", "applied_epoch", b"applied_epoch", "reader", b"reader"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListStopsResponse(message.Message):
+    """The stops in force."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STOPS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    LATE_READERS_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """The newest epoch."""
+    @builtins.property
+    def stops(self) -> containers.RepeatedCompositeFieldContainer[Stop]:
+        """The oldest first."""
+
+    @builtins.property
+    def late_readers(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """For the gateway: the processes seen lately that keep to an older epoch."""
+
+    def __init__(
+        self,
+        *,
+        stops: abc.Iterable[Stop] | None = ...,
+        epoch: builtins.int = ...,
+        late_readers: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "late_readers", b"late_readers", "stops", b"stops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -133,6 +133,21 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.FromString,
                 _registered_method=True)
+        self.BeginStop = channel.unary_unary(
+                '/tenure.v1.AdminService/BeginStop',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopResponse.FromString,
+                _registered_method=True)
+        self.EndStop = channel.unary_unary(
+                '/tenure.v1.AdminService/EndStop',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.EndStopRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.EndStopResponse.FromString,
+                _registered_method=True)
+        self.ListStops = channel.unary_unary(
+                '/tenure.v1.AdminService/ListStops',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -238,6 +253,21 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PruneTasks(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginStop(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndStop(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListStops(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -349,6 +379,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.PruneTasks,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.SerializeToString,
+            ),
+            'BeginStop': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginStop,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopResponse.SerializeToString,
+            ),
+            'EndStop': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndStop,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.EndStopRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.EndStopResponse.SerializeToString,
+            ),
+            'ListStops': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStops,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -124,6 +124,15 @@ class AdminServiceStub:
     records for good; its bills stay. A task that was pruned before counts as pruned. For one task: NOT_FOUND;
     FAILED_PRECONDITION / WRONG_STATE {state} when it, or another task of its tree, has not ended.
     """
+    BeginStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]
+    """Stops what the selectors name: after the answer no grant, no model call and no tool call of it begins. Running
+    calls that may run again are cancelled, UNSAFE calls are let finish. The answer lists what was in flight, and the
+    services that did not confirm the stop. A repeat confirms the same stop again.
+    """
+    EndStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]
+    """Ends the stop with exactly these selectors. NOT_FOUND / NO_SUCH_STOP: none has them."""
+    ListStops: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]
+    """Lists the stops in force, the oldest first."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -150,6 +159,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ResolveInDoubtCall: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResolveInDoubtCallRequest, _admin_service_pb2.ResolveInDoubtCallResponse]  # type: ignore[assignment]
     ListAgingTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]  # type: ignore[assignment]
     PruneTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]  # type: ignore[assignment]
+    BeginStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]  # type: ignore[assignment]
+    EndStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]  # type: ignore[assignment]
+    ListStops: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]  # type: ignore[assignment]
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -319,6 +331,30 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.PruneTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.PruneTasksResponse, _abc.Awaitable[_admin_service_pb2.PruneTasksResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def BeginStop(
+        self,
+        request: _admin_service_pb2.BeginStopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.BeginStopResponse, _abc.Awaitable[_admin_service_pb2.BeginStopResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def EndStop(
+        self,
+        request: _admin_service_pb2.EndStopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.EndStopResponse, _abc.Awaitable[_admin_service_pb2.EndStopResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListStops(
+        self,
+        request: _admin_service_pb2.ListStopsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListStopsResponse, _abc.Awaitable[_admin_service_pb2.ListStopsResponse]]:
         ...
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

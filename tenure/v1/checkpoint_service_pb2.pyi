@@ -839,7 +839,7 @@ class ReserveResult(message.Message):
         task's policy has BUDGET_POLICY_ASK. MODEL_UNPRICED: end it as FAILED, because
         it has a cap in money and the model's price is unknown. BUDGET_BUSY: other reservations leave too little, ask
         again. TENANT_QUOTA: the tenant is at one of its quotas; ask again after retry_after, or release the task until
-        then.
+        then. STOPPED: an operator stopped the task; release it until retry_after.
         """
         message: builtins.str
         """For people."""
@@ -1289,6 +1289,7 @@ class Offer(message.Message):
     START_TIMEOUT_FIELD_NUMBER: builtins.int
     PROGRESS_TIMEOUT_FIELD_NUMBER: builtins.int
     LEASE_TTL_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1311,6 +1312,8 @@ class Offer(message.Message):
     """
     only_worker_id: builtins.str
     """An operator transfers the task to this worker, valid for a moment; empty: any worker."""
+    agent: builtins.str
+    """Its agent; empty: none."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools that it may call; absent: all."""
@@ -1344,10 +1347,11 @@ class Offer(message.Message):
         start_timeout: duration_pb2.Duration | None = ...,
         progress_timeout: duration_pb2.Duration | None = ...,
         lease_ttl: duration_pb2.Duration | None = ...,
+        agent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2812,5 +2816,81 @@ class NoteForgottenResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListStoppedTasksRequest(message.Message):
+    """A stop."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STOP_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def stop(self) -> admin_service_pb2.Stop:
+        """The stop whose tasks are listed."""
+
+    def __init__(
+        self,
+        *,
+        stop: admin_service_pb2.Stop | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListStoppedTasksResponse(message.Message):
+    """Tasks with a worker."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class StoppedTask(message.Message):
+        """One task."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TASK_ID_FIELD_NUMBER: builtins.int
+        TENANT_FIELD_NUMBER: builtins.int
+        MODEL_OPEN_FIELD_NUMBER: builtins.int
+        task_id: builtins.str
+        """The task."""
+        tenant: builtins.str
+        """Its tenant."""
+        model_open: builtins.bool
+        """A model attempt of it is open."""
+        def __init__(
+            self,
+            *,
+            task_id: builtins.str = ...,
+            tenant: builtins.str = ...,
+            model_open: builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["model_open", b"model_open", "task_id", b"task_id", "tenant", b"tenant"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TASKS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """There are more."""
+    @builtins.property
+    def tasks(self) -> containers.RepeatedCompositeFieldContainer[ListStoppedTasksResponse.StoppedTask]:
+        """By task_id, at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        tasks: abc.Iterable[ListStoppedTasksResponse.StoppedTask] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["more", b"more", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

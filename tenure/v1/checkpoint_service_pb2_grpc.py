@@ -250,6 +250,26 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.FromString,
                 _registered_method=True)
+        self.BeginStop = channel.unary_unary(
+                '/tenure.v1.CheckpointService/BeginStop',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopResponse.FromString,
+                _registered_method=True)
+        self.EndStop = channel.unary_unary(
+                '/tenure.v1.CheckpointService/EndStop',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.EndStopRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.EndStopResponse.FromString,
+                _registered_method=True)
+        self.ListStops = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListStops',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsResponse.FromString,
+                _registered_method=True)
+        self.ListStoppedTasks = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListStoppedTasks',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListStoppedTasksRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListStoppedTasksResponse.FromString,
+                _registered_method=True)
 
 
 class CheckpointServiceServicer:
@@ -470,6 +490,26 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UndoTask(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginStop(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndStop(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListStops(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListStoppedTasks(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -696,6 +736,26 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.UndoTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.SerializeToString,
+            ),
+            'BeginStop': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginStop,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopResponse.SerializeToString,
+            ),
+            'EndStop': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndStop,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.EndStopRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.EndStopResponse.SerializeToString,
+            ),
+            'ListStops': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStops,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsResponse.SerializeToString,
+            ),
+            'ListStoppedTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStoppedTasks,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListStoppedTasksRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.ListStoppedTasksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

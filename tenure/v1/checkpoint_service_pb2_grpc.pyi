@@ -193,6 +193,16 @@ class CheckpointServiceStub:
     """Creates the task of an undo, see TaskService.UndoTask. One undo at a time has an effect: a row of the call's name is
     its exclusive right.
     """
+    BeginStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]
+    """Stops what the selectors name, for an operator: AdminService.BeginStop. When it answers, no grant and no reservation
+    of a model call that it covers can be committed any more. The answer has no calls.
+    """
+    EndStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]
+    """Ends a stop, for an operator: AdminService.EndStop."""
+    ListStops: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]
+    """Lists the stops in force, and records the epoch that the reader keeps to."""
+    ListStoppedTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListStoppedTasksRequest, _checkpoint_service_pb2.ListStoppedTasksResponse]
+    """Lists the held tasks that a stop covers, by task_id."""
 
 @_typing.type_check_only
 class CheckpointServiceAsyncStub(CheckpointServiceStub):
@@ -242,6 +252,10 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     RequeueSettled: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]  # type: ignore[assignment]
     PlanUndo: _aio.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]  # type: ignore[assignment]
     UndoTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]  # type: ignore[assignment]
+    BeginStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]  # type: ignore[assignment]
+    EndStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]  # type: ignore[assignment]
+    ListStops: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]  # type: ignore[assignment]
+    ListStoppedTasks: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListStoppedTasksRequest, _checkpoint_service_pb2.ListStoppedTasksResponse]  # type: ignore[assignment]
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -595,6 +609,38 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.UndoTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.UndoTaskResponse, _abc.Awaitable[_task_service_pb2.UndoTaskResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def BeginStop(
+        self,
+        request: _admin_service_pb2.BeginStopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.BeginStopResponse, _abc.Awaitable[_admin_service_pb2.BeginStopResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def EndStop(
+        self,
+        request: _admin_service_pb2.EndStopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.EndStopResponse, _abc.Awaitable[_admin_service_pb2.EndStopResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListStops(
+        self,
+        request: _admin_service_pb2.ListStopsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListStopsResponse, _abc.Awaitable[_admin_service_pb2.ListStopsResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListStoppedTasks(
+        self,
+        request: _checkpoint_service_pb2.ListStoppedTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.ListStoppedTasksResponse, _abc.Awaitable[_checkpoint_service_pb2.ListStoppedTasksResponse]]:
         ...
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

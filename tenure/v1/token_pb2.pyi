@@ -109,6 +109,8 @@ class TokenClaims(message.Message):
     ISSUE_TIME_FIELD_NUMBER: builtins.int
     AUDIENCES_FIELD_NUMBER: builtins.int
     INSTALLATION_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
     resource: builtins.str
     """The resource that is held: "tasks/<task_id>", or "leases/<name>" of LeaseService."""
     tenant: builtins.str
@@ -121,6 +123,10 @@ class TokenClaims(message.Message):
     """The holder: a worker_id, "coordinator/<id>" for a close-out, the holder of a lease."""
     installation: builtins.str
     """The installation whose coordinator signed it (TENURE_TLS_INSTALLATION)."""
+    agent: builtins.str
+    """The agent of the task, which stops select; empty: none, or a token of an older release."""
+    queue: builtins.str
+    """The queue of the task at its grant, which stops select; empty: a token of an older release."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools it may call; absent: all of the tenant's."""
@@ -145,10 +151,12 @@ class TokenClaims(message.Message):
         issue_time: timestamp_pb2.Timestamp | None = ...,
         audiences: abc.Iterable[TokenAudience.ValueType] | None = ...,
         installation: builtins.str = ...,
+        agent: builtins.str = ...,
+        queue: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "resource", b"resource", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "queue", b"queue", "resource", b"resource", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,9 @@ from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
+from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from tenure.v1 import admin_service_pb2 as admin_service_pb2
 from tenure.v1 import token_pb2 as token_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
 from tenure.v1 import workspace_pb2 as workspace_pb2
@@ -955,5 +957,111 @@ class ListRefusedCallsResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["refused_calls", b"refused_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetStopsRequest(message.Message):
+    """All stops in force."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    STOPS_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """The ledger's epoch."""
+    @builtins.property
+    def stops(self) -> containers.RepeatedCompositeFieldContainer[admin_service_pb2.Stop]:
+        """All stops; none: nothing is stopped."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        stops: abc.Iterable[admin_service_pb2.Stop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "stops", b"stops"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetStopsResponse(message.Message):
+    """What the tool service keeps to."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    STOPS_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """Its epoch. Above that of the request: an older ledger was restored, and the tool service keeps its own stops."""
+    @builtins.property
+    def stops(self) -> containers.RepeatedCompositeFieldContainer[admin_service_pb2.Stop]:
+        """Its stops, if its epoch is above that of the request."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        stops: abc.Iterable[admin_service_pb2.Stop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "stops", b"stops"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListCallsInFlightRequest(message.Message):
+    """The tasks that a stop covers."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    STOP_TIME_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    tool: builtins.str
+    """Only calls of the tools of this name, in which * stands for any text; empty: all."""
+    @builtins.property
+    def task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """At most 1,000."""
+
+    @builtins.property
+    def stop_time(self) -> timestamp_pb2.Timestamp:
+        """Calls that ended before this time were not in flight."""
+
+    def __init__(
+        self,
+        *,
+        task_ids: abc.Iterable[builtins.str] | None = ...,
+        stop_time: timestamp_pb2.Timestamp | None = ...,
+        tool: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["stop_time", b"stop_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["stop_time", b"stop_time", "task_ids", b"task_ids", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListCallsInFlightResponse(message.Message):
+    """The calls in flight."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[admin_service_pb2.CallInFlight]:
+        """By task and call, at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        calls: abc.Iterable[admin_service_pb2.CallInFlight] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -125,6 +125,16 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentResponse.FromString,
                 _registered_method=True)
+        self.SetStops = channel.unary_unary(
+                '/tenure.v1.ToolService/SetStops',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.SetStopsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.SetStopsResponse.FromString,
+                _registered_method=True)
+        self.ListCallsInFlight = channel.unary_unary(
+                '/tenure.v1.ToolService/ListCallsInFlight',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsInFlightRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsInFlightResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer:
@@ -220,6 +230,16 @@ class ToolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadContent(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetStops(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCallsInFlight(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -321,6 +341,16 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.ReadContent,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentResponse.SerializeToString,
+            ),
+            'SetStops': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetStops,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.SetStopsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.SetStopsResponse.SerializeToString,
+            ),
+            'ListCallsInFlight': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCallsInFlight,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsInFlightRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsInFlightResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

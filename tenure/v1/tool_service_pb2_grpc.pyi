@@ -52,7 +52,8 @@ class ToolServiceStub:
     """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
     unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
     ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
-    RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. A call with `own_tool` is INVALID_ARGUMENT: it
+    RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. UNAVAILABLE / STOPPED: an operator stopped the
+    call; release the task, and make the call again after the stop. A call with `own_tool` is INVALID_ARGUMENT: it
     needs ExecuteStream.
     """
     ExecuteStream: _grpc.StreamStreamMultiCallable[_tool_service_pb2.ExecuteStreamRequest, _tool_service_pb2.ExecuteStreamResponse]
@@ -68,7 +69,8 @@ class ToolServiceStub:
     - After a broken stream it sends each call without an answer again, with `own_outcome` if the tool has ended. It
       ignores what still arrives on the former stream.
     - `outcome` and `refusal` are the last events of a tag. A run that still goes on then must be stopped, except after a
-      refusal with the code UNAVAILABLE or RESOURCE_EXHAUSTED: then the call is sent again.
+      refusal with the code UNAVAILABLE or RESOURCE_EXHAUSTED: then the call is sent again. After UNAVAILABLE / STOPPED
+      the run is stopped, too.
     """
     Fence: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.FenceRequest, _tool_service_pb2.FenceResponse]
     """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
@@ -116,6 +118,12 @@ class ToolServiceStub:
     now: the caller compares the digest of all parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file.
     FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE. INVALID_ARGUMENT / BAD_PATH.
     """
+    SetStops: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.SetStopsRequest, _tool_service_pb2.SetStopsResponse]
+    """Takes the stops in force, if the epoch is a newer one. When it answers, no call that a stop covers can be accepted or
+    started any more at any replica; those that run and may run again are being cancelled.
+    """
+    ListCallsInFlight: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsInFlightRequest, _tool_service_pb2.ListCallsInFlightResponse]
+    """Lists the calls of tasks that were in flight at the time of a stop."""
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -140,6 +148,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
     DigestFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]  # type: ignore[assignment]
     KeepContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]  # type: ignore[assignment]
     ReadContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]  # type: ignore[assignment]
+    SetStops: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.SetStopsRequest, _tool_service_pb2.SetStopsResponse]  # type: ignore[assignment]
+    ListCallsInFlight: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsInFlightRequest, _tool_service_pb2.ListCallsInFlightResponse]  # type: ignore[assignment]
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -293,6 +303,22 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ReadContentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ReadContentResponse, _abc.Awaitable[_tool_service_pb2.ReadContentResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def SetStops(
+        self,
+        request: _tool_service_pb2.SetStopsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.SetStopsResponse, _abc.Awaitable[_tool_service_pb2.SetStopsResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListCallsInFlight(
+        self,
+        request: _tool_service_pb2.ListCallsInFlightRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ListCallsInFlightResponse, _abc.Awaitable[_tool_service_pb2.ListCallsInFlightResponse]]:
         ...
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -14,6 +14,7 @@ token.py                 signs and reads fencing tokens
 access.py                the access rules of methods
 audit.py                 audit records, and what a request acts on
 tool.py                  tool definitions, outcomes, call records, calls in doubt
+stops.py                 stops, and what a request for one selects
 tenant_service.py        quotas
 schedule_service.py      the enums of schedules
 webhook_service.py       the enums of webhooks, and their secrets as text

@@ -20,7 +20,7 @@ from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap, moment, timestamp
 
 DECISIONS: Final = EnumMap(Decision, dict(pb.AuditDecision.items()), "AUDIT_DECISION", None)
-_TEXTS: Final = frozenset({"name", "tenant", "queue", "webhook", "agent", "reasons"})
+_TEXTS: Final = frozenset({"name", "tenant", "queue", "webhook", "agent", "tool", "reasons"})
 """Texts that name something. All other texts may be secret or long, so only `…_id` is read besides."""
 _NOT_THE_TARGET: Final = frozenset({"request_id", "page_size", "page_token", "actor"})
 _PLAIN: Final = re.compile(r"[\w./:@-]+", re.ASCII)

@@ -38,9 +38,13 @@ def sign_task_claims(signer: Signer, claims: Claims, issued_at: datetime) -> tok
     token = sign_claims(
         signer, replace(claims, audiences=(Audience.CHECKPOINT, Audience.TOOLS, Audience.MODELS)), issued_at
     )
-    for_providers = replace(claims, audiences=(Audience.PROVIDER,), tools=None)
+    for_providers = _for_providers(claims)
     token.provider_token.CopyFrom(sign_claims(signer, for_providers, issued_at))
     return token
+
+
+def _for_providers(claims: Claims) -> Claims:
+    return replace(claims, audiences=(Audience.PROVIDER,), tools=None, agent="", queue="")
 
 
 def read_claims(token: token_pb2.FencingToken) -> Claims:
@@ -95,7 +99,7 @@ class TokenChecker:
         known = self._provider_tokens.get(digest)
         if known is not None and known[0] == claims:
             return known[1]
-        if read_claims(theirs) != replace(claims, audiences=(Audience.PROVIDER,), tools=None):
+        if read_claims(theirs) != _for_providers(claims):
             message = "the token for tool providers is not of the claim that the call is made under"
             raise PermissionDenied(message, reason="WRONG_AUDIENCE")
         only = token_pb2.FencingToken(claims=theirs.claims, key_id=theirs.key_id, signature=theirs.signature)

@@ -47,6 +47,9 @@ ROOT = Path(__file__).parents[2]
 BOUNDED = {
     "epochs": "one row",
     "change_feed": "one row",
+    "stop_epoch": "one row",
+    "stops": "at most 200",
+    "stop_readers": "those of the last seconds",
     "tenants": "read whole once, at the start",
     "webhooks": "a bounded number for each tenant",
     "runners": "lives that are proven over are forgotten",

@@ -19,6 +19,7 @@ from services.models.store import AdmittedRequest, RequestBatcher
 from services.models.work import CallWork, ModelCallKey
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.fencing import Fence
+from tenure.domain.stops import Subject
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelRequest
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
@@ -37,6 +38,7 @@ def request(task_id: uuid.UUID, fence: Fence, attempt: Attempt, sends_at: dateti
         ModelRequest("sim-1", [{"role": "user", "content": "hi"}], 10),
         token_pb2.FencingToken(),
         LimitedCall(str(task_id), "acme", "sim-1", Priority.NORMAL, 10, 10),
+        Subject("acme"),
     )
     intent = CallIntent(Kind.GENERATE, fence, attempt, sends_at)
     return AdmittedRequest(ModelCallKey(task_id, attempt), "acme", intent, work)

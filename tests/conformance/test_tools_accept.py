@@ -13,10 +13,12 @@ import pytest
 from services.tools.calls.accept_new import FIRST_ATTEMPT, accept_new_calls
 from services.tools.calls.accept_rules import ToolFenceRow, admit
 from services.tools.calls.records import CallKey, CallRequest
+from services.tools.calls.stops import StopView
 from services.tools.statements import SCHEMA, SESSION_SETTINGS
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.fencing import Claims, Fence
 from tenure.domain.in_doubt import DidNotHappen, Resolution
+from tenure.domain.stops import StopsInForce
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import PoolOptions
@@ -38,11 +40,12 @@ class Database:
     """The tool service's database: the connection that accepts, and another one."""
 
     def __init__(self, kept: DedicatedConnection, other: psycopg.AsyncConnection[Any]) -> None:
-        self.kept, self.other = kept, other
+        self.kept, self.other, self.stops = kept, other, StopView()
+        self.stops.in_force = StopsInForce(0)
 
     async def accept(self, *requests: CallRequest, starts: bool = False) -> list[bool]:
         async with self.kept.use() as postgres:
-            verdicts = await accept_new_calls(postgres, requests, [starts] * len(requests), RUNNER)
+            verdicts = await accept_new_calls(postgres, requests, [starts] * len(requests), RUNNER, self.stops)
         assert set(verdicts) <= {FIRST_ATTEMPT, None}
         return [verdict is not None for verdict in verdicts]
 

@@ -17,6 +17,7 @@ from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
+from services.tools.calls.stops import StopView
 from services.tools.output import OutputStore
 from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
 from services.tools.runners.proof import FormerLives
@@ -64,16 +65,16 @@ async def executor(tools_dsn: str, tmp_path: Path) -> AsyncIterator[Executor]:
             await stack.enter_async_context(DedicatedConnection(tools_dsn, service="tools", schema=SCHEMA))
             for _ in range(4)
         ]
-        runs = RunningCalls()
+        runs, stops = RunningCalls(), StopView()
         life = Liveness(
             living, RunnerName("here"), LivenessTimes(ttl_seconds=600), FormerLives(runs.unfinished), no_lapse
         )
         liveness = await stack.enter_async_context(life)
-        starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
+        starts, finishes = start_batcher(starting, liveness, stops), finish_batcher(finishing)
         keeper = OutputStore(Workspaces(tmp_path), Bounds(10**6, 100))
         limits = RunnerLimits({GENERAL_LANE: 4})
         runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), keeper, limits)
-        made = Executor(accepting, liveness, runner, RemoteCallFollower(pool))
+        made = Executor(accepting, liveness, runner, RemoteCallFollower(pool), stops)
         duties = await stack.enter_async_context(Duties())
         for name, batcher in (("accepts", made.accepts), ("starts", starts), ("finishes", finishes)):
             duties.start(name, batcher.run)

@@ -14,6 +14,7 @@ from services.gateway.explanation import (
     Facts,
     OpenModelCallFact,
     PinFact,
+    StopFact,
     WorkerFact,
     explain,
     obstacle_text,
@@ -22,6 +23,7 @@ from services.gateway.explanation import (
 from tenure.domain.budget import Budget
 from tenure.domain.fencing import compose_epoch
 from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.stops import Stop
 from tenure.domain.task import Priority
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import ledger_pb2, task_pb2, tenant_service_pb2, tool_pb2
@@ -72,6 +74,9 @@ def explained(state: str = "RUNNING", **facts: Any) -> str:
     assert 3 <= len(lines) <= MAX_LINES
     assert all(lines)
     return "\n".join(lines)
+
+
+STOPPED = StopFact(Stop(tenant="acme", reason="wrong bills", actor="user/ann"), 720.0)
 
 
 def explanations() -> dict[str, str]:
@@ -141,6 +146,7 @@ def by_workers() -> dict[str, str]:
             "priority": Priority.LOW,
         },
         "its tenant at its quota of running tasks": {"workers": (SERVES,), "caps": (cap,), "running_cap": cap},
+        "a stop of its tenant": {"workers": (SERVES,), "reason": "STOPPED", "stop": STOPPED},
         "no pool of the tenant": {"workers": (other_tenant,)},
         "one pool of the tenant": {"workers": (other_tenant, replace(SERVES, worker_id="worker-2"))},
         "no worker of the function": {"loop": control, "workers": (SERVES,)},

@@ -14,6 +14,7 @@ from services.models.runs import GenerationRun
 from services.models.work import CallWork, ModelCallKey
 from tenure.domain.fencing import Fence
 from tenure.domain.retry import FailureClass
+from tenure.domain.stops import Subject
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelRequest
 from tenure.v1 import token_pb2
@@ -26,7 +27,7 @@ PIECES = 20_000
 def new_run() -> GenerationRun:
     attempt = Attempt(1, 1)
     limited = LimitedCall("task", "tenant", "m", Priority.NORMAL, 1, 1)
-    work = CallWork(ModelRequest("m", [], 1), token_pb2.FencingToken(), limited)
+    work = CallWork(ModelRequest("m", [], 1), token_pb2.FencingToken(), limited, Subject("tenant"))
     row = GenerationRow(Fence(1, "c"), attempt, ModelCallState.SENT, uuid4(), begun_epoch=1, sent_at=datetime.now(UTC))
     return GenerationRun(ModelCallKey(uuid4(), attempt), work, BeginCall(row, joined=False))
 

@@ -138,6 +138,7 @@ const LINK_WORDS = { live: "live", connecting: "connecting …", waiting: "recon
 // Badges: how many people are waited for.
 
 const refreshBadges = throttled(2000, async () => {
+  refreshStops();
   try {
     const waits = listIn(await api.get("/v1/waits", { page_size: 100 }), "tasks").filter((task) => task.wait);
     badge("approvals", waits.length, count(waits.length, "task waits", "tasks wait") + " for a person");
@@ -148,6 +149,20 @@ const refreshBadges = throttled(2000, async () => {
     // The page shows what is wrong; a badge only helps.
   }
 });
+
+// The banner of the stops in force, on every page of an operator.
+async function refreshStops() {
+  const element = document.getElementById("stops");
+  if (!element || !may("OPERATE")) return;
+  const stops = listIn(await api.get("/v1/stops").catch(() => ({ stops: [] })), "stops");
+  fill(element, stops.map((stop) => h("p", `Stopped: ${stoppedText(stop)} · ${stop.stopped_by}: ${stop.reason} (tenure admin stops)`)));
+  element.hidden = stops.length === 0;
+}
+
+function stoppedText(stop) {
+  const named = ["tool", "agent", "queue", "tenant"].filter((kind) => stop[kind]).map((kind) => `${kind} ${stop[kind]}`);
+  return named.join(", ") || "everything";
+}
 
 function badge(name, value, title) {
   const element = document.getElementById(`badge-${name}`);

@@ -37,7 +37,8 @@ from tenure.domain.close_out import (
 from tenure.domain.errors import TOO_MUCH_APPENDED, InvalidRequest, NotFound, SequenceConflict, TenureError
 from tenure.domain.requeue import refuse_limit_that_was_raised, refuse_limit_with_unread_grant
 from tenure.domain.result_schema import refuse_success
-from tenure.domain.states import MOVES, TERMINAL, TaskState
+from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
+from tenure.domain.stops import RETRY_SECONDS
 from tenure.domain.waits import WaitKind
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import STATES, duration
@@ -286,11 +287,16 @@ def _calls_of(row: TaskRow, commit: PreparedCommit) -> tuple[str, ...]:
 def _reserve(
     draft: Draft, request: ReserveRequest, prices: PriceList, quotas: CallQuotas, holder: str
 ) -> pb.ReserveResult:
-    """Grants or denies the reservation; the commit applies either way. A pending ending denies every model call."""
+    """Grants or denies the reservation; the commit applies either way. A pending ending, and a stop, deny every model
+    call.
+    """
     row, ending = draft.row, draft.row.ending
     decided: Granted | Denied
     if ending is not None:
         decided = Denied(ending.reason, ending.message or "the task has a pending ending")
+    elif row.stopped:
+        message = "an operator stopped the task: tenure explain says who and why"
+        decided = Denied(Reason.STOPPED, message, RETRY_SECONDS)
     else:
         root = draft.budget.budget
         budgets = (root, row.own_budget) if row.has_own_caps else (root,)

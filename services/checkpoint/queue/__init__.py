@@ -2,6 +2,7 @@
 
 queue.py     the requests of coordinators: offers, pending endings, grants, inspection of claims
 offering.py  offers in fair order, and the limit of a tenant's running tasks
+stops.py     the stops of operators, and the processes that keep to them
 requeue.py   returns the tasks of lost claims to the queue
 due.py       which sweeps have work, and which duties wait for it
 sweeps.py    what is due by time: starts, retries, deadlines, phase timeouts

@@ -1,4 +1,4 @@
-"""Counts deliveries of webhooks that wait, and tasks whose calls are in doubt. For metrics only."""
+"""Counts deliveries of webhooks that wait, tasks whose calls are in doubt, and stops. For metrics only."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class Backlog:
         """Reads once."""
         async with ledger_connection(self._pool) as connection:
             row = await fetch_row(connection, QUEUE.backlog, {})
-        pending, overdue_seconds, dead, paused, in_doubt, in_doubt_seconds = row
+        pending, overdue_seconds, dead, paused, in_doubt, in_doubt_seconds, stops = row
         metrics.gauge("tenure_webhook_deliveries", pending, state="pending")
         metrics.gauge("tenure_webhook_deliveries", dead, state="dead")
         metrics.gauge("tenure_webhook_overdue_seconds", max(0.0, overdue_seconds or 0.0))
         metrics.gauge("tenure_webhooks_paused", paused)
+        metrics.gauge("tenure_stops", stops)
         metrics.gauge("tenure_tasks_in_doubt", in_doubt)
         metrics.gauge("tenure_tasks_in_doubt_age_seconds", max(0.0, in_doubt_seconds or 0.0))

@@ -116,6 +116,7 @@ class OfferedTask(NamedTuple):
     not_worker_id: str
     only_worker_id: str
     policy: bytes
+    agent: str
 
 
 @dataclass(slots=True)

@@ -162,4 +162,5 @@ def _offer(task: OfferedTask) -> pb.Offer:
         start_timeout=timeouts.start.after if timeouts.start.HasField("after") else None,
         progress_timeout=timeouts.progress.after if timeouts.progress.HasField("after") else None,
         lease_ttl=policy.lease_ttl if policy.HasField("lease_ttl") else None,
+        agent=task.agent,
     )

@@ -3,7 +3,7 @@
 
 -- name: lock
 -- Locks tasks, then the budgets of their roots, both in the order of their ids, the one order for all writers. Reads
--- `locked_at` under the locks, so that a task's times never go back.
+-- `locked_at` under the locks, so that a task's times never go back. `stopped`: a stop of an operator covers the task.
 with held as materialized (
   select t.* from tasks t
    where t.task_id = any(%(task_ids)b::uuid[])
@@ -15,7 +15,11 @@ with held as materialized (
    order by b.root_task_id
      for no key update of b
 )
-select {locked}, clock_timestamp() as locked_at, {locked_budget}
+select {locked}, clock_timestamp() as locked_at,
+       exists (select from stops s
+                where s.tool = '' and s.tenant in ('', held.tenant) and s.agent in ('', held.agent)
+                  and s.queue in ('', held.queue)) as stopped,
+       {locked_budget}
   from held join money using (root_task_id);
 
 -- name: lock_timeout
@@ -333,7 +337,7 @@ select t.task_id::text, t.state, t.reason, t.queue, t.loop, t.owner, t.attempt, 
 -- of the ledger's own generation: a coordinator that was frozen during a restore is too late for all tasks, not only
 -- for those granted again, and no caller can use up the epochs of later generations. A claim has one epoch: the
 -- statement leaves out a claim that was granted or opened under another one, because the trigger of its row would
--- refuse the whole statement and harm the other claims.
+-- refuse the whole statement and harm the other claims. A task that a stop covers gets no grant.
 with asked as (
   select * from unnest(%(task_ids)b::text[]::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[])
              as a(task_id, epoch, claim_id)
@@ -347,6 +351,9 @@ with asked as (
      and (t.granted < a.epoch and a.claim_id not in (t.granted_claim, t.claim_id)
           or (t.granted = a.epoch and t.granted_claim = a.claim_id))
      and a.epoch >> 40 = (select generation from epochs)
+     and not exists (select from stops s
+                      where s.tool = '' and s.tenant in ('', t.tenant) and s.agent in ('', t.agent)
+                        and s.queue in ('', t.queue))
   returning a.claim_id, a.epoch
 ), highest as (
   update epochs set highest_epoch = greatest(highest_epoch, (select max(epoch) from registered))

@@ -1,6 +1,11 @@
 -- The queue: which tasks wait in it, which are taken from it, how long it is. tenure.domain.fairness decides between
 -- the first two statements which tenants' tasks are next.
 
+-- part: not_stopped
+-- No stop of an operator covers the task c. The table of stops is mostly empty.
+not exists (select from stops s
+             where s.tool = '' and s.tenant in ('', c.tenant) and s.agent in ('', c.agent) and s.queue in ('', c.queue))
+
 -- name: streams
 -- The queues and loops with queued tasks, by one step through the index for each. For requests that do not name them.
 with recursive stream as (
@@ -25,7 +30,7 @@ select queue, loop from stream
 -- A page of tenants with queued tasks, by one step through the index for each tenant, or for each of the named tenants
 -- (`only_tenants`; empty: all), so that the tasks of others cost nothing. Of each: how many tasks it has to offer
 -- (counted up to `depth`: the more tenants, the fewer slots each can get), and how many it has running or on the way to
--- a worker. Returns at least one row, which says whether tenants follow after the page.
+-- a worker. Tasks that a stop covers are not offered. Returns at least one row, which says whether tenants follow after the page.
 with recursive stream as (
   select s.queue, s.loop, p.number as priority
     from unnest(%(queues)b::text[], %(loops)b::text[]) as s(queue, loop)
@@ -62,12 +67,16 @@ with recursive stream as (
   select queue, loop, priority, tenant from step
   union all
   select queue, loop, priority, tenant from named where place <= %(most_tenants)b
+), open_line as (
+  select h.* from head h
+   where not exists (select from stops s
+                      where s.tool = '' and s.agent = '' and s.tenant in ('', h.tenant) and s.queue in ('', h.queue))
 ), page as materialized (
   select min(last) as last
     from (select max(h.tenant) as last from head h
            group by h.queue, h.loop, h.priority having count(*) = %(most_tenants)b) full_streams
 ), present as materialized (
-  select distinct h.tenant as name from head h cross join page where page.last is null or h.tenant <= page.last
+  select distinct h.tenant as name from open_line h cross join page where page.last is null or h.tenant <= page.last
 ), tenant as materialized (
   -- A single tenant without a limit needs no count: it is next, however many tasks it has running.
   select t.name, t.most,
@@ -87,7 +96,7 @@ with recursive stream as (
 ), found as (
   select h.priority, h.tenant, f.is_new, sum(f.waiting)::bigint as waiting, min(f.oldest) as oldest,
          bool_or(f.waiting = depth.most) as is_more
-    from head h
+    from open_line h
    cross join depth
    cross join lateral (
          select n.is_new, count(*) as waiting, min(n.created_at) as oldest
@@ -99,6 +108,7 @@ with recursive stream as (
                    and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
                    and (c.offered_until is null or c.offered_until < now())
                    and c.deaths < %(deaths_below)b
+                   and {not_stopped}
                    and (cardinality(%(worker_ids)b::text[]) = 0 or c.steered_until is null or c.steered_until < now()
                         or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
                                     where w.id = c.steered_to or (c.steered_to = '' and w.id <> c.steered_from)))
@@ -131,6 +141,7 @@ with portion as (
                    and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
                    and (c.offered_until is null or c.offered_until < now())
                    and c.deaths < %(deaths_below)b
+                   and {not_stopped}
                    and (cardinality(%(worker_ids)b::text[]) = 0 or c.steered_until is null or c.steered_until < now()
                         or exists (select from unnest(%(worker_ids)b::text[]) as w(id)
                                     where w.id = c.steered_to or (c.steered_to = '' and w.id <> c.steered_from)))
@@ -144,7 +155,7 @@ update tasks t set offered_until = now() + make_interval(secs => %(reserve_secon
   from chosen where t.task_id = chosen.task_id
 returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools,
           t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
-          case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
+          case when t.steered_until >= now() then t.steered_to else '' end, t.policy, t.agent;
 
 -- name: transitions_of_step
 -- The transitions of tasks at their current step, among their newest entries.
@@ -241,7 +252,7 @@ select name
  where is_due;
 
 -- name: backlog
--- What waits for a person, of all tenants. A delivery of a webhook that is paused, or held on purpose, is not overdue.
+-- What waits for a person, of all tenants, and the number of stops. A delivery of a webhook that is paused, or held on purpose, is not overdue.
 with hooks as materialized (
   select w.pending, w.dead, w.paused,
          case when not w.paused and w.hold_until <= now()
@@ -253,5 +264,55 @@ with hooks as materialized (
     from tasks t where t.state = 'WAITING_USER' and t.reason = 'TOOL_IN_DOUBT'
 )
 select coalesce(sum(h.pending), 0)::bigint, max(h.overdue)::float8, coalesce(sum(h.dead), 0)::bigint,
-       count(*) filter (where h.paused), (select number from doubts), (select oldest from doubts)::float8
+       count(*) filter (where h.paused), (select number from doubts), (select oldest from doubts)::float8,
+       (select count(*) from stops)
   from hooks h;
+
+-- name: stops
+-- The epoch of the stops, with each stop in force; one row without a stop when there is none.
+select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch
+  from stop_epoch e left join stops s on true order by s.epoch;
+
+-- name: next_stop_epoch
+-- Raises the epoch of the stops, also above one that a reader had seen before an older ledger was restored. The lock of
+-- the row puts the changes of stops in a line.
+update stop_epoch set epoch = greatest(epoch, %(seen)b::bigint) + 1 returning epoch;
+
+-- name: begin_stop
+-- Begins a stop, or gives the present one of the same selectors the next epoch.
+insert into stops as s (tenant, agent, queue, tool, reason, actor, epoch)
+values (%(tenant)b, %(agent)b, %(queue)b, %(tool)b, %(reason)b, %(actor)b, %(epoch)b::bigint)
+on conflict (tenant, agent, queue, tool) do update set epoch = excluded.epoch
+returning s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch;
+
+-- name: end_stop
+-- Ends the stop of these selectors.
+delete from stops
+ where tenant = %(tenant)b and agent = %(agent)b and queue = %(queue)b and tool = %(tool)b
+returning tenant, agent, queue, tool, reason, actor, stopped_at, epoch;
+
+-- name: adopt_stop
+-- Takes a stop that a reader still keeps to, and that the restored ledger does not have.
+insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch)
+values (%(tenant)b, %(agent)b, %(queue)b, %(tool)b, %(reason)b, %(actor)b, %(stopped_at)b::timestamptz, %(epoch)b::bigint)
+on conflict (tenant, agent, queue, tool) do nothing;
+
+-- name: note_stop_reader
+-- Records the epoch that a process keeps to; of an unchanged one only now and then that it is there.
+insert into stop_readers as r (reader, epoch) values (%(reader)b, %(epoch)b::bigint)
+on conflict (reader) do update set epoch = excluded.epoch, seen_at = clock_timestamp()
+ where r.epoch <> excluded.epoch or r.seen_at < clock_timestamp() - interval '5 seconds';
+
+-- name: late_stop_readers
+-- The processes seen lately that keep to an older epoch. The others are forgotten.
+with gone as (
+  delete from stop_readers where seen_at < clock_timestamp() - interval '20 seconds'
+)
+select reader from stop_readers r cross join stop_epoch e
+ where r.epoch < e.epoch and r.seen_at >= clock_timestamp() - interval '20 seconds' order by reader limit 100;
+
+-- name: stopped_tasks
+-- The held tasks that a stop covers.
+select t.task_id::text, t.tenant, t.model_open from tasks t
+ where t.holds and %(tenant)b in ('', t.tenant) and %(agent)b in ('', t.agent) and %(queue)b in ('', t.queue)
+ order by t.task_id limit %(most)b;

@@ -133,6 +133,8 @@ class ClaimGranter:
             start_timeout_seconds=seconds(offer.start_timeout),
             progress_timeout_seconds=seconds(offer.progress_timeout),
             lease_ttl_seconds=seconds(offer.lease_ttl),
+            agent=offer.agent,
+            queue=offer.queue,
         )
         return NewClaim(offer.task_id, record, session.held)
 

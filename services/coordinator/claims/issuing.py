@@ -52,6 +52,8 @@ class Issuer:
             holder=record.worker_id,
             tools=record.tools,
             installation=self._installation,
+            agent=record.agent,
+            queue=record.queue,
         )
         return sign_task_claims(self._signer, claims, datetime.now(UTC))
 

@@ -81,6 +81,8 @@ class ClaimRecord:
     start_timeout_seconds: float = 0.0
     progress_timeout_seconds: float = 0.0
     lease_ttl_seconds: float = 0.0
+    agent: str = ""
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)

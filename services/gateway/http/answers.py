@@ -52,6 +52,13 @@ class StepPrompt(PublicValue):
 
 
 @dataclass(frozen=True, slots=True)
+class Stops(PublicValue):
+    """The stops in force, the oldest first."""
+
+    stops: tuple[info.StopInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Waited(PublicValue):
     """A task after a wait. `ended`: it has ended."""
 

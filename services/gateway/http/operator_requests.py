@@ -101,6 +101,21 @@ class PruneBody(PruneQuery):
     limit: int = given("the most tasks; 0: 100", 0)
 
 
+# Stops.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopBody:
+    """What to stop, or which stop to end. A stop covers what all of its selectors match."""
+
+    reason: str = given("why; it is recorded")
+    tenant: str = given("the tasks of this tenant; empty: of every tenant", "")
+    agent: str = given("the tasks of this agent; empty: all", "")
+    queue: str = given("the tasks of this queue; empty: of every queue", "")
+    tool: str = given("only calls of the tools of this name, in which * stands for any text; empty: tasks", "")
+    all: bool = given("the whole installation, without a selector", False)
+
+
 # Tool sources.
 
 

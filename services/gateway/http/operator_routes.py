@@ -107,6 +107,21 @@ OPERATOR_ROUTES: Final = (
         with_={"skip": "ended_before limit"},
         name="prune_task",
     ),
+    route_of(
+        *("POST", "/v1/stops", "AdminService.BeginStop", info.StopBegun),
+        "Stop a tenant, an agent, a queue, tools or everything",
+        body=req.StopBody,
+    ),
+    route_of(
+        *("POST", "/v1/stops/end", "AdminService.EndStop", info.StopEnded),
+        "End a stop",
+        body=req.StopBody,
+    ),
+    route_of(
+        *("GET", "/v1/stops", "AdminService.ListStops", answers.Stops),
+        "List the stops in force",
+        with_={"leaves_out": "epoch late_readers"},
+    ),
     route_of("GET", "/v1/tool-sources", "AdminService.ListToolSources", info.ToolSources, "List tool sources"),
     route_of(
         *("POST", "/v1/tool-sources/{name}/accept", accept_tools, answers.AcceptedTools),

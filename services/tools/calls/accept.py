@@ -24,9 +24,11 @@ from services.tools.calls.accept_rules import (
 )
 from services.tools.calls.call_log import RefusedCall, insert_refusals
 from services.tools.calls.records import CallKey, CallRequest, CallRow, doubt_note, pack_outcome
+from services.tools.calls.stops import StopView
 from services.tools.statements import QUERIES
 from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
+from tenure.domain.stops import Stop, stopped
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.runtime.store.postgres import Connection
 
@@ -137,8 +139,8 @@ class AcceptBatch:
     changes: list[_Change] = field(default_factory=list)
     refusals: list[RefusedCall] = field(default_factory=list)
 
-    def decide(self, request: CallRequest, here: RunnerIdentity) -> Verdict | TenureError:
-        """Decides one call. Earlier calls of the batch may have raised its fence."""
+    def decide(self, request: CallRequest, here: RunnerIdentity, stop: Stop | None) -> Verdict | TenureError:
+        """Decides one call. Earlier calls of the batch may have raised its fence. `stop`: one that covers the call."""
         task_id = request.key.task_id
         fence = admit(self.fences[task_id], request.fence)
         if isinstance(fence, StaleEpoch):
@@ -148,6 +150,8 @@ class AcceptBatch:
             self.fences[task_id] = self.raised[task_id] = fence
         row = self.rows.get(request.key)
         verdict = decide(row, request, here)
+        if stop is not None and isinstance(verdict, RunCall):
+            return stopped(stop)
         if not isinstance(verdict, AlreadyExists):
             self._note_new(request, verdict) if row is None else self._note(request, row, verdict)
         return verdict
@@ -187,11 +191,13 @@ class AcceptBatch:
         await insert_refusals(postgres, self.refusals)
 
 
-async def begin_accepting(postgres: Connection, batch: Sequence[CallRequest]) -> AcceptBatch:
-    """Locks and reads the rows of a batch: the fences first, then the calls."""
+async def begin_accepting(postgres: Connection, batch: Sequence[CallRequest], stops: StopView) -> AcceptBatch:
+    """Reads the stops, then locks and reads the rows of a batch: the fences first, then the calls."""
+    stop_query = await postgres.execute(QUERIES.read_stops)
     tenants = {request.key.task_id: request.claims.tenant for request in batch}
     fence_query = await send_fence_query(postgres, tenants)
     call_query = await send_call_query(postgres, [request.key for request in batch])
+    stops.take(await stop_query.fetchall())
     fences, rows = await locked_fences(fence_query), await locked_calls(call_query)
     if missing := {task_id: tenant for task_id, tenant in tenants.items() if task_id not in fences}:
         fences |= await make_fences(postgres, missing)

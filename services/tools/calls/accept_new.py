@@ -13,6 +13,7 @@ from uuid import UUID
 
 from services.tools.calls.accept_rules import RunCall, Verdict, decide_unknown
 from services.tools.calls.records import CallRequest
+from services.tools.calls.stops import StopView
 from services.tools.statements import QUERIES
 from tenure.runtime.store.postgres import Connection
 from tenure.runtime.store.sql_arrays import Bools, Byteas, Column, Int8s, Texts, Uuids
@@ -21,7 +22,7 @@ FIRST_ATTEMPT: Final = RunCall(1)
 
 
 async def accept_new_calls(
-    postgres: Connection, batch: Sequence[CallRequest], starts: Sequence[bool], runner_id: UUID
+    postgres: Connection, batch: Sequence[CallRequest], starts: Sequence[bool], runner_id: UUID, stops: StopView
 ) -> list[Verdict | None]:
     """Records the calls of a batch that have no record and an admitted claim, as ACCEPTED by this runner, or STARTED.
 
@@ -31,11 +32,14 @@ async def accept_new_calls(
     """
     verdicts: list[Verdict | None] = [None] * len(batch)
     ordinary = [place for place, request in enumerate(batch) if decide_unknown(request) == FIRST_ATTEMPT]
+    if stops.in_force.stops:
+        ordinary = [place for place in ordinary if stops.of(batch[place]) is None]
     if ordinary:
         parameters = {
             **_columns([batch[place] for place in ordinary]),
             "starts": Bools(starts[place] for place in ordinary),
             "runner_id": runner_id,
+            "stop_epoch": stops.in_force.epoch,
         }
         rows = await (await postgres.execute(QUERIES.accept_new_calls, parameters)).fetchall()
         for (ordinal,) in rows:

@@ -11,6 +11,7 @@ from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, StopReason,
 from services.tools.tool import CallContext, RunnerStopped, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork
 from tenure.domain.errors import TryLater
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
+from tenure.domain.stops import stopped
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.eager import begin_now
 
@@ -175,8 +176,8 @@ class ToolEffect:
     def _stopped(self, *, gone: bool) -> Outcome:
         """Returns the outcome of a cancelled effect. `gone`: the asyncio task of the effect has ended.
 
-        Raises RunnerStopped when the life of this runner is over, because then the other replicas settle the call, and
-        Superseded when the record no longer waits for this run.
+        Raises RunnerStopped when the life of this runner is over, because then the other replicas settle the call,
+        Superseded when the record no longer waits for this run, and PutOff when an operator stopped the call.
         """
         if not gone:
             _log.error("the tool %s did not stop within %g s", self._tool.name, STOPPING_SECONDS)
@@ -186,6 +187,8 @@ class ToolEffect:
             raise Superseded
         if self._run.stop in {StopReason.LAPSED, StopReason.DRAINED}:
             raise RunnerStopped
+        if self._run.stop is StopReason.STOPPED and self._run.stopped_by is not None:
+            raise PutOff(stopped(self._run.stopped_by), may_have_begun=not (gone and self._is_unsent))
         clause, status, detail = self._why_stopped()
         effect_class = self._tool.definition.effect_class
         if gone and self._is_unsent:

@@ -30,11 +30,13 @@ from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note
 from services.tools.calls.running import ReadyStart, Runner
 from services.tools.calls.runs import Event, EventReader
+from services.tools.calls.stops import StopView
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from services.tools.tool import ToolWork
 from tenure.domain.errors import LimitReached, TenureError, TryLater
 from tenure.domain.in_doubt import outcome_in_doubt
+from tenure.domain.states import Reason
 from tenure.domain.tools import Outcome
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import rest, resting
@@ -123,8 +125,14 @@ class Executor:
     """Accepts calls in batches and follows them. `accepts.run` is a duty."""
 
     def __init__(
-        self, kept: DedicatedConnection, liveness: Liveness, runner: Runner, follower: RemoteCallFollower
+        self,
+        kept: DedicatedConnection,
+        liveness: Liveness,
+        runner: Runner,
+        follower: RemoteCallFollower,
+        stops: StopView,
     ) -> None:
+        self._stops = stops
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
         self._perhaps_started: set[CallKey] = set()
         """The calls whose first write failed: it may have recorded their start, and this process did not begin them."""
@@ -199,7 +207,7 @@ class Executor:
     async def _write(self, batch: Sequence[ExecuteJob], starts: Sequence[bool], runner_id: UUID) -> list[_Decided]:
         """Returns each verdict, and whether the call is STARTED."""
         async with self._kept.statements() as postgres:
-            new = await accept_new_calls(postgres, [job.request for job in batch], starts, runner_id)
+            new = await accept_new_calls(postgres, [job.request for job in batch], starts, runner_id, self._stops)
         await failpoint("tools.after_first_write")
         left = [job for job, verdict in zip(batch, new, strict=True) if verdict is None]
         decided = iter(await self._decide(left, runner_id) if left else ())
@@ -211,9 +219,12 @@ class Executor:
     async def _decide(self, batch: Sequence[ExecuteJob], runner_id: UUID) -> list[Verdict | TenureError]:
         """Decides calls under the locks of their fences and records, and writes what the rules decided."""
         async with self._kept.transaction() as postgres:
-            accepting = await begin_accepting(postgres, [job.request for job in batch])
+            accepting = await begin_accepting(postgres, [job.request for job in batch], self._stops)
             verdicts = [
-                accepting.decide(job.request, self._runner.runs.identity(runner_id, job.request.key)) for job in batch
+                accepting.decide(
+                    job.request, self._runner.runs.identity(runner_id, job.request.key), self._stops.of(job.request)
+                )
+                for job in batch
             ]
             await accepting.write(postgres, runner_id)
         log_refusals(accepting.refusals)
@@ -237,10 +248,12 @@ class Executor:
         while key in self._perhaps_started:
             try:
                 await self.accepts.submit(job)
-            except TryLater as error:
-                failures += 1
-                await asyncio.sleep(AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds))
-            except Exception:  # noqa: BLE001  whatever refuses the call, such as a closed fence: it does not run here
+            except Exception as error:  # noqa: BLE001
+                if isinstance(error, TryLater) and error.reason != Reason.STOPPED:
+                    failures += 1
+                    await asyncio.sleep(AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds))
+                    continue
+                # Something refuses the call, such as a closed fence or a stop: it does not run here.
                 self._perhaps_started.discard(key)
                 if self._runner.runs.find(key) is None:
                     await self._runner.release_first_start(key)

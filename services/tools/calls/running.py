@@ -332,7 +332,7 @@ class Runner:
         may_begin = _MayBegin(self._liveness, self._liveness.runner_id)
         run.marked = True
         try:
-            marked = await self._writers.starts.submit(StartMark(run.key, run.call_attempt))
+            marked = await self._writers.starts.submit(StartMark(run.key, run.call_attempt, run.request))
         except TryLater:
             await self._withdraw(run)  # the mark may have been written although the write failed
             raise

@@ -13,6 +13,7 @@ from uuid import UUID
 from services.tools.calls.accept_rules import RunnerIdentity
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.tool import Tool
+from tenure.domain.stops import Stop
 from tenure.domain.tools import Outcome, ProgramUsage, encode
 
 _MAX_UNREAD_CHARACTERS: Final = 64 * 1024
@@ -26,6 +27,7 @@ class StopReason(StrEnum):
     FENCED = "FENCED"  # the task was ended under a newer epoch: the outcome says so
     LAPSED = "LAPSED"  # this runner's life is over: the other replicas settle the call
     DRAINED = "DRAINED"  # the process ends: as LAPSED, but at once
+    STOPPED = "STOPPED"  # an operator stopped it: the call runs again after the stop
     SUPERSEDED = "SUPERSEDED"  # of a call that its caller runs: the record no longer waits for this run
 
 
@@ -119,7 +121,7 @@ class RunningCall:
 
     `ending`: the outcome once it is durable, or the error that tells the listeners what to do instead. `marked`: the
     record may say STARTED. `started`: the effect has begun. `effect`: the asyncio task of the tool, once it exists.
-    `order`: the order that its callers got to run it themselves.
+    `order`: the order that its callers got to run it themselves. `stopped_by`: the stop of an operator that cancels it.
     """
 
     request: CallRequest
@@ -128,6 +130,7 @@ class RunningCall:
     marked: bool = False
     started: bool = False
     stop: StopReason | None = None
+    stopped_by: Stop | None = None
     effect: asyncio.Task[Outcome] | None = None
     listeners: set[Listener] = field(default_factory=set)
     usage: ProgramUsage | None = None
@@ -288,6 +291,10 @@ class RunningCalls:
     def remove(self, run: RunningCall) -> None:
         if self._by_key.get(run.key) is run:
             del self._by_key[run.key]
+
+    def running(self) -> list[RunningCall]:
+        """Returns the runs of this process."""
+        return list(self._by_key.values())
 
     def find(self, key: CallKey) -> RunningCall | None:
         return self._by_key.get(key)

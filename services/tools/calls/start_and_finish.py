@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from services.tools.calls.metrics import count_calls_in_doubt
-from services.tools.calls.records import CallKey
+from services.tools.calls.records import CallKey, CallRequest
+from services.tools.calls.stops import StopView
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
+from tenure.domain.errors import TenureError
+from tenure.domain.stops import stopped
 from tenure.domain.tools import CallState
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.batching import Batcher, BatchLimits
@@ -23,33 +26,47 @@ _SIZE_BYTES: Final = 128
 
 
 class StartMark(NamedTuple):
-    """The start of one attempt."""
+    """The start of one attempt. `request`: needed to mark it STARTED."""
 
     key: CallKey
     call_attempt: int
+    request: CallRequest | None = None
 
 
-def start_batcher(kept: DedicatedConnection, liveness: Liveness) -> Batcher[StartMark, bool]:
-    """Returns the batcher that marks calls STARTED.
+def start_batcher(kept: DedicatedConnection, liveness: Liveness, stops: StopView) -> Batcher[StartMark, bool]:
+    """Returns the batcher that marks calls STARTED. It answers a call that a stop covers with Unavailable (STOPPED).
 
     False: the record has a newer attempt or the fence a newer claim, and this effect must never begin.
     """
 
-    async def write(batch: Sequence[StartMark]) -> list[bool]:
-        parameters = {
-            "ordinals": Int4s(range(len(batch))),
-            "task_ids": Uuids(start.key.task_id for start in batch),
-            "call_ids": Texts(start.key.call_id for start in batch),
-            "attempts": Int4s(start.call_attempt for start in batch),
-            "runner_id": liveness.runner_id,
-        }
+    async def write(batch: Sequence[StartMark]) -> list[bool | TenureError]:
         await failpoint("tools.before_start")
         async with kept.statements() as postgres:
-            cursor = await postgres.execute(QUERIES.start_calls, parameters)
-            started = {row[0] for row in await cursor.fetchall()}
-        return [ordinal in started for ordinal in range(len(batch))]
+            while True:
+                covered = _covered(batch, stops)
+                free = [ordinal for ordinal in range(len(batch)) if ordinal not in covered]
+                parameters = {
+                    "ordinals": Int4s(free),
+                    "task_ids": Uuids(batch[ordinal].key.task_id for ordinal in free),
+                    "call_ids": Texts(batch[ordinal].key.call_id for ordinal in free),
+                    "attempts": Int4s(batch[ordinal].call_attempt for ordinal in free),
+                    "runner_id": liveness.runner_id,
+                    "stop_epoch": stops.in_force.epoch,
+                }
+                cursor = await postgres.execute(QUERIES.start_calls, parameters)
+                started = {row[0] for row in await cursor.fetchall()}
+                # When the stops have changed, the statement starts nothing, or a call is covered no more: decide again.
+                if len(started) == len(batch) or not await stops.refresh(postgres):
+                    return [covered.get(ordinal, ordinal in started) for ordinal in range(len(batch))]
 
     return Batcher("starts", write, key=lambda start: start.key, size=lambda _: _SIZE_BYTES)
+
+
+def _covered(batch: Sequence[StartMark], stops: StopView) -> dict[int, TenureError]:
+    if not stops.in_force.stops:
+        return {}
+    covering = {place: stops.of(start.request) for place, start in enumerate(batch) if start.request is not None}
+    return {place: stopped(stop) for place, stop in covering.items() if stop is not None}
 
 
 async def release_start(pool: Pool, start: StartMark) -> bool:

@@ -59,6 +59,7 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
 -- that a newer claim presents, and inserts the records. Returns what it accepted. It refuses nothing: a call that it
 -- left out has a record already, or its claim differs from the fence, and goes the way of lock_fences and lock_calls.
 -- A record that the snapshot does not see conflicts all the same.
+-- Accepts nothing under another epoch of the stops than the caller knows: the caller decides by the stops of its epoch.
 -- `starts`: calls that their runner begins at once. They are STARTED under the same locks. `at` is read under the lock of
 -- the fence, as start_calls reads started_at; one reading serves both times, so that no call starts before it is accepted.
 with w as materialized (
@@ -68,6 +69,7 @@ with w as materialized (
                 %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(starts)b::boolean[]) with ordinality
       as u(task_id, tenant, call_id, tool, effect_class, arguments_hash, arguments, epoch, claim_id, acts_elsewhere, starts,
            ord)
+   where (select epoch from stop_epoch) = %(stop_epoch)b::bigint
    order by task_id, call_id
 ), presented as materialized (
   select distinct on (task_id) task_id, tenant, epoch, claim_id from w order by task_id, epoch desc
@@ -121,11 +123,13 @@ update calls c
 
 -- name: start_calls
 -- The STARTED mark immediately before the effect. The share lock on the fence lets several starts of a task run
--- together, and none pass a raise or a close of the fence. A call that is STARTED already under this attempt and this
+-- together, and none pass a raise or a close of the fence. Starts nothing under another epoch of the stops than the
+-- caller knows. A call that is STARTED already under this attempt and this
 -- runner is the same start, repeated after a lost answer.
 with w as materialized (
   select * from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
     as w(ord, task_id, call_id, call_attempt)
+   where (select epoch from stop_epoch) = %(stop_epoch)b::bigint
 ), fence as materialized (
   select t.task_id, f.epoch, f.claim_id
     from (select distinct task_id from w order by task_id) t cross join lateral (
@@ -147,6 +151,36 @@ update calls c
    set state = 'STARTED', runner_id = %(runner_id)b::uuid, started_at = clock_timestamp()
   from held h where c.task_id = h.task_id and c.call_id = h.call_id
 returning h.ord;
+
+-- name: read_stops
+-- The epoch of the stops, with each stop in force; one row without a stop when there is none.
+select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch
+  from stop_epoch e left join stops s on true order by s.epoch;
+
+-- name: raise_stop_epoch
+-- Takes a newer epoch of the ledger's stops. No row: the present one is as new.
+update stop_epoch set epoch = %(epoch)b::bigint where epoch < %(epoch)b::bigint returning epoch;
+
+-- name: clear_stops
+-- Removes the stops of the former epoch.
+delete from stops;
+
+-- name: insert_stops
+-- Inserts the stops of the epoch that raise_stop_epoch has taken.
+insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch)
+select * from unnest(%(tenants)b::text[], %(agents)b::text[], %(queues)b::text[], %(tools)b::text[], %(reasons)b::text[],
+                     %(actors)b::text[], %(stopped_ats)b::timestamptz[], %(epochs)b::bigint[]);
+
+-- name: calls_in_flight
+-- The calls of tasks that were in flight at a time, or began after it.
+select c.task_id::text, f.tenant, c.call_id, c.tool, c.effect_class, c.state,
+       coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.begun_before
+  from unnest(%(task_ids)b::uuid[]) as w(task_id)
+  join fences f using (task_id)
+ cross join lateral (select * from calls k where k.task_id = w.task_id) c
+  left join runners r on r.runner_id = c.runner_id
+ where c.state in ('ACCEPTED', 'STARTED') or c.finished_at >= %(since)b::timestamptz or c.doubted_at >= %(since)b::timestamptz
+ order by c.task_id, c.call_id limit %(most)b::int;
 
 -- name: withdraw_start
 -- Withdraws a start whose effect did not begin in time and never will. The call is ACCEPTED again; but when the fence

@@ -89,6 +89,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _gauge(
             "tenure_queue_oldest_age_seconds", _CHECKPOINT, "how long the oldest of the others has waited", **_QUEUE
         ),
+        _gauge("tenure_stops", _CHECKPOINT, "stops of operators in force"),
         _gauge("tenure_sessions", _COORDINATOR, "workers attached to this replica"),
         _gauge("tenure_slots", _COORDINATOR, "slots of the workers attached to this replica", state="free, used"),
         _counter("tenure_grants_total", _COORDINATOR, "granted tasks"),

@@ -1,0 +1,85 @@
+"""Stops and their ends: writes them to the ledger, takes them to the other services, and lists what was in flight.
+
+The ledger decides. Whatever dies after its answer, a coordinator gives the tool service the ledger's stops within a
+second, and model runners read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from services.gateway.peers import Peers, with_retries
+from tenure.domain.errors import TenureError
+from tenure.runtime.rpc.status import PeerFailed
+from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import tool_service_pb2 as tools
+from tenure.wire.stops import selected
+
+TOOLS_SECONDS: Final = 8.0
+READERS_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.05
+TOOLS: Final = "tools"
+
+
+async def begin_stop(peers: Peers, request: api.BeginStopRequest) -> api.BeginStopResponse:
+    """Begins a stop in all services. The answer names each service that did not confirm it.
+
+    Raises InvalidRequest, LimitReached (TOO_MANY_STOPS), and Unavailable when the ledger does not confirm it.
+    """
+    selected(request)
+    stop = (await with_retries(lambda: peers.checkpoint.BeginStop(request))).stop
+    covered = ledger.ListStoppedTasksRequest(stop=stop)
+    held = await with_retries(lambda: peers.checkpoint.ListStoppedTasks(covered))
+    unconfirmed = await _take_to_services(peers)
+    calls = await _calls_in_flight(peers, stop, held.tasks) if TOOLS not in unconfirmed else []
+    if not stop.tool:
+        calls += [_model_call(task) for task in held.tasks if task.model_open]
+    return api.BeginStopResponse(stop=stop, calls=calls, more=held.more, unconfirmed=unconfirmed)
+
+
+async def end_stop(peers: Peers, request: api.EndStopRequest) -> api.EndStopResponse:
+    """Ends a stop in all services. Raises InvalidRequest, NotFound (NO_SUCH_STOP), Unavailable."""
+    selected(request)
+    stop = (await with_retries(lambda: peers.checkpoint.EndStop(request))).stop
+    return api.EndStopResponse(stop=stop, unconfirmed=await _take_to_services(peers))
+
+
+async def _take_to_services(peers: Peers) -> list[str]:
+    """Takes the stops in force to the tool service, and waits for the readers of the ledger. Returns who is late."""
+    listed = await _listed(peers)
+    taken = tools.SetStopsRequest(epoch=listed.epoch, stops=listed.stops)
+    unconfirmed = []
+    try:
+        async with asyncio.timeout(TOOLS_SECONDS):
+            await with_retries(lambda: peers.tools.SetStops(taken))
+    except (TenureError, PeerFailed, TimeoutError):
+        unconfirmed.append(TOOLS)
+    until = asyncio.get_running_loop().time() + READERS_SECONDS
+    late = (await _listed(peers)).late_readers
+    while late and asyncio.get_running_loop().time() < until:  # other processes confirm: no event here
+        await asyncio.sleep(_POLL_SECONDS)
+        late = (await _listed(peers)).late_readers
+    return [*unconfirmed, *late]
+
+
+async def _listed(peers: Peers) -> api.ListStopsResponse:
+    return await with_retries(lambda: peers.checkpoint.ListStops(api.ListStopsRequest()))
+
+
+async def _calls_in_flight(
+    peers: Peers, stop: api.Stop, held: Sequence[ledger.ListStoppedTasksResponse.StoppedTask]
+) -> list[api.CallInFlight]:
+    if not held:
+        return []
+    request = tools.ListCallsInFlightRequest(
+        task_ids=[task.task_id for task in held], stop_time=stop.stop_time, tool=stop.tool
+    )
+    return list((await with_retries(lambda: peers.tools.ListCallsInFlight(request))).calls)
+
+
+def _model_call(task: ledger.ListStoppedTasksResponse.StoppedTask) -> api.CallInFlight:
+    certainty = api.CALL_CERTAINTY_MODEL_CALL
+    return api.CallInFlight(task_id=task.task_id, tenant=task.tenant, certainty=certainty)

@@ -1,0 +1,149 @@
+"""Stops: which calls and tasks an operator's stop covers, how certain the end of a stopped call is. Pure.
+
+A stop has selectors (tenant, agent, queue, tool). It covers what all of its selectors match; an empty selector matches
+everything, so a stop without selectors covers the installation. A stop with a tool covers calls of that tool only, and
+no task: the task waits at its call.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Final
+
+from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.states import Reason
+from tenure.domain.tools import CallState, EffectClass
+
+MAX_STOPS: Final = 200
+_TOOL_PATTERN: Final = re.compile(r"[a-zA-Z0-9_*-]*")
+RETRY_SECONDS: Final = 5.0
+"""The time after which a stopped task is queued again. A stop that is still in force keeps it in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A stop in force. `epoch`: it grows with each stop and each end of a stop, over the whole installation."""
+
+    tenant: str = ""
+    agent: str = ""
+    queue: str = ""
+    tool: str = ""
+    reason: str = ""
+    actor: str = ""
+    stop_time: datetime | None = None
+    epoch: int = 0
+
+    def covers_task(self, subject: Subject) -> bool:
+        """Whether a task with this subject gets no grant and no model call."""
+        return not self.tool and self._selects(subject)
+
+    def covers_call(self, subject: Subject, tool: str) -> bool:
+        """Whether no call of this tool begins."""
+        return self._selects(subject) and covers_tool(self.tool, tool)
+
+    def _selects(self, subject: Subject) -> bool:
+        return (
+            self.tenant in {"", subject.tenant}
+            and self.agent in {"", subject.agent}
+            and self.queue in {"", subject.queue}
+        )
+
+    @property
+    def selectors(self) -> tuple[str, str, str, str]:
+        """Identifies the stop: there is one stop of the same selectors at a time."""
+        return self.tenant, self.agent, self.queue, self.tool
+
+    def describe(self) -> str:
+        """Returns what the stop covers, for people: `tool mail_*, tenant acme`."""
+        named = (("tool", self.tool), ("agent", self.agent), ("queue", self.queue), ("tenant", self.tenant))
+        return ", ".join(f"{kind} {name}" for kind, name in named if name) or "everything"
+
+    def command(self, name: str) -> str:
+        """Returns the command of an operator for this stop: `resume` ends it."""
+        named = (("tool", self.tool), ("agent", self.agent), ("queue", self.queue), ("tenant", self.tenant))
+        options = " ".join(f"--{kind} {shlex.quote(value)}" for kind, value in named if value)
+        return f"tenure admin {name} {options or '--all'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a stop compares of a task: its tenant, agent ("": none) and queue."""
+
+    tenant: str
+    agent: str = ""
+    queue: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopsInForce:
+    """All stops of the installation as of one epoch. -1: not read yet."""
+
+    epoch: int = -1
+    stops: Sequence[Stop] = field(default=())
+
+    def of_task(self, subject: Subject) -> Stop | None:
+        """Returns a stop that covers the task."""
+        return next((stop for stop in self.stops if stop.covers_task(subject)), None)
+
+    def of_call(self, subject: Subject, tool: str) -> Stop | None:
+        """Returns a stop that covers a call of the tool."""
+        return next((stop for stop in self.stops if stop.covers_call(subject, tool)), None)
+
+
+def covers_tool(pattern: str, tool: str) -> bool:
+    """Whether a pattern, in which * stands for any text, covers the tool. "": it covers every tool."""
+    return not pattern or fnmatchcase(tool, pattern)
+
+
+def check_selectors(stop: Stop, *, is_all: bool) -> None:
+    """Raises InvalidRequest for a stop without a selector that does not say so, and for an invalid pattern of tools."""
+    if is_all is not (stop.selectors == ("", "", "", "")):
+        message = "either name a tool, an agent, a queue or a tenant, or ask for the whole installation with all"
+        raise InvalidRequest(violations=[("all", message)])
+    if _TOOL_PATTERN.fullmatch(stop.tool) is None:
+        raise InvalidRequest(violations=[("tool", "has letters, digits, _ and -, and * for any text")])
+
+
+def stopped(stop: Stop) -> Unavailable:
+    """Returns the refusal of a call: the caller's task leaves its worker, and makes the call after the stop."""
+    return Unavailable(
+        f"{stop.actor or 'an operator'} stopped {stop.describe()}: {stop.reason}. Nothing was begun; "
+        f"{stop.command('resume')} ends the stop",
+        reason=Reason.STOPPED,
+        retry_after_seconds=RETRY_SECONDS,
+    )
+
+
+def lost_stops(known: Iterable[Stop], others: Iterable[Stop]) -> list[Stop]:
+    """Returns the stops of `others` that `known` does not have, by their selectors."""
+    selectors = {stop.selectors for stop in known}
+    return [stop for stop in others if stop.selectors not in selectors]
+
+
+class Certainty(StrEnum):
+    """How certain it is what a call in flight at the time of a stop did."""
+
+    ENDED = "ENDED"  # it ran to its end, and its outcome is recorded
+    NOT_BEGUN = "NOT_BEGUN"  # it was stopped before it began: nothing was done
+    MAY_HAVE_HAPPENED = "MAY_HAVE_HAPPENED"  # it began and was stopped, or its runner is gone
+    STILL_RUNS = "STILL_RUNS"  # an UNSAFE call, which a stop lets finish
+    MODEL_CALL = "MODEL_CALL"  # a model call was sent or reserved; its answer is paid for and kept
+
+
+def certainty_of(state: CallState, effect_class: EffectClass, *, is_run: bool, begun_before: bool) -> Certainty:
+    """Returns what is certain of a call by its record. `is_run`: a living runner has it."""
+    match state:
+        case CallState.FINISHED:
+            return Certainty.ENDED
+        case CallState.ACCEPTED | CallState.NOT_RUN:
+            return Certainty.MAY_HAVE_HAPPENED if begun_before else Certainty.NOT_BEGUN
+        case CallState.STARTED if is_run and not effect_class.may_run_again:
+            return Certainty.STILL_RUNS
+        case _:
+            return Certainty.MAY_HAVE_HAPPENED

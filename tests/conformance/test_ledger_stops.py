@@ -1,0 +1,159 @@
+"""Stops in the ledger: no offer, no grant and no reservation of what they cover, until they end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tenure.domain.errors import InvalidRequest, NotFound
+from tenure.domain.fencing import compose_epoch
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, answer, reserve
+from tests.support.patience import PATIENCE_SECONDS
+
+
+async def stop(replica: Checkpoint, **selectors: Any) -> Any:
+    request = admin_pb.BeginStopRequest(reason="wrong bills", actor="user/ann", **selectors)
+    return (await replica.stub.BeginStop(request, timeout=TIMEOUT_SECONDS)).stop
+
+
+async def resume(replica: Checkpoint, **selectors: Any) -> Any:
+    request = admin_pb.EndStopRequest(reason="corrected", actor="user/ann", **selectors)
+    return (await replica.stub.EndStop(request, timeout=TIMEOUT_SECONDS)).stop
+
+
+async def listed(replica: Checkpoint, **fields: Any) -> Any:
+    return await replica.stub.ListStops(admin_pb.ListStopsRequest(**fields), timeout=TIMEOUT_SECONDS)
+
+
+async def offered(replica: Checkpoint) -> set[str]:
+    answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=100), timeout=TIMEOUT_SECONDS)
+    return {offer.task_id for offer in answered.offers}
+
+
+async def registered(replica: Checkpoint, task_id: str, epoch: int) -> bool:
+    grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=epoch, claim_id=str(uuid4()))
+    answered = await replica.stub.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=TIMEOUT_SECONDS)
+    return bool(answered.claim_ids)
+
+
+@pytest.mark.parametrize("selectors", [{"all": True}, {"queue": "nightly"}, {"tenant": "default", "queue": "nightly"}])
+async def test_stopped_tasks_are_neither_offered_nor_granted(
+    checkpoint: MakeCheckpoint, selectors: dict[str, Any]
+) -> None:
+    replica = await checkpoint()
+    task_id = (await replica.create(queue="nightly")).task_id
+    free = (await replica.create(queue="daily")).task_id
+    await stop(replica, **selectors)
+    others = set() if "all" in selectors else {free}
+    assert await offered(replica) == others
+    assert not await registered(replica, task_id, compose_epoch(1, 5))
+    assert await registered(replica, free, compose_epoch(1, 6)) is ("all" not in selectors)
+    await resume(replica, **selectors)
+    assert await registered(replica, task_id, compose_epoch(1, 7))
+
+
+async def test_stop_of_an_agent_passes_over_its_tasks_only(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    mine, free = (await replica.create()).task_id, (await replica.create()).task_id
+    await replica.query("update ledger.tasks set agent = 'billing' where task_id = %s", mine)
+    await stop(replica, agent="billing")
+    assert await offered(replica) == {free}
+    assert not await registered(replica, mine, compose_epoch(1, 5))
+
+
+async def test_stopped_task_gets_no_reservation(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    owner = await replica.claim((await replica.create()).task_id)
+    stopped = await stop(replica, tenant="default")
+    denied = (await owner.commit(reserve=reserve(step=1, input_tokens=10, output=10))).reserve.denied
+    assert (denied.reason, denied.retry_after.seconds) == ("STOPPED", 5)
+    request = pb.ListStoppedTasksRequest(stop=stopped)
+    held = (await replica.stub.ListStoppedTasks(request, timeout=TIMEOUT_SECONDS)).tasks
+    assert [(task.task_id, task.model_open) for task in held] == [(owner.task.task_id, False)]
+    await resume(replica, tenant="default")
+    granted = (await owner.commit(reserve=reserve(step=1, input_tokens=10, output=10))).reserve
+    assert granted.HasField("granted")
+    await stop(replica, tenant="default")
+    await owner.commit(answer(step=1, tokens=10))  # a call that was sent ends, and its answer is kept
+
+
+async def test_no_reservation_is_granted_after_a_stop(checkpoint: MakeCheckpoint) -> None:
+    """50 owners reserve at two replicas while a stop begins: what its answer saw is all there is."""
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    owners = [await (replica, other)[place % 2].claim((await replica.create()).task_id) for place in range(50)]
+    stopping = asyncio.create_task(stop(replica, all=True))
+
+    async def reserved(owner: Any) -> bool:
+        result = await owner.commit(reserve=reserve(step=1, input_tokens=10, output=10))
+        return bool(result.reserve.HasField("granted"))
+
+    async def open_calls() -> int:
+        return int((await replica.query("select count(*) from ledger.tasks where model_open"))[0][0])
+
+    calls = [asyncio.create_task(reserved(owner)) for owner in owners]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await stopping
+        begun = await open_calls()
+        granted = sum(await asyncio.gather(*calls))
+    assert granted == begun == await open_calls()
+
+
+async def test_stop_answers_after_older_commits_have_ended(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as open_one:
+        await open_one.execute("set application_name = 'tenure-checkpoint-commits'")
+        await open_one.commit()
+        await open_one.execute("select 1")
+        stopping = asyncio.create_task(stop(replica, all=True))
+        await asyncio.wait({stopping}, timeout=0.3)
+        assert not stopping.done()
+        await open_one.rollback()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await stopping
+
+
+async def test_stop_is_listed_with_its_author_until_it_ends(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    first = await stop(replica, tool="mail_*")
+    again = await stop(replica, tool="mail_*")
+    assert again.epoch > first.epoch
+    assert again.stop_time == first.stop_time
+    (one,) = (await listed(replica)).stops
+    assert (one.tool, one.actor, one.reason) == ("mail_*", "user/ann", "wrong bills")
+    with pytest.raises(NotFound) as unknown:
+        await resume(replica, tool="mail_")
+    assert unknown.value.reason == "NO_SUCH_STOP"
+    with pytest.raises(InvalidRequest):
+        await stop(replica)
+    await resume(replica, tool="mail_*")
+    assert not (await listed(replica)).stops
+
+
+async def test_readers_confirm_the_newest_epoch(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    await listed(replica, reader="models/one")
+    begun = await stop(replica, all=True)
+    assert list((await listed(replica)).late_readers) == ["models/one"]
+    await listed(replica, reader="models/one", applied_epoch=begun.epoch)
+    assert not (await listed(replica)).late_readers
+
+
+async def test_stops_that_a_restored_ledger_lost_return(checkpoint: MakeCheckpoint) -> None:
+    """The tool service keeps to a newer epoch than the restored ledger: its stops stay in force."""
+    replica = await checkpoint()
+    await stop(replica, queue="known")
+    lost = admin_pb.Stop(agent="billing", reason="wrong bills", actor="user/ann", epoch=9)
+    lost.stop_time.GetCurrentTime()
+    taken = await listed(replica, applied_epoch=9, applied=[lost])
+    assert taken.epoch == 10
+    assert {(one.agent, one.queue, one.actor) for one in taken.stops} == {
+        ("billing", "", "user/ann"),
+        ("", "known", "user/ann"),
+    }

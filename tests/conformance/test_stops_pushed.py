@@ -1,0 +1,56 @@
+"""A coordinator gives the tool service the ledger's stops: what a dead gateway left, and what a restore lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.coordinator.ledger_client import LedgerClient
+from services.coordinator.stops import StopPush
+from services.coordinator.tools_client import ToolsClient
+from tenure.domain.errors import Unavailable
+from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tool_service_pb2 as pb
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
+from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.patience import CALL_SECONDS
+
+
+def push_between(ledger: Checkpoint, tools: Any) -> StopPush:
+    return StopPush(LedgerClient(ledger.channel), ToolsClient(tools.channel))
+
+
+async def test_stop_of_a_dead_gateway_reaches_the_tools(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
+    """The gateway wrote to the ledger, and died before it asked the tool service."""
+    ledger, tools = await checkpoint(), await tool_service()
+    push = push_between(ledger, tools)
+    await push.push()
+    everything = admin_pb.BeginStopRequest(all=True, reason="wrong bills", actor="user/ann")
+    await ledger.stub.BeginStop(everything, timeout=TIMEOUT_SECONDS)
+    await push.push()
+    with pytest.raises(Unavailable) as refusal:
+        await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
+    assert (refusal.value.reason, outside.lines("a")) == ("STOPPED", [])
+    ended = admin_pb.EndStopRequest(all=True, reason="corrected", actor="user/ann")
+    await ledger.stub.EndStop(ended, timeout=TIMEOUT_SECONDS)
+    await push.push()
+    await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
+    assert len(outside.lines("a")) == 1
+
+
+async def test_restored_ledger_takes_stops_back(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants
+) -> None:
+    """The tool service keeps to them until an operator ends them in the restored ledger."""
+    ledger, tools = await checkpoint(), await tool_service()
+    stop = admin_pb.Stop(tenant=grants.tenant, reason="wrong bills", actor="user/ann", epoch=9)
+    stop.stop_time.GetCurrentTime()
+    await tools.stub.SetStops(pb.SetStopsRequest(epoch=9, stops=[stop]), timeout=CALL_SECONDS)
+    await push_between(ledger, tools).push()
+    listed = await ledger.stub.ListStops(admin_pb.ListStopsRequest(), timeout=TIMEOUT_SECONDS)
+    assert [(one.tenant, one.actor) for one in listed.stops] == [(grants.tenant, "user/ann")]
+    with pytest.raises(Unavailable):
+        await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")

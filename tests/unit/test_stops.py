@@ -1,0 +1,92 @@
+"""Stops: what each selector covers, what an operator may ask for, and what is certain of a call."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.worker.budget_wait import queue_until_budget, wait_for_budget
+from tenure.domain.budget import Denied
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import BUDGET_WAIT_REASONS, Reason, TaskState
+from tenure.domain.stops import (
+    Certainty,
+    Stop,
+    StopsInForce,
+    Subject,
+    certainty_of,
+    check_selectors,
+    lost_stops,
+    stopped,
+)
+from tenure.domain.tools import CallState, EffectClass
+
+BILLING = Subject("acme", "billing", "nightly")
+
+
+@pytest.mark.parametrize(
+    ("stop", "covers"),
+    [
+        (Stop(), True),
+        (Stop(tenant="acme"), True),
+        (Stop(tenant="other"), False),
+        (Stop(agent="billing"), True),
+        (Stop(agent="bill"), False),
+        (Stop(queue="nightly"), True),
+        (Stop(tenant="acme", agent="billing", queue="nightly"), True),
+        (Stop(tenant="acme", agent="mailer"), False),
+        (Stop(tool="mail_*"), False),
+    ],
+)
+def test_stop_covers_what_all_its_selectors_match(stop: Stop, covers: bool) -> None:
+    assert stop.covers_task(BILLING) is covers
+    assert stop.covers_call(BILLING, "send") is covers
+
+
+def test_stop_of_a_tool_covers_its_calls_only() -> None:
+    in_force = StopsInForce(1, (Stop(tool="mail_*", tenant="acme"),))
+    assert in_force.of_call(BILLING, "mail_send") is not None
+    assert in_force.of_call(BILLING, "email_send") is None
+    assert in_force.of_call(Subject("other"), "mail_send") is None
+    assert in_force.of_task(BILLING) is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "is_all"), [(Stop(), False), (Stop(agent="a"), True), (Stop(tool="a b"), False), (Stop(tool="[a]"), False)]
+)
+def test_unclear_selectors_are_refused(stop: Stop, is_all: bool) -> None:
+    with pytest.raises(InvalidRequest):
+        check_selectors(stop, is_all=is_all)
+
+
+@pytest.mark.parametrize("effect", EffectClass)
+def test_only_running_unsafe_calls_still_run(effect: EffectClass) -> None:
+    still = Certainty.STILL_RUNS if effect is EffectClass.UNSAFE else Certainty.MAY_HAVE_HAPPENED
+    assert certainty_of(CallState.STARTED, effect, is_run=True, begun_before=False) is still
+    assert certainty_of(CallState.STARTED, effect, is_run=False, begun_before=False) is Certainty.MAY_HAVE_HAPPENED
+    assert certainty_of(CallState.ACCEPTED, effect, is_run=True, begun_before=False) is Certainty.NOT_BEGUN
+    assert certainty_of(CallState.ACCEPTED, effect, is_run=True, begun_before=True) is Certainty.MAY_HAVE_HAPPENED
+    assert certainty_of(CallState.IN_DOUBT, effect, is_run=False, begun_before=False) is Certainty.MAY_HAVE_HAPPENED
+    assert certainty_of(CallState.FINISHED, effect, is_run=False, begun_before=False) is Certainty.ENDED
+
+
+def test_refusal_names_who_why_and_what_resumes() -> None:
+    refusal = stopped(Stop(tool="mail_*", tenant="acme", actor="user/ann", reason="wrong bills"))
+    assert refusal.reason == Reason.STOPPED
+    assert refusal.message == (
+        "user/ann stopped tool mail_*, tenant acme: wrong bills. Nothing was begun; "
+        "tenure admin resume --tool 'mail_*' --tenant acme ends the stop"
+    )
+    assert Stop().command("resume") == "tenure admin resume --all"
+
+
+def test_stops_that_a_ledger_lost_are_found_by_selectors() -> None:
+    kept = [Stop(agent="a", epoch=3), Stop(tenant="acme", epoch=4)]
+    assert lost_stops([Stop(agent="a", epoch=1, reason="another")], kept) == [kept[1]]
+
+
+def test_stopped_task_leaves_its_worker_without_a_retry() -> None:
+    denied = Denied(Reason.STOPPED, "an operator stopped it", 5.0)
+    assert wait_for_budget(denied, 0, 0.5) is None
+    assert Reason.STOPPED in BUDGET_WAIT_REASONS
+    left = queue_until_budget(denied)
+    assert (left.to_state, left.reason, left.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, "STOPPED", 5.0)
