@@ -21,11 +21,17 @@ from edges.http_tools.settings import HttpTools
 from edges.mcp_client.settings import McpServers, shared_writable_paths
 from edges.providers.settings import Providers
 from edges.web_search.settings import WebSearchSettings
-from services.tools.sources import Section
+from services.tools.sources import EffectKeySettings, Section
 from tenure.runtime.settings import FILE_SUFFIX, ConfigurationError, secret_text
 
 _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 _MAX_BYTES: Final = 1024 * 1024
+
+
+class BuiltInSettings(Section):
+    """The settings of one built-in tool."""
+
+    effect_key: EffectKeySettings
 
 
 class ToolsConfig(Section):
@@ -36,6 +42,7 @@ class ToolsConfig(Section):
     http_tools: HttpTools = Field(default_factory=dict)
     web_search: WebSearchSettings | None = None
     http_fetch: HttpFetchSettings | None = None
+    built_in: dict[str, BuiltInSettings] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_one_source_each(self) -> ToolsConfig:

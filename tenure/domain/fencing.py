@@ -15,6 +15,7 @@ from enum import StrEnum, unique
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.errors import PermissionDenied
 
 REVISION_BITS: Final = 40
@@ -88,7 +89,8 @@ class Audience(StrEnum):
 class Claims:
     """The claims of a fencing token. `tools` None: all tools of the tenant. A token does not expire: fences decide.
 
-    `audiences`: the services that accept the token; None for an audience that only a newer release knows.
+    `audiences`: the services that accept the token; None for an audience that only a newer release knows. `scopes`: the
+    groups of the task; None: the token does not say.
     """
 
     resource: str
@@ -99,6 +101,7 @@ class Claims:
     tools: tuple[str, ...] | None = None
     audiences: tuple[Audience | None, ...] = ()
     installation: str = ""
+    scopes: TaskScopes | None = None
 
     @property
     def fence(self) -> Fence:

@@ -133,6 +133,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.FromString,
                 _registered_method=True)
+        self.ListEffects = channel.unary_unary(
+                '/tenure.v1.AdminService/ListEffects',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -238,6 +243,11 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PruneTasks(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEffects(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -349,6 +359,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.PruneTasks,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.PruneTasksResponse.SerializeToString,
+            ),
+            'ListEffects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEffects,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

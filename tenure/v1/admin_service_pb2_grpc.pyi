@@ -124,6 +124,10 @@ class AdminServiceStub:
     records for good; its bills stay. A task that was pruned before counts as pruned. For one task: NOT_FOUND;
     FAILED_PRECONDITION / WRONG_STATE {state} when it, or another task of its tree, has not ended.
     """
+    ListEffects: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]
+    """Lists the calls of the caller's tasks with an effect key: all that touched an order, for example. The first accepted
+    call is first. An effect is listed for as long as Tenure remembers it. Paged.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -150,6 +154,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ResolveInDoubtCall: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResolveInDoubtCallRequest, _admin_service_pb2.ResolveInDoubtCallResponse]  # type: ignore[assignment]
     ListAgingTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAgingTasksRequest, _admin_service_pb2.ListAgingTasksResponse]  # type: ignore[assignment]
     PruneTasks: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PruneTasksRequest, _admin_service_pb2.PruneTasksResponse]  # type: ignore[assignment]
+    ListEffects: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]  # type: ignore[assignment]
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -319,6 +324,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.PruneTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.PruneTasksResponse, _abc.Awaitable[_admin_service_pb2.PruneTasksResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListEffects(
+        self,
+        request: _admin_service_pb2.ListEffectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListEffectsResponse, _abc.Awaitable[_admin_service_pb2.ListEffectsResponse]]:
         ...
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -109,6 +109,7 @@ class TokenClaims(message.Message):
     ISSUE_TIME_FIELD_NUMBER: builtins.int
     AUDIENCES_FIELD_NUMBER: builtins.int
     INSTALLATION_FIELD_NUMBER: builtins.int
+    SCOPES_FIELD_NUMBER: builtins.int
     resource: builtins.str
     """The resource that is held: "tasks/<task_id>", or "leases/<name>" of LeaseService."""
     tenant: builtins.str
@@ -133,6 +134,10 @@ class TokenClaims(message.Message):
     def audiences(self) -> containers.RepeatedScalarFieldContainer[TokenAudience.ValueType]:
         """The services that accept it. Every service refuses a token without audiences."""
 
+    @builtins.property
+    def scopes(self) -> TaskScopes:
+        """The groups of the task, for effect keys; absent in tokens of older releases and of other resources."""
+
     def __init__(
         self,
         *,
@@ -145,10 +150,41 @@ class TokenClaims(message.Message):
         issue_time: timestamp_pb2.Timestamp | None = ...,
         audiences: abc.Iterable[TokenAudience.ValueType] | None = ...,
         installation: builtins.str = ...,
+        scopes: TaskScopes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "scopes", b"scopes", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "resource", b"resource", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "resource", b"resource", "scopes", b"scopes", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TaskScopes(message.Message):
+    """The groups of tasks to which a task belongs, as the ledger knows them."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TREE_FIELD_NUMBER: builtins.int
+    CONVERSATION_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    tree: builtins.str
+    """The root of its tree; of a fork: of the tree of the task that was forked."""
+    conversation: builtins.str
+    """The id of its conversation; empty: none."""
+    source: builtins.str
+    """The run of its source, "<kind>/<source_id>/<source_run_id>": its own, its root's, or that of the task that was
+    forked; empty: none.
+    """
+    def __init__(
+        self,
+        *,
+        tree: builtins.str = ...,
+        conversation: builtins.str = ...,
+        source: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["conversation", b"conversation", "source", b"source", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

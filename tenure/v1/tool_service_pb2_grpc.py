@@ -125,6 +125,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentResponse.FromString,
                 _registered_method=True)
+        self.ListEffects = channel.unary_unary(
+                '/tenure.v1.ToolService/ListEffects',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer:
@@ -220,6 +225,11 @@ class ToolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadContent(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEffects(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -321,6 +331,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.ReadContent,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ReadContentResponse.SerializeToString,
+            ),
+            'ListEffects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEffects,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -116,6 +116,8 @@ class ToolServiceStub:
     now: the caller compares the digest of all parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file.
     FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE. INVALID_ARGUMENT / BAD_PATH.
     """
+    ListEffects: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]
+    """Lists calls with an effect key, see AdminService.ListEffects."""
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -140,6 +142,7 @@ class ToolServiceAsyncStub(ToolServiceStub):
     DigestFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]  # type: ignore[assignment]
     KeepContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]  # type: ignore[assignment]
     ReadContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]  # type: ignore[assignment]
+    ListEffects: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]  # type: ignore[assignment]
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -293,6 +296,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ReadContentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ReadContentResponse, _abc.Awaitable[_tool_service_pb2.ReadContentResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListEffects(
+        self,
+        request: _admin_service_pb2.ListEffectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListEffectsResponse, _abc.Awaitable[_admin_service_pb2.ListEffectsResponse]]:
         ...
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

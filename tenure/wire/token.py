@@ -8,6 +8,7 @@ from datetime import datetime
 from google.protobuf.message import DecodeError
 
 from tenure.domain.access import DEFAULT_INSTALLATION, check_holder
+from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.errors import PermissionDenied, Unauthenticated
 from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.security.access_control import current_principal
@@ -18,6 +19,7 @@ from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap, timestamp
 
 AUDIENCES = EnumMap(Audience, dict(token_pb2.TokenAudience.items()), "TOKEN_AUDIENCE", None)
+scopes_to_wire, scopes_to_domain = pair(TaskScopes, token_pb2.TaskScopes)
 _claims_to_wire, _claims_to_domain = pair(
     Claims, token_pb2.TokenClaims, convert={"audiences": (AUDIENCES.to_wire, AUDIENCES.find)}, skip="issue_time"
 )
@@ -38,7 +40,7 @@ def sign_task_claims(signer: Signer, claims: Claims, issued_at: datetime) -> tok
     token = sign_claims(
         signer, replace(claims, audiences=(Audience.CHECKPOINT, Audience.TOOLS, Audience.MODELS)), issued_at
     )
-    for_providers = replace(claims, audiences=(Audience.PROVIDER,), tools=None)
+    for_providers = replace(claims, audiences=(Audience.PROVIDER,), tools=None, scopes=None)
     token.provider_token.CopyFrom(sign_claims(signer, for_providers, issued_at))
     return token
 
@@ -95,7 +97,7 @@ class TokenChecker:
         known = self._provider_tokens.get(digest)
         if known is not None and known[0] == claims:
             return known[1]
-        if read_claims(theirs) != replace(claims, audiences=(Audience.PROVIDER,), tools=None):
+        if read_claims(theirs) != replace(claims, audiences=(Audience.PROVIDER,), tools=None, scopes=None):
             message = "the token for tool providers is not of the claim that the call is made under"
             raise PermissionDenied(message, reason="WRONG_AUDIENCE")
         only = token_pb2.FencingToken(claims=theirs.claims, key_id=theirs.key_id, signature=theirs.signature)

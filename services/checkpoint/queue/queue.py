@@ -14,7 +14,7 @@ from tenure.domain.task import Priority
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, token_pb2
 from tenure.wire.common import PRIORITIES, STATES, seconds, timestamp
 from tenure.wire.coordinator_service import slots_to_domain
 
@@ -162,4 +162,5 @@ def _offer(task: OfferedTask) -> pb.Offer:
         start_timeout=timeouts.start.after if timeouts.start.HasField("after") else None,
         progress_timeout=timeouts.progress.after if timeouts.progress.HasField("after") else None,
         lease_ttl=policy.lease_ttl if policy.HasField("lease_ttl") else None,
+        scopes=token_pb2.TaskScopes(tree=task.tree, conversation=task.conversation, source=task.source),
     )

@@ -11,6 +11,7 @@ from typing import Final
 from services.coordinator.lease_store import HeldClaim
 from services.coordinator.lease_store.named_leases import NamedLease
 from tenure.domain.access import DEFAULT_INSTALLATION
+from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Audience, Claims
 from tenure.runtime.process import rest
 from tenure.runtime.security.signing import Signer, Verifier
@@ -49,6 +50,7 @@ class Issuer:
             holder=record.worker_id,
             tools=record.tools,
             installation=self._installation,
+            scopes=None if record.scopes is None else TaskScopes(*record.scopes),
         )
         return sign_task_claims(self._signer, claims, datetime.now(UTC))
 

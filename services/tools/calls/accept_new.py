@@ -30,7 +30,11 @@ async def accept_new_calls(
     recorded.
     """
     verdicts: list[Verdict | None] = [None] * len(batch)
-    ordinary = [place for place, request in enumerate(batch) if decide_unknown(request) == FIRST_ATTEMPT]
+    ordinary = [
+        place
+        for place, request in enumerate(batch)
+        if request.effect is None and decide_unknown(request) == FIRST_ATTEMPT
+    ]
     if ordinary:
         parameters = {
             **_columns([batch[place] for place in ordinary]),

@@ -1,0 +1,34 @@
+"""JSON pointers (RFC 6901): the name of a place in a JSON document, such as `/order/id`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+MAX_POINTER_CHARACTERS: Final = 200
+_POINTER: Final = re.compile(r"(/([^~/]|~[01])*)*\Z")
+_INDEX: Final = re.compile(r"(0|[1-9][0-9]*)\Z", re.ASCII)
+
+
+def check_pointer(pointer: str) -> str:
+    """Returns the pointer. Raises ValueError for a text that is no JSON pointer, or too long."""
+    if _POINTER.match(pointer) is None:
+        raise ValueError(f"{pointer!r} is not a JSON pointer: write / before each name, such as /order/id")
+    if len(pointer) > MAX_POINTER_CHARACTERS:
+        raise ValueError(f"a JSON pointer may have {MAX_POINTER_CHARACTERS} characters")
+    return pointer
+
+
+def value_at(document: JsonValue, pointer: str) -> JsonValue:
+    """Returns the value at the place. Raises LookupError if the document has no such place."""
+    value = document
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and _INDEX.match(name) and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            raise LookupError(pointer)
+    return value
