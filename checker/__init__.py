@@ -1,4 +1,4 @@
-"""The checker: compares the history of an installation with the invariants I1 to I41.
+"""The checker: compares the history of an installation with the invariants I1 to I42.
 
 collect.py        builds histories: over the public API task by task, and from files outside of the installation
 history.py        the records of a history: ledger, tool service, etcd, outside effects, and the clients' logs

@@ -134,4 +134,7 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         "A resolution of a call in doubt is given once, while the task waits for it, for that call attempt."
     ),
     "I41": Invariant("A task lists the outputs that its calls recorded, as its close-out found them."),
+    "I42": Invariant(
+        "An effect with an effect key happens once in its period, unless a person resolved that it happens again."
+    ),
 }

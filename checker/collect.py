@@ -163,6 +163,7 @@ def _call(task_id: str, trail: tool_pb2.CallTrail) -> CallRecord:
         accepted_at=_unix(trail.accept_time),
         started_at=_unix(record.start_time) if record.HasField("start_time") else None,
         finished_at=_unix(trail.finish_time) if trail.HasField("finish_time") else None,
+        idempotency_key=trail.idempotency_key,
     )
 
 

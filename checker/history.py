@@ -226,7 +226,7 @@ class CallRecord:
 
     `epoch`, `claim_id`: the claim that authorised the call last. `runner_id`: "" if the call never ran.
     `outcome.content` may be missing in large collections: `outcome_hash` is `reading.outcome_hash` of the whole
-    outcome.
+    outcome. `idempotency_key`: of a call with an effect key that ran, `<effect>-<period>-<round>`.
     """
 
     task_id: str
@@ -244,6 +244,7 @@ class CallRecord:
     accepted_at: float = 0.0
     started_at: float | None = None
     finished_at: float | None = None
+    idempotency_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

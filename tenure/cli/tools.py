@@ -16,6 +16,7 @@ from rich.text import Text
 from tenure.cli.admin import reason_option
 from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context, with_client
+from tenure.cli.effects import effects
 from tenure.cli.formatting import (
     ago,
     arguments_text,
@@ -315,6 +316,7 @@ tools.add_command(list_tools)
 tools.add_command(show)
 tools.add_command(sources)
 tools.add_command(accept)
+tools.add_command(effects)
 
 
 @tools.command("in-doubt", short_help="List the calls in doubt that a person has to resolve.")

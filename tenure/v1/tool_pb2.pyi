@@ -974,6 +974,7 @@ class CallTrail(message.Message):
     OUTCOME_HASH_FIELD_NUMBER: builtins.int
     ACCEPT_TIME_FIELD_NUMBER: builtins.int
     FINISH_TIME_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     claim_id: builtins.str
     """The claim that last authorised it."""
     runner_id: builtins.str
@@ -983,6 +984,10 @@ class CallTrail(message.Message):
     outcome_hash: builtins.bytes
     """SHA-256 of the outcome's status (SUCCEEDED, ...), a NUL, its detail, a NUL, its content; empty before it is
     FINISHED.
+    """
+    idempotency_key: builtins.str
+    """Of a call with an effect key that ran: the key that the other side got. Two calls of one effect have the same
+    digits before the first -, then the number of the period, and how often the effect key was free again.
     """
     @builtins.property
     def record(self) -> CallRecord:
@@ -1006,10 +1011,11 @@ class CallTrail(message.Message):
         outcome_hash: builtins.bytes = ...,
         accept_time: timestamp_pb2.Timestamp | None = ...,
         finish_time: timestamp_pb2.Timestamp | None = ...,
+        idempotency_key: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "outcome_hash", b"outcome_hash", "record", b"record", "runner_id", b"runner_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "outcome_hash", b"outcome_hash", "record", b"record", "runner_id", b"runner_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

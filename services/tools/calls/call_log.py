@@ -45,7 +45,8 @@ async def list_calls(pool: Pool, tenant: str, request: admin_pb.ListCallsRequest
 
 
 def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
-    call_id, tool, effect_class, state, call_attempt, epoch, claim_id, runner_id, arguments_hash, packed, *times = row
+    call_id, tool, effect_class, state, call_attempt, epoch, claim_id, runner_id, arguments_hash, packed, *rest = row
+    idempotency_key, accepted_at, started_at, finished_at = rest
     record = tool_pb2.CallRecord(
         call_id=call_id,
         tool=tool,
@@ -55,13 +56,16 @@ def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
         epoch=epoch,
     )
     logged = tool_pb2.CallTrail(
-        record=record, claim_id=claim_id, runner_id=str(runner_id or ""), arguments_hash=arguments_hash
+        record=record,
+        claim_id=claim_id,
+        runner_id=str(runner_id or ""),
+        arguments_hash=arguments_hash,
+        idempotency_key=idempotency_key,
     )
     if packed is not None:
         outcome = unpack_outcome(packed)
         logged.outcome_hash = _outcome_hash(outcome)
         logged.record.outcome.CopyFrom(_without_content(outcome))
-    accepted_at, started_at, finished_at = times
     logged.accept_time.CopyFrom(timestamp(accepted_at))
     if started_at is not None:
         logged.record.start_time.CopyFrom(timestamp(started_at))

@@ -240,8 +240,9 @@ select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started
 -- name: call_log
 -- One page of a task's call log, for the task's tenant only. The order does not depend on the database's collation.
 select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
-       c.outcome, c.accepted_at, c.started_at, c.finished_at
+       c.outcome, coalesce(k.idempotency_key, ''), c.accepted_at, c.started_at, c.finished_at
   from calls c join fences f using (task_id)
+  left join effect_calls k on k.task_id = c.task_id and k.call_id = c.call_id
  where c.task_id = %(task_id)b::uuid and f.tenant = %(tenant)b::text
    and c.call_id collate "C" > %(after_call_id)b::text collate "C"
    and (cardinality(%(call_ids)b::text[]) = 0 or c.call_id = any(%(call_ids)b::text[]))
