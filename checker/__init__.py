@@ -8,6 +8,7 @@ checks/           the checks:
   fencing.py        I1 to I6 and I29: claims in etcd, accepted writes, refused writes
   ledger.py         I7, I8, I16, I20 to I23, I30, I32, I37, I41: sequences, transitions, conversations, waits, outputs
   tool_calls.py     I12 to I15, I19 and I40: tool calls, effects, calls in doubt
+  effect_keys.py    I42: effects with an effect key
   budgets.py        I17 to I19: reservations, budgets, bills
   clients.py        I9 to I11 and I24 to I28: answers to clients, streams
   task_trees.py     I36, I38 and I39: forks and sub-agents

@@ -32,17 +32,17 @@ async def effects(context: Context, client: Client, tool: str, pairs: tuple[str,
     EFFECT says what is known from the call: HAPPENED, UNKNOWN (it may have happened), RUNNING or NONE. A call with
     ALREADY_HAPPENED did nothing, because another one had made the effect. docs/effects.md explains effect keys.
     """
-    found = False
+    has_calls = False
     table = make_list("ACCEPTED", "KEY", "TASK", "CALL", "STATE", "EFFECT", "EPOCH", "IDEMPOTENCY KEY")
     async for call in client.effects(tool, _key(pairs)):
-        found = True
+        has_calls = True
         if context.as_json:
             context.emit(call)
         else:
             table.add_row(*_cells(call))
-    if found and not context.as_json:
+    if has_calls and not context.as_json:
         context.console.print(table)
-    if not found:
+    if not has_calls:
         echo("no call has such an effect key", err=True)
 
 

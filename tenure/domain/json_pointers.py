@@ -12,7 +12,7 @@ _INDEX: Final = re.compile(r"(0|[1-9][0-9]*)\Z", re.ASCII)
 
 
 def check_pointer(pointer: str) -> str:
-    """Returns the pointer. Raises ValueError for a text that is no JSON pointer, or too long."""
+    """Returns the pointer. Raises ValueError for another text, or one that is too long."""
     if _POINTER.match(pointer) is None:
         raise ValueError(f"{pointer!r} is not a JSON pointer: write / before each name, such as /order/id")
     if len(pointer) > MAX_POINTER_CHARACTERS:

@@ -127,11 +127,13 @@ async def test_person_who_is_asked_decides_about_the_repeat(replicas: Replicas) 
     pays, payer = Payments(Bank(), key), Payer.root()
     await last_outcome(replicas[0], pays.job(payer, "1.0", 7))
     for call_id in ("2.0", "3.0"):
-        asked = await last_outcome(replicas[0], pays.job(payer, call_id, 7))
-        assert asked.status is OutcomeStatus.IN_DOUBT
-        assert asked.content.startswith("This call was not run: its effect has happened already, by call 1.0 of task")
-    told = await last_outcome(replicas[0], pays.job(payer, "2.0", 7, resolution=_resolution(Happened("as before"))))
-    assert (told.content, pays.paid(7)) == ("as before", 1)
+        in_doubt = await last_outcome(replicas[0], pays.job(payer, call_id, 7))
+        assert in_doubt.status is OutcomeStatus.IN_DOUBT
+        assert in_doubt.content.startswith(
+            "This call was not run: its effect has happened already, by call 1.0 of task"
+        )
+    settled = await last_outcome(replicas[0], pays.job(payer, "2.0", 7, resolution=_resolution(Happened("as before"))))
+    assert (settled.content, pays.paid(7)) == ("as before", 1)
     made = await last_outcome(replicas[1], pays.job(payer, "3.0", 7, resolution=_resolution(DidNotHappen(True))))
     assert (made.status, made.call_attempt, pays.paid(7)) == (OutcomeStatus.SUCCEEDED, 2, 2)
 
@@ -143,9 +145,9 @@ async def test_an_effect_happens_once_in_its_scope(replicas: Replicas, scope: Ef
     root = Payer.root("talk", "SCHEDULER/s/1")
     same_talk = Payer.root("talk", "SCHEDULER/s/2")
     same_run = Payer.root("other", "SCHEDULER/s/1")
-    stranger = Payer.root()
+    unrelated = Payer.root()
     paid = {}
-    for name, payer in {"tree": root.relative(), "talk": same_talk, "run": same_run, "stranger": stranger}.items():
+    for name, payer in {"tree": root.relative(), "talk": same_talk, "run": same_run, "unrelated": unrelated}.items():
         order = f"{scope}-{name}"
         for place, each in enumerate((root, payer, root)):
             await last_outcome(replicas[0], pays.job(each, f"{place + 1}.{len(paid)}", order))
@@ -155,7 +157,7 @@ async def test_an_effect_happens_once_in_its_scope(replicas: Replicas, scope: Ef
         EffectScope.TREE: {"tree"},
         EffectScope.CONVERSATION: {"tree", "talk"},
         EffectScope.SOURCE: {"tree", "run"},
-        EffectScope.TENANT: {"tree", "talk", "run", "stranger"},
+        EffectScope.TENANT: {"tree", "talk", "run", "unrelated"},
     }
     assert {name for name, count in paid.items() if count == 1} == once[scope]
     assert set(paid.values()) <= {1, 2}
@@ -199,12 +201,14 @@ async def _play(replicas: Replicas, seed: int) -> None:
             (chance.choice(replicas), chance.choice(payers), place, chance.choice((7, 8)), chance.choice(_LIKELY))
             for place in range(chance.randint(1, 4))
         ]
-        asked = [
+        attempts = [
             (order, _try(executor, pays, payer, f"{step}.{place}", order, behaviour))
             for executor, payer, place, order, behaviour in calls
         ]
-        answers = await asyncio.gather(*(attempt for _, attempt in asked))
-        outcomes += [(order, answer) for (order, _), answer in zip(asked, answers, strict=True) if answer is not None]
+        answers = await asyncio.gather(*(attempt for _, attempt in attempts))
+        outcomes += [
+            (order, answer) for (order, _), answer in zip(attempts, answers, strict=True) if answer is not None
+        ]
     for order in (7, 8):
         made = [one for paid, one in outcomes if paid == order and one.status is OutcomeStatus.SUCCEEDED]
         assert pays.paid(order) <= 1, f"seed {seed}: order {order} was paid {pays.paid(order)} times"

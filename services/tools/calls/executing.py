@@ -155,10 +155,10 @@ class Executor:
 
         def enqueue(answer: Answer[Accepted], waits_for_effect: bool) -> None:
             self._runner.check_room(job.request)
-            asked = job
+            waiting = job
             if not waits_for_effect:
-                asked = ExecuteJob(replace(job.request, waits_for_effect=False), job.work)
-            self.accepts.enqueue(asked, partial(self._pass_on, asked, answer))
+                waiting = ExecuteJob(replace(job.request, waits_for_effect=False), job.work)
+            self.accepts.enqueue(waiting, partial(self._pass_on, waiting, answer))
 
         follower = CallFollower(job.request.key, reader, enqueue, self._follower.wait_for_change)
         follower.begin()
