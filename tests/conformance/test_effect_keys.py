@@ -146,7 +146,7 @@ async def test_an_effect_happens_once_in_its_scope(replicas: Replicas, scope: Ef
     same_talk = Payer.root("talk", "SCHEDULER/s/2")
     same_run = Payer.root("other", "SCHEDULER/s/1")
     unrelated = Payer.root()
-    paid = {}
+    paid: dict[str, int] = {}
     for name, payer in {"tree": root.relative(), "talk": same_talk, "run": same_run, "unrelated": unrelated}.items():
         order = f"{scope}-{name}"
         for place, each in enumerate((root, payer, root)):

@@ -12,9 +12,7 @@ from tests.conformance.test_ledger_sub_agents import call, ids, spawner
 from tests.support.fix_checkpoint import Checkpoint, answer, reserve
 
 TALK = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="talk-1", source_run_id="message-1")
-NIGHT = task_pb2.Source(
-    kind=task_pb2.SOURCE_KIND_SCHEDULER, source_id="schedule-1", source_run_id="2026-11-29T03:00:00"
-)
+NIGHT = task_pb2.Source(kind=task_pb2.SOURCE_KIND_SCHEDULER, source_id="schedule-1", source_run_id="2026-11-29")
 
 
 def spec(source: task_pb2.Source | None = None) -> dict[str, Any]:
@@ -31,7 +29,7 @@ async def test_a_fork_stays_in_the_tree_and_the_run(replica: Checkpoint) -> None
     root = await ended(replica, **given)
     first = await fork(replica, root, message="And half of it?")
     second = await fork(replica, first.task_id, request_id="f-2", message="And a third?")
-    run = "SCHEDULER/schedule-1/2026-11-29T03:00:00"
+    run = "SCHEDULER/schedule-1/2026-11-29"
     expected = token_pb2.TaskScopes(tree=root, source=run)
     assert await scopes_of(replica, given["queue"]) == {first.task_id: expected, second.task_id: expected}
 
@@ -53,7 +51,7 @@ async def test_sub_agents_have_the_tree_and_the_run_of_their_root(replica: Check
     owner, _ = await spawner(replica, **given)
     offered = await scopes_of(replica, given["queue"])
     assert set(offered) == set(ids(owner.task.task_id, 2))
-    run = "SCHEDULER/schedule-1/2026-11-29T03:00:00"
+    run = "SCHEDULER/schedule-1/2026-11-29"
     assert {(one.tree, one.source) for one in offered.values()} == {(owner.task.task_id, run)}
 
 

@@ -149,7 +149,7 @@ async def test_a_call_that_runs_elsewhere_is_accepted_again_at_its_end() -> None
 
 
 async def test_errors_reach_the_reader() -> None:
-    def full(_answer: Any) -> None:
+    def full(_answer: Any, _is_patient: bool) -> None:
         raise LimitReached("full")
 
     _, reader, _ = followed(full)
