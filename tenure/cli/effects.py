@@ -17,7 +17,7 @@ from tenure.wire.common import CALL_STATES, EFFECT_FACTS, OUTCOME_STATUSES
 
 
 @click.command(short_help="List the calls that touched an effect, such as the refund of an order.")
-@click.option("--tool", required=True, metavar="NAME", help="The tool, which declares an effect key.")
+@click.option("--tool", default="", metavar="NAME", help="Only calls of this tool.")
 @click.option(
     "--key",
     "pairs",
@@ -27,13 +27,13 @@ from tenure.wire.common import CALL_STATES, EFFECT_FACTS, OUTCOME_STATUSES
 )
 @with_client
 async def effects(context: Context, client: Client, tool: str, pairs: tuple[str, ...]) -> None:
-    """List all calls of a tool with an effect key, over all tasks of the tenant, in the order of their acceptance.
+    """List the calls with an effect key, over all tasks of the tenant, in the order of their acceptance.
 
     EFFECT says what is known from the call: HAPPENED, UNKNOWN (it may have happened), RUNNING or NONE. A call with
     ALREADY_HAPPENED did nothing, because another one had made the effect. docs/effects.md explains effect keys.
     """
     has_calls = False
-    table = make_list("ACCEPTED", "KEY", "TASK", "CALL", "STATE", "EFFECT", "EPOCH", "IDEMPOTENCY KEY")
+    table = make_list("ACCEPTED", "TOOL", "KEY", "TASK", "CALL", "STATE", "EFFECT", "EPOCH", "IDEMPOTENCY KEY")
     async for call in client.effects(tool, _key(pairs)):
         has_calls = True
         if context.as_json:
@@ -64,6 +64,7 @@ def _cells(call: tool_pb2.EffectCall) -> tuple[Text, ...]:
     words = [state.value if state else "DELETED", status.value if status else "", call.detail]
     cells = (
         ago(call.accept_time),
+        call.tool,
         " ".join(f"{name.removeprefix('/')}={json.dumps(value)}" for name, value in json.loads(call.key_json).items()),
         short_id(call.task_id),
         f"{call.call_id}/{call.call_attempt}",

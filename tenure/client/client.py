@@ -330,10 +330,10 @@ class Client:
         request = admin.ListInDoubtCallsRequest(task_id=task_id, all=include_all)
         return self.items(self.admin.ListInDoubtCalls, request, lambda page: page.calls)
 
-    def effects(self, tool: str, key: Mapping[str, str] | None = None) -> AsyncGenerator[tool_pb2.EffectCall]:
-        """Yields the calls of a tool with an effect key, the first accepted first: all that touched an order, say.
+    def effects(self, tool: str = "", key: Mapping[str, str] | None = None) -> AsyncGenerator[tool_pb2.EffectCall]:
+        """Yields the calls with an effect key, the first accepted first: all that touched an order, say.
 
-        key: values of declared arguments, by the name of the argument or its JSON pointer. Empty: all effects.
+        tool: only its calls. key: values of declared arguments, by the name of the argument or its JSON pointer.
         """
         request = admin.ListEffectsRequest(tool=tool, key=key)
         return self.items(self.admin.ListEffects, request, lambda page: page.effects)

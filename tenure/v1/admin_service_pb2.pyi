@@ -1679,7 +1679,7 @@ class ListEffectsRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     tool: builtins.str
-    """The tool."""
+    """The tool; empty: all tools."""
     page_size: builtins.int
     """The maximum number; 0: 50, at most 500."""
     page_token: builtins.str
@@ -1687,7 +1687,7 @@ class ListEffectsRequest(message.Message):
     @builtins.property
     def key(self) -> containers.ScalarMap[builtins.str, builtins.str]:
         """Only effects with these values of declared arguments, at most 4, by the name of an argument or its JSON pointer. A
-        value matches as a text and, if it is JSON, as JSON: 7 finds "7" and 7. Empty: all effects of the tool.
+        value matches as a text and, if it is JSON, as JSON: 7 finds "7" and 7. Empty: all effects.
         """
 
     def __init__(

@@ -100,7 +100,7 @@ def test_arguments_without_a_key_are_refused(arguments: dict[str, Any], words: s
         digest(arguments)
 
 
-def test_pointers_name_places() -> None:
+def test_pointers_name_values() -> None:
     document: Any = {"a/b": {"~": [10, {"": 3}]}, "list": [1]}
     assert value_at(document, "") == document
     assert value_at(document, "/a~1b/~0/1/") == 3
@@ -163,7 +163,7 @@ def test_only_a_proof_frees_an_effect_key() -> None:
     }
 
 
-def test_an_effect_begins_again_only_after_proof_or_by_the_same_key() -> None:
+def test_an_effect_begins_again_after_proof_or_by_its_key() -> None:
     for fact, effect_class, on_repeat in product(EffectFact, EffectClass, OnRepeat):
         repeat = decide_repeat(fact, effect_class, on_repeat, is_permitted=False)
         assert (repeat is Repeat.BEGIN) == (fact is EffectFact.NONE)

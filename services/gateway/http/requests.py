@@ -425,7 +425,7 @@ class InDoubtQuery(Page):
 class EffectsQuery(Page):
     """The calls with an effect key to list."""
 
-    tool: str = given("the name of the tool")
+    tool: str = given("of this tool only", "")
     key: Mapping[str, str] = field(
         default_factory=dict,
         metadata={"text": "argument:value; all of them. A value matches as text and, if it is JSON, as JSON"},

@@ -231,7 +231,7 @@ ROUTES: Final = (
     ),
     route_of(
         *("GET", "/v1/effects", "AdminService.ListEffects", answers.EffectPage),
-        "List the calls of a tool with an effect key",
+        "List calls with an effect key",
         query=req.EffectsQuery,
     ),
     route_of(

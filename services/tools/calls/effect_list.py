@@ -40,7 +40,7 @@ async def list_effects(pool: Pool, tenant: str, request: admin_pb.ListEffectsReq
     }
     async with connection(pool) as postgres:
         rows = await (await postgres.execute(QUERIES.list_effects, parameters)).fetchall()
-    calls = [_effect_call(request.tool, row) for row in rows[:page_size]]
+    calls = [_effect_call(row) for row in rows[:page_size]]
     token = _token_after(rows[page_size - 1]) if len(rows) > page_size else ""
     return admin_pb.ListEffectsResponse(effects=calls, next_page_token=token)
 
@@ -61,8 +61,8 @@ def _readings(text: str) -> list[Any]:
         return [text]
 
 
-def _effect_call(tool: str, row: tuple[Any, ...]) -> tool_pb2.EffectCall:
-    key, scope, task_id, call_id, state, packed, begun_before, attempt, epoch, idempotency_key, *rest = row
+def _effect_call(row: tuple[Any, ...]) -> tool_pb2.EffectCall:
+    tool, key, scope, task_id, call_id, state, packed, begun_before, attempt, epoch, idempotency_key, *rest = row
     accepted_at, started_at, finished_at, has_key, kept_fact = rest
     call = tool_pb2.EffectCall(
         tool=tool,
@@ -92,4 +92,4 @@ def _effect_call(tool: str, row: tuple[Any, ...]) -> tool_pb2.EffectCall:
 
 
 def _token_after(row: tuple[Any, ...]) -> str:
-    return page_token(row[10], row[2], row[3])
+    return page_token(row[11], row[3], row[4])

@@ -345,22 +345,22 @@ on conflict (task_id, call_id) do update set idempotency_key = excluded.idempote
  where excluded.idempotency_key <> '';
 
 -- name: list_effects
--- One page of the calls with an effect key of a tenant's tool, the first accepted first. An effect whose record was
+-- One page of a tenant's calls with an effect key, the first accepted first. An effect whose record was
 -- deleted with its task stands for its call.
 with wanted as materialized (
   select e.* from unnest(%(keys)b::text[]) as k(key)
    cross join lateral (select * from effects f where f.key @> k.key::jsonb) e
-   where e.tenant = %(tenant)b::text and e.tool = %(tool)b::text
+   where e.tenant = %(tenant)b::text and %(tool)b::text in ('', e.tool)
   union all
   select * from effects
-   where cardinality(%(keys)b::text[]) = 0 and tenant = %(tenant)b::text and tool = %(tool)b::text
+   where cardinality(%(keys)b::text[]) = 0 and tenant = %(tenant)b::text and %(tool)b::text in ('', tool)
 ), touching as (
-  select e.key::text, e.scope, c.task_id, c.call_id, c.state, c.outcome, c.begun_before, c.call_attempt, c.epoch,
+  select e.tool, e.key::text, e.scope, c.task_id, c.call_id, c.state, c.outcome, c.begun_before, c.call_attempt, c.epoch,
          k.idempotency_key, c.accepted_at, c.started_at, c.finished_at,
          (c.task_id, c.call_id) = (e.task_id, e.call_id) as has_key, null as kept_fact
     from wanted e join effect_calls k using (digest) join calls c on c.task_id = k.task_id and c.call_id = k.call_id
   union all
-  select e.key::text, e.scope, e.task_id, e.call_id, null, null, false, 0, 0, '', e.begun_at, null, null, true, e.kept_fact
+  select e.tool, e.key::text, e.scope, e.task_id, e.call_id, null, null, false, 0, 0, '', e.begun_at, null, null, true, e.kept_fact
     from wanted e where e.kept_fact is not null
 )
 select * from touching
