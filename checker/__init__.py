@@ -9,6 +9,7 @@ checks/           the checks:
   ledger.py         I7, I8, I16, I20 to I23, I30, I32, I37, I41: sequences, transitions, conversations, waits, outputs
   tool_calls.py     I12 to I15, I19 and I40: tool calls, effects, calls in doubt
   receipts.py       I42: the chain of receipts
+  effect_keys.py    I44: effects with an effect key
   budgets.py        I17 to I19: reservations, budgets, bills
   clients.py        I9 to I11 and I24 to I28: answers to clients, streams
   task_trees.py     I36, I38 and I39: forks and sub-agents

@@ -139,5 +139,8 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         "After the answer to a stop nothing that it covers is granted, reserved, accepted or started until its end.",
         elsewhere="a stop that has ended leaves no history: the tests of stops race it with calls of all kinds",
     ),
+    "I44": Invariant(
+        "An effect with an effect key happens once in its period, unless a person resolved that it happens again."
+    ),
     "I47": Invariant("An undo makes the calls of its plan, in their order, and an effect is undone once."),
 }

@@ -168,6 +168,7 @@ def _call(task_id: str, trail: tool_pb2.CallTrail) -> CallRecord:
         receipt_number=trail.receipt_number,
         receipt_link=trail.receipt_link,
         outcome_message_hash=trail.outcome_message_hash,
+        idempotency_key=trail.idempotency_key,
     )
 
 

@@ -228,7 +228,8 @@ class CallRecord:
 
     `epoch`, `claim_id`: the claim that authorised the call last. `runner_id`: "" if the call never ran.
     `outcome.content` may be missing in large collections: `outcome_hash` is `reading.outcome_hash` of the whole
-    outcome. `receipt_number` 0: the call has no receipt.
+    outcome. `receipt_number` 0: the call has no receipt. `idempotency_key`: of a call with an effect key that ran,
+    `<effect>-<period>-<round>`.
     """
 
     task_id: str
@@ -249,6 +250,7 @@ class CallRecord:
     receipt_number: int = 0
     receipt_link: bytes = b""
     outcome_message_hash: bytes = b""
+    idempotency_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from services.tools.edge import ToolHost
 from services.tools.settings import ToolsSettings
 from services.tools.tool import Tool
 from services.tools.toolbox import threads
+from tenure.domain.effect_keys import EffectKey
 from tenure.runtime.process import Process
 from tenure.runtime.settings import ConfigurationError
 
@@ -67,6 +68,11 @@ class ConfiguredTools:
             **{lane_of_provider(name): provider.max_calls for name, provider in config.providers.items()},
             **{lane_of_http_tool(name): tool.max_calls for name, tool in config.http_tools.items()},
         }
+
+    @property
+    def effect_keys(self) -> Mapping[str, EffectKey]:
+        """The effect keys of built-in tools, by name."""
+        return {name: tool.effect_key.key for name, tool in self._config.built_in.items()}
 
     async def built_in(self, process: Process) -> list[Tool]:
         """Returns web_search and http_fetch."""

@@ -23,7 +23,7 @@ from edges.mcp_client.settings import McpServer, McpServers, shared_writable_pat
 from edges.providers.settings import Providers, ProviderSettings
 from edges.web_search.settings import WebSearchSettings
 from services.tools.registry import SEPARATOR
-from services.tools.sources import CompensationSettings, Section
+from services.tools.sources import CompensationSettings, EffectKeySettings, Section
 from tenure.domain.tools import unknown_tool_text
 from tenure.runtime.settings import FILE_SUFFIX, ConfigurationError, secret_text
 
@@ -31,6 +31,12 @@ _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9
 _MAX_BYTES: Final = 1024 * 1024
 _BUILT_IN: Final = frozenset({"append_record", "append_record_unsafe"})
 """The tools of the service itself that can undo an effect. The others act on the workspace of their own task."""
+
+
+class BuiltInSettings(Section):
+    """The settings of one built-in tool."""
+
+    effect_key: EffectKeySettings
 
 
 class ToolsConfig(Section):
@@ -41,6 +47,7 @@ class ToolsConfig(Section):
     http_tools: HttpTools = Field(default_factory=dict)
     web_search: WebSearchSettings | None = None
     http_fetch: HttpFetchSettings | None = None
+    built_in: dict[str, BuiltInSettings] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_one_source_each(self) -> ToolsConfig:

@@ -5,13 +5,24 @@ from __future__ import annotations
 from typing import Final
 
 from checker.check import Check, SumCheck
-from checker.checks import budgets, clients, fencing, ledger, receipts, task_trees, tool_calls, undos
+from checker.checks import (
+    budgets,
+    clients,
+    effect_keys,
+    fencing,
+    ledger,
+    receipts,
+    task_trees,
+    tool_calls,
+    undos,
+)
 
 CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *fencing.CHECKS,
     *ledger.CHECKS,
     *tool_calls.CHECKS,
     *receipts.CHECKS,
+    *effect_keys.CHECKS,
     *budgets.CHECKS,
     *clients.CHECKS,
     *task_trees.CHECKS,

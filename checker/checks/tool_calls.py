@@ -26,6 +26,7 @@ from checker.reading import (
 from tenure.domain.entries import OperatorRequest, ToolIntent, ToolOutcome, Transition
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import ABANDONED, HAPPENED, Abandon, Decision, DidNotHappen, Happened, ResolveCall
+from tenure.domain.repeated_effects import ALREADY_HAPPENED
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
@@ -198,10 +199,13 @@ def effects_happen_once(task: TaskHistory) -> Iterator[str]:
 
 
 def effects_match_their_records(task: TaskHistory) -> Iterator[str]:
-    """I12, for calls with a definite outcome: a succeeded call has an effect, and a call that did not run has none."""
+    """I12, for calls with a definite outcome: a succeeded call has an effect, and a call that did not run has none.
+
+    The lines of calls with an effect key do not name the call: I42 is about those.
+    """
     happened = {effect.call_id for effect in task.effects}
     for call in task.calls:
-        if call.tool not in RECORDING_TOOLS:
+        if call.tool not in RECORDING_TOOLS or call.idempotency_key or _made_by_another(call):
             continue
         succeeded = call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED
         by_resolution = call.outcome is not None and call.outcome.detail == HAPPENED
@@ -209,6 +213,11 @@ def effects_match_their_records(task: TaskHistory) -> Iterator[str]:
             yield f"{_named(call.call_id, call)} is recorded as succeeded, but has no effect"
         if call.state is CallState.NOT_RUN and call.call_id in happened:
             yield f"{_named(call.call_id, call)} is recorded as not run, but its effect happened"
+
+
+def _made_by_another(call: CallRecord) -> bool:
+    """Whether the call did nothing, because another one with its effect key had made the effect."""
+    return call.outcome is not None and call.outcome.detail == ALREADY_HAPPENED
 
 
 def outcomes_come_once(task: TaskHistory) -> Iterator[str]:

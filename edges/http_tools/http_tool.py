@@ -33,6 +33,7 @@ from services.tools.sending import (
     NotSentError,
     SendAttempt,
     leaves_open,
+    proves_no_effect,
     stale,
 )
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure
@@ -159,7 +160,11 @@ def read_response(who: str, response: Response, effect_class: EffectClass) -> To
     if response.status in _STALE_STATUSES and _is_stale(response, text):
         return stale(who)
     answer = ToolAnswer(
-        _failure_text(who, response, text), OutcomeStatus.FAILED, f"HTTP_{response.status}", response.truncated
+        _failure_text(who, response, text),
+        OutcomeStatus.FAILED,
+        f"HTTP_{response.status}",
+        response.truncated,
+        no_effect=proves_no_effect(response.status),
     )
     after_seconds = retry_after_seconds(response.headers.get("retry-after", ""), datetime.now(UTC))
     if not effect_class.may_run_again:

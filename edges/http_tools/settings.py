@@ -17,6 +17,7 @@ from services.tools.sources import (
     MAX_DESCRIPTION_CHARACTERS,
     USUAL_TIMEOUT_SECONDS,
     CompensationSettings,
+    EffectKeySettings,
     HeaderValue,
     Section,
     TenantName,
@@ -72,6 +73,7 @@ class HttpToolSettings(Section):
     description: str = Field(min_length=1, max_length=MAX_DESCRIPTION_CHARACTERS)
     input_schema: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object"})
     effect_class: EffectClass = EffectClass.UNSAFE
+    effect_key: EffectKeySettings | None = None
     timeout_seconds: float = Field(USUAL_TIMEOUT_SECONDS, gt=0, le=LONGEST_TIMEOUT_SECONDS)
     output_limit_bytes: int = Field(USUAL_OUTPUT_BYTES, ge=MIN_OUTPUT_BYTES, le=LARGEST_OUTPUT_BYTES)
     headers: Mapping[HeaderName, HeaderValue] = Field(default_factory=dict)
@@ -135,6 +137,7 @@ class HttpToolSettings(Section):
             timeout_seconds=self.timeout_seconds,
             output_limit_bytes=self.output_limit_bytes,
             compensation=None if self.compensation is None else self.compensation.compensation,
+            effect_key=None if self.effect_key is None else self.effect_key.key,
         )
 
 

@@ -12,6 +12,7 @@ from services.tools.sources import (
     LARGEST_OUTPUT_BYTES,
     LONGEST_TIMEOUT_SECONDS,
     CompensationSettings,
+    EffectKeys,
     HeaderValue,
     Rules,
     Section,
@@ -62,6 +63,7 @@ class ProviderSettings(Section):
     tls: without it the connection is plaintext, which to another machine needs `allow_insecure`.
     timeout_seconds, output_limit_bytes, effects: override what the provider declares.
     compensations: how the effects of its tools are undone, by tool.
+    effect_keys: effect keys by tool.
     max_calls: how many calls each replica of the tool service runs at once.
     """
 
@@ -76,6 +78,7 @@ class ProviderSettings(Section):
     allow: frozenset[str] | None = None
     effects: Mapping[str, EffectClass] = Field(default_factory=dict)
     compensations: Mapping[str, CompensationSettings] = Field(default_factory=dict)
+    effect_keys: EffectKeys = Field(default_factory=dict)
     tenants: frozenset[TenantName] | None = None
     max_calls: int = Field(32, ge=1, le=1024)
     connect_seconds: float = Field(5.0, gt=0, le=60)
@@ -94,7 +97,14 @@ class ProviderSettings(Section):
     @property
     def rules(self) -> Rules:
         """The operator's rules for the provider's tools."""
-        return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes, self.compensations)
+        return Rules(
+            self.allow,
+            self.effects,
+            self.timeout_seconds,
+            self.output_limit_bytes,
+            self.compensations,
+            self.effect_keys,
+        )
 
     @property
     def metadata(self) -> list[tuple[str, str]]:

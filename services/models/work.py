@@ -63,7 +63,7 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, claims: Claims) ->
     """Reads what to send. Raises InvalidRequest for a prompt that no provider could be sent."""
     name = f"{key.task_id}/{key.attempt.step}/{key.attempt.number}"
     if request.HasField("vendor_request"):
-        return _read_vendor_work(request, key, tenant, name)
+        return _read_vendor_work(request, key, claims, name)
     model_request = read_prompt(
         request.prompt,
         name,
@@ -83,10 +83,14 @@ def read_work(request: pb.GenerateRequest, key: ModelCallKey, claims: Claims) ->
             max(0, len(source.get("data") or "") - IMAGE_BYTES) for source in images_in(model_request.messages)
         ),
     )
-    return CallWork(model_request, request.token, limited, Subject(claims.tenant, claims.agent, claims.queue))
+    return CallWork(model_request, request.token, limited, _subject_of(claims))
 
 
-def _read_vendor_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: str, name: str) -> CallWork:
+def _subject_of(claims: Claims) -> Subject:
+    return Subject(claims.tenant, claims.agent, claims.queue)
+
+
+def _read_vendor_work(request: pb.GenerateRequest, key: ModelCallKey, claims: Claims, name: str) -> CallWork:
     sent = request.vendor_request
     timeout_seconds = seconds(request.timeout) if request.HasField("timeout") else 0.0
     model_request = read_vendor_request(
@@ -95,7 +99,7 @@ def _read_vendor_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: st
     assert model_request.vendor is not None, "it was read as one"
     limited = LimitedCall(
         str(key.task_id),
-        tenant,
+        claims.tenant,
         model_request.model,
         PRIORITIES.to_domain(request.priority),
         len(sent.body),
@@ -103,7 +107,7 @@ def _read_vendor_work(request: pb.GenerateRequest, key: ModelCallKey, tenant: st
         is_new=key.attempt.step <= FIRST_STEP,
         image_bytes=media_bytes(model_request.vendor.members),
     )
-    return CallWork(model_request, request.token, limited, digest=digest_of(sent))
+    return CallWork(model_request, request.token, limited, _subject_of(claims), digest=digest_of(sent))
 
 
 def read_prompt(

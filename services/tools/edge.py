@@ -14,6 +14,7 @@ from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.settings import ToolsSettings
 from services.tools.tool import Tool
 from services.tools.workspace.directories import Workspaces
+from tenure.domain.effect_keys import EffectKey
 from tenure.runtime.process import Process
 
 
@@ -41,6 +42,10 @@ class ToolEdges(Protocol):
     @property
     def programs(self) -> int:
         """How many of their programs may run in the sandbox at once."""
+
+    @property
+    def effect_keys(self) -> Mapping[str, EffectKey]:
+        """The effect keys of built-in tools, by name."""
 
     async def built_in(self, process: Process) -> list[Tool]:
         """Returns the tools that exist from the start, under names without a source."""

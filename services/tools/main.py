@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from services.tools.builtin.python import PYTHON_LANE
 from services.tools.calls.caller_runs import CallerRuns
 from services.tools.calls.closing import CallForgetter, ClosingTimes, FenceCloser
+from services.tools.calls.effect_keys import EffectSweep
 from services.tools.calls.executing import Executor, RemoteCallFollower
 from services.tools.calls.restoring import doubt_lost_calls, list_records
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
@@ -205,6 +206,7 @@ async def _service(
     sweep = WorkspaceSweep(pool, settings.workspace_root, removal_thread, settings.workspace_sweep_interval_seconds)
     duties = await process.open(Duties())
     duties.start("sweep workspaces", sweep.run, silence_seconds=REMOVAL_SILENCE_SECONDS)
+    duties.start("sweep effects", EffectSweep(pool).run, silence_seconds=SILENCE_SECONDS)
     duties.start("renew runner", liveness.renew, silence_seconds=RENEWAL_SILENCE_SECONDS)
     duties.start("watch trust window", liveness.watch, silence_seconds=SILENCE_SECONDS)
     duties.start("prove runners gone", DeathProver(pool, former, who.identity).run, silence_seconds=SILENCE_SECONDS)

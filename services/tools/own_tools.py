@@ -8,6 +8,7 @@ from typing import Final
 from services.tools.registry import ToolRegistry
 from services.tools.schemas import parse_arguments, untrusted_schema
 from services.tools.tool import Arguments
+from tenure.domain.effect_keys import EffectKey
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fencing import Claims
 from tenure.domain.long_output import SHORTENED
@@ -45,6 +46,14 @@ def check_own_call(
     if problems := schema.problems(arguments):
         return _invalid(f"The arguments do not fit {name}: {'; '.join(problems)}.")
     return arguments
+
+
+def check_own_effect_key(key: EffectKey) -> None:
+    """Raises InvalidRequest for an effect key that no tool may declare."""
+    try:
+        key.check()
+    except ValueError as error:
+        raise InvalidRequest(violations=[("own_tool.effect_key", str(error))]) from None
 
 
 def read_own_outcome(message: tool_service_pb2.OwnOutcome, definition: ToolDefinition) -> Outcome:

@@ -42,6 +42,11 @@ def leaves_open(status: int) -> bool:
     return status in _REQUEST_TIMEOUTS or not 400 <= status < 500
 
 
+def proves_no_effect(status: int) -> bool:
+    """Whether a final HTTP status says that the request was not carried out."""
+    return not 200 <= status < 300 and not leaves_open(status)
+
+
 # Failures of outbound requests, as answers that the model reads.
 
 
@@ -174,7 +179,7 @@ class CallDelivery:
                 self._mark_not_sent()
             raise
         if self._lost and answer.status is OutcomeStatus.FAILED:
-            return replace(answer, content=answer.content + _EARLIER)
+            return replace(answer, content=answer.content + _EARLIER, no_effect=False)
         return answer
 
     async def _answered(self, send: Send) -> ToolAnswer:
@@ -231,7 +236,7 @@ class CallDelivery:
         text = f"{self._who} gave no answer within {self._timeout_seconds:g} s"
         if not self._may_have_begun:
             message = f"{text}: the call was not sent, and nothing was done."
-            return ToolAnswer(message, OutcomeStatus.TIMED_OUT, UNREACHABLE)
+            return ToolAnswer(message, OutcomeStatus.TIMED_OUT, UNREACHABLE, no_effect=True)
         return no_answer_in_time(self._who, self._effect_class, self._timeout_seconds)
 
 
@@ -247,7 +252,9 @@ def no_answer_in_time(who: str, effect_class: EffectClass, timeout_seconds: floa
 def stale(who: str, text: str = "") -> ToolAnswer:
     """Returns the answer for a provider that fences its own writes and has seen a newer claim of the task."""
     message = f"{who} refused the call: it has seen a newer claim of this task. Nothing was done."
-    return ToolAnswer(f"{message} It says: {text}" if text else message, OutcomeStatus.FAILED, STALE_EPOCH)
+    return ToolAnswer(
+        f"{message} It says: {text}" if text else message, OutcomeStatus.FAILED, STALE_EPOCH, no_effect=True
+    )
 
 
 def _now() -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -13,6 +15,8 @@ from services.tools.calls.answers import execute_response, fence_response, refus
 from services.tools.calls.call_log import list_calls, list_refusals
 from services.tools.calls.caller_runs import CallerRuns
 from services.tools.calls.closing import CallForgetter, FenceCloser
+from services.tools.calls.effect_keys import effect_of_call
+from services.tools.calls.effect_list import list_effects
 from services.tools.calls.execute_stream import ExecuteFrames
 from services.tools.calls.executing import ExecuteJob, Executor
 from services.tools.calls.following import CallFollower
@@ -21,12 +25,13 @@ from services.tools.calls.keeping import ContentKeeper
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import EventReader
 from services.tools.calls.stops import StopKeeper, list_calls_in_flight
-from services.tools.own_tools import check_own_call, read_own_outcome
+from services.tools.own_tools import check_own_call, check_own_effect_key, read_own_outcome
 from services.tools.pins import ToolPins, no_such_source
 from services.tools.registry import ToolRegistry
 from services.tools.tool import Arguments, Tool, ToolWork
 from services.tools.workspace.kept import ContentPart
 from services.tools.workspace.requests import FileRequests, copy_response, list_response, read_response
+from tenure.domain.effect_keys import Effect
 from tenure.domain.errors import InvalidRequest, PermissionDenied
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome
@@ -183,6 +188,10 @@ class ToolServicer(ToolServiceServicer):
         """Returns the tenant's calls in doubt."""
         return await list_in_doubt(self._pool, current_tenant(), request)
 
+    async def ListEffects(self, request: admin_pb.ListEffectsRequest, _context: Any) -> admin_pb.ListEffectsResponse:
+        """Returns the tenant's calls with an effect key."""
+        return await list_effects(self._pool, current_tenant(), request)
+
     async def ListRefusedCalls(
         self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any
     ) -> tool_service_pb2.ListRefusedCallsResponse:
@@ -253,6 +262,10 @@ class ToolServicer(ToolServiceServicer):
     def _request(self, request: tool_service_pb2.ExecuteRequest) -> ExecuteJob:
         claims, task_id = self._check(request.token)
         tool, arguments = self._tool(claims, request)
+        effect = None
+        if tool is not None and tool.definition.effect_key is not None and not isinstance(arguments, Outcome):
+            effect = effect_of_call(tool.definition, claims, arguments)
+            arguments = effect if isinstance(effect, Outcome) else arguments
         clear = arguments if isinstance(arguments, Outcome) else None
         is_own = request.HasField("own_tool")
         own_outcome = None
@@ -276,6 +289,9 @@ class ToolServicer(ToolServiceServicer):
         )
         if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)
+        if isinstance(effect, Effect):
+            patience_seconds = min(tool.definition.timeout_seconds, call_request.timeout_seconds or math.inf)
+            call_request = replace(call_request, effect=effect, patience_seconds=patience_seconds)
         return ExecuteJob(call_request, ToolWork(tool, arguments, self._tokens.provider_token(request.token, claims)))
 
     def _tool(
@@ -284,6 +300,8 @@ class ToolServicer(ToolServiceServicer):
         """Returns the tool of a call, its own or this service's, with the arguments or the outcome without a run."""
         if request.HasField("own_tool"):
             definition = tool_to_domain(request.own_tool)
+            if definition.effect_key is not None:
+                check_own_effect_key(definition.effect_key)
             arguments = check_own_call(self._registry, claims, definition, request.arguments_json)
             return self._caller_runs.tool(definition), arguments
         arguments = self._registry.check_call(claims, request.tool, request.arguments_json)

@@ -8,11 +8,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.argument_mapping import problems_of_mapping
+from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass, ToolDefinition, encode
 from tenure.validators.common import MIN_OUTPUT_BYTES
@@ -97,6 +107,48 @@ class CompensationSettings(Section):
 TenantName = Annotated[str, Field(pattern=rf"^{TENANT_NAME.pattern}$")]
 
 
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _in_seconds(value: object) -> object:
+    """Returns a period such as 30d in seconds. Any other value is left to the validation."""
+    if isinstance(value, str) and value[:-1].isdecimal() and value[-1:] in _UNITS:
+        return int(value[:-1]) * _UNITS[value[-1]]
+    return value
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+class EffectKeySettings(Section):
+    """The effect key of a tool (docs/effects.md).
+
+    arguments: JSON pointers into the arguments, such as /order.
+    scope: task, tree, conversation, source or tenant.
+    period: only of the scope tenant: how long the effect is remembered, such as 30d, 12h, 5m or 90s.
+    on_repeat: return, ask or refuse.
+    """
+
+    arguments: tuple[str, ...]
+    scope: Annotated[EffectScope, BeforeValidator(_upper)]
+    period: Annotated[float, BeforeValidator(_in_seconds)] = 0.0
+    on_repeat: Annotated[OnRepeat, BeforeValidator(_upper)] = OnRepeat.RETURN
+
+    @model_validator(mode="after")
+    def _fits(self) -> EffectKeySettings:
+        self.key.check()
+        return self
+
+    @property
+    def key(self) -> EffectKey:
+        """The effect key that it describes."""
+        return EffectKey(self.arguments, self.scope, self.period, self.on_repeat)
+
+
+EffectKeys = dict[str, EffectKeySettings]
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The operator's rules for a source's tools, by the source's own names. `allow` None: all tools."""
@@ -106,6 +158,7 @@ class Rules:
     timeout_seconds: float | None = None
     output_limit_bytes: int | None = None
     compensations: Mapping[str, CompensationSettings] = field(default_factory=dict)
+    effect_keys: Mapping[str, EffectKeySettings] = field(default_factory=dict)
 
 
 def offered(
@@ -140,7 +193,7 @@ def offered(
         if count > 1 and name in taken
     ]
     problems = list(dict.fromkeys(problems))
-    named = (rules.allow or frozenset()) | rules.effects.keys() | rules.compensations.keys()
+    named = (rules.allow or frozenset()) | rules.effects.keys() | rules.compensations.keys() | rules.effect_keys.keys()
     missing = sorted(named - seen.keys())
     return taken, problems + [f"{name!r} is named in the config file, but there is no such tool" for name in missing]
 
@@ -171,6 +224,7 @@ def _ruled(source: str, definition: ToolDefinition, rules: Rules) -> ToolDefinit
     declared = rules.compensations.get(definition.name)
     timeout_seconds = rules.timeout_seconds or max(0.0, definition.timeout_seconds) or USUAL_TIMEOUT_SECONDS
     limit_bytes = rules.output_limit_bytes or definition.output_limit_bytes or USUAL_OUTPUT_BYTES
+    chosen = rules.effect_keys.get(definition.name)
     return replace(
         definition,
         name=f"{source}{SEPARATOR}{definition.name}",
@@ -178,4 +232,5 @@ def _ruled(source: str, definition: ToolDefinition, rules: Rules) -> ToolDefinit
         timeout_seconds=min(timeout_seconds, LONGEST_TIMEOUT_SECONDS),
         output_limit_bytes=min(max(limit_bytes, MIN_OUTPUT_BYTES), LARGEST_OUTPUT_BYTES),
         compensation=None if declared is None else declared.compensation,
+        effect_key=None if chosen is None else chosen.key,
     )

@@ -37,7 +37,7 @@ class OwnCaller(Protocol):
 class CallContext:
     """The context of a call, which the tool receives with it.
 
-    `idempotency_key`: `<task_id>/<call_id>`, the same for every attempt of the call.
+    `idempotency_key`: `<task_id>/<call_id>`, or that of the call's effect key; the same for every attempt of the call.
     `emit`: streams output while the tool runs. The answer must contain all of it again, because streamed output may be
     dropped.
     `token`: the fencing token as the caller presented it, a serialized FencingToken, for providers that verify it.
@@ -77,6 +77,7 @@ class ToolAnswer:
     """A tool's answer: `content` is for the model; `detail` is a code that refines the status.
 
     `output`: what the ledger lists as an output of the task, only from record_output. `images`: kept in the workspace.
+    `no_effect`: see `Outcome.no_effect`.
     """
 
     content: str
@@ -85,14 +86,15 @@ class ToolAnswer:
     truncated: bool = False
     output: TaskOutput | None = None
     images: tuple[Image, ...] = ()
+    no_effect: bool = False
 
 
 class ToolFailure(Exception):  # noqa: N818  an answer to the model, not an error of the service
-    """The tool cannot do what the call asks for. The message is for the model."""
+    """The tool cannot do what the call asks for. The message is for the model. `no_effect`: see `Outcome.no_effect`."""
 
-    def __init__(self, message: str, detail: str = "") -> None:
+    def __init__(self, message: str, detail: str = "", *, no_effect: bool = False) -> None:
         super().__init__(message)
-        self.message, self.detail = message, detail
+        self.message, self.detail, self.no_effect = message, detail, no_effect
 
 
 class ToolInDoubt(Exception):  # noqa: N818  an answer to the model, not an error of the service

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 from services.tools.builtin.files import file_tools
@@ -21,10 +22,12 @@ from services.tools.pins import ToolPins
 from services.tools.registry import ToolRegistry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.settings import ToolsSettings
-from services.tools.tool import GENERAL_LANE
+from services.tools.tool import GENERAL_LANE, Tool
 from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.requests import FileRequests
+from tenure.domain.effect_keys import EffectKey
 from tenure.runtime.process import Process
+from tenure.runtime.settings import ConfigurationError
 
 _PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model reads less, the workspace keeps all of it
 _RECORD_THREADS: Final = 8
@@ -53,19 +56,28 @@ async def open_toolbox(
         output_bytes=_PROGRAM_OUTPUT_BYTES,
     )
     record_threads = await process.open(threads("records", _RECORD_THREADS))
-    registry = ToolRegistry(
-        [
-            *python_tools(sandbox, workspaces, limits),
-            *file_tools(workspaces, settings.workspace_bounds),
-            *output_tools(workspaces),
-            *record_tools(settings.records_dir, record_threads),
-            *waiting_tools(),
-            *await edges.built_in(process),
-        ]
-    )
+    tools = [
+        *python_tools(sandbox, workspaces, limits),
+        *file_tools(workspaces, settings.workspace_bounds),
+        *output_tools(workspaces),
+        *record_tools(settings.records_dir, record_threads),
+        *waiting_tools(),
+        *await edges.built_in(process),
+    ]
+    registry = ToolRegistry(with_effect_keys(tools, edges.effect_keys))
     output_store = OutputStore(workspaces, settings.workspace_bounds)
     await edges.open(ToolHost(process, registry, output_store, runs, sandbox, workspaces, limits, pins))
     return registry
+
+
+def with_effect_keys(tools: Sequence[Tool], keys: Mapping[str, EffectKey]) -> list[Tool]:
+    """Returns the tools with the effect keys of the config file. Raises ConfigurationError for an unknown tool."""
+    if unknown := sorted(keys.keys() - {tool.name for tool in tools}):
+        raise ConfigurationError([f"built_in.{name}: there is no such built-in tool" for name in unknown])
+    return [
+        replace(tool, definition=replace(tool.definition, effect_key=keys[tool.name])) if tool.name in keys else tool
+        for tool in tools
+    ]
 
 
 def lanes_of(settings: ToolsSettings, edges: ToolEdges) -> dict[str, int]:

@@ -46,13 +46,17 @@ if TYPE_CHECKING:
     from tenure.control.failures import TryAgain
     from tenure.control.own_tools import EffectUnknown
     from tenure.control.work import Work
+    from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
     from tenure.domain.tools import EffectClass as Effect
 
 _PLACES: Final = {
     "Agent": ("tenure.agents.pydantic_ai.agent", "Agent"),
     "DurableFunction": ("tenure.agents.functions", "DurableFunction"),
     "Effect": ("tenure.domain.tools", "EffectClass"),
+    "EffectKey": ("tenure.domain.effect_keys", "EffectKey"),
+    "EffectScope": ("tenure.domain.effect_keys", "EffectScope"),
     "EffectUnknown": ("tenure.control.own_tools", "EffectUnknown"),
+    "OnRepeat": ("tenure.domain.effect_keys", "OnRepeat"),
     "TryAgain": ("tenure.control.failures", "TryAgain"),
     "Work": ("tenure.control.work", "Work"),
     "Worker": ("tenure.agents.worker", "Worker"),
@@ -67,7 +71,10 @@ __all__ = (
     "Agent",
     "DurableFunction",
     "Effect",
+    "EffectKey",
+    "EffectScope",
     "EffectUnknown",
+    "OnRepeat",
     "TryAgain",
     "Work",
     "Worker",

@@ -33,7 +33,7 @@ replay.py         tasks replay: a task again with another model, without effects
 waits.py          waits, resume; tasks signal
 answering.py      the text of a wait, the commands that answer it, the question in a terminal
 files.py          files: a task's workspace
-tools.py          tools: tool sources, tools, calls in doubt
+tools.py          tools: tool sources, tools, calls in doubt; effects.py has the calls that touched an effect
 receipts.py       receipts: verify; tools receipt, tools receipts
 workers.py        workers: sessions, claims, queues; tasks refusals
 leases.py         leases: named leases of other systems

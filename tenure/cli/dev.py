@@ -23,7 +23,6 @@ from tenure.cli.dev_screen import screen_of
 from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS, SETTING
-from tenure.runtime.running_stack import DEFAULT_DATA_DIR
 from tenure.runtime.task_group import TaskGroup
 from tenure.server_packages import server_packages
 

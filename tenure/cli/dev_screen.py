@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import Context
-from tenure.cli.main import DEFAULT_DATA_DIR
+from tenure.runtime.running_stack import DEFAULT_DATA_DIR
 
 if TYPE_CHECKING:
     from devstack import Stack

@@ -16,6 +16,7 @@ from rich.text import Text
 from tenure.cli.admin import reason_option
 from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context, with_client
+from tenure.cli.effects import effects
 from tenure.cli.formatting import (
     ago,
     arguments_text,
@@ -40,7 +41,7 @@ from tenure.domain.states import Reason
 from tenure.domain.tools import ToolSourceKind
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2, tool_pb2
-from tenure.wire.common import EFFECT_CLASSES, TOOL_SOURCES, seconds
+from tenure.wire.common import EFFECT_CLASSES, EFFECT_SCOPES, ON_REPEAT, TOOL_SOURCES, seconds
 from tenure.wire.tool import decision_to_wire
 
 if TYPE_CHECKING:
@@ -205,12 +206,23 @@ def _show_tool(context: Context, tool: tool_pb2.OfferedTool) -> None:
         "source": harmless(tool.source),
         "effect": _effect(tool),
         "timeout": seconds_text(seconds(definition.timeout)),
+        **_effect_key(definition),
         "output": f"the model gets at most {definition.output_limit_bytes:,} bytes",
     }
     context.console.print(make_grid((name, Text(value)) for name, value in rows.items()))
     for text in (definition.description, _pretty(definition.input_schema_json)):
         context.console.print()
         context.console.print(Text(harmless(text.strip())), soft_wrap=not context.console.is_terminal)
+
+
+def _effect_key(definition: tool_pb2.ToolDefinition) -> dict[str, str]:
+    if not definition.HasField("effect_key"):
+        return {}
+    key = definition.effect_key
+    scope = EFFECT_SCOPES.to_domain(key.scope).lower()
+    period = f" for {seconds_text(seconds(key.period))}" if key.HasField("period") else ""
+    repeat = ON_REPEAT.to_domain(key.on_repeat).lower()
+    return {"effect key": harmless(f"{', '.join(key.arguments)}; once in its {scope}{period}; on a repeat: {repeat}")}
 
 
 def _pretty(schema_json: str) -> str:
@@ -318,6 +330,7 @@ tools.add_command(sources)
 tools.add_command(accept)
 tools.add_command(receipt)
 tools.add_command(write_receipts)
+tools.add_command(effects)
 
 
 @tools.command("in-doubt", short_help="List the calls in doubt that a person has to resolve.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from itertools import islice
@@ -23,7 +23,7 @@ from tenure.runtime.rpc.client import open_channel
 from tenure.runtime.security.tls import ClientTls
 from tenure.runtime.settings import Address, Secret
 from tenure.v1 import admin_service_pb2 as admin
-from tenure.v1 import ledger_pb2, rule_pb2, task_pb2, workspace_pb2
+from tenure.v1 import ledger_pb2, rule_pb2, task_pb2, tool_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
@@ -340,6 +340,14 @@ class Client:
         """
         request = admin.ListInDoubtCallsRequest(task_id=task_id, all=include_all)
         return self.items(self.admin.ListInDoubtCalls, request, lambda page: page.calls)
+
+    def effects(self, tool: str = "", key: Mapping[str, str] | None = None) -> AsyncGenerator[tool_pb2.EffectCall]:
+        """Yields the calls with an effect key, the first accepted first: all that touched an order, say.
+
+        tool: only its calls. key: values of declared arguments, by the name of the argument or its JSON pointer.
+        """
+        request = admin.ListEffectsRequest(tool=tool, key=key)
+        return self.items(self.admin.ListEffects, request, lambda page: page.effects)
 
     async def claims(self, task_id: str = "") -> admin.ListClaimsResponse:
         """Returns all claims, or the claim of one task."""

@@ -21,15 +21,19 @@ from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCa
 from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext
 from tenure.control.work import Function, RecordedCall, Work
 from tenure.domain.budget import TokenUsage
+from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.tools import EffectClass
 
 __all__ = (
     "EffectClass",
+    "EffectKey",
+    "EffectScope",
     "EffectUnknown",
     "Function",
     "ModelCallAnswer",
     "ModelCallReport",
     "ModelCallRequest",
+    "OnRepeat",
     "OwnTool",
     "OwnToolContext",
     "RecordedCall",

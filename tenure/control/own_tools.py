@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from tenure.domain.effect_keys import EffectKey
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tool_arguments import well_formed
 from tenure.domain.tools import (
@@ -65,7 +66,9 @@ class OwnToolContext(Protocol):
 
     @property
     def idempotency_key(self) -> str:
-        """`<task_id>/<call_id>`, the same for every run of the call. Pass it on to what honours such keys."""
+        """`<task_id>/<call_id>`, or that of the call's effect key; the same for every run of the call. Pass it on to
+        what honours such keys.
+        """
 
     @property
     def epoch(self) -> int:
@@ -95,7 +98,8 @@ class OwnTool:
     raises is a FAILED outcome. It is cancelled at the timeout, and when the task leaves the worker. `input_schema`: a
     JSON Schema of an object. `effect`: what happens to a call whose worker is lost. `needs_approval`: each call waits
     for a person. `shown_schema`: what people see as the schema, if `run` checks the arguments itself and `input_schema`
-    says little. `model_limit_bytes`: the part of `ForModel` content that the model reads.
+    says little. `model_limit_bytes`: the part of `ForModel` content that the model reads. `effect_key`: which of the
+    arguments make two calls the same effect, which then happens once.
     Raises ValueError for a definition that the tool service would refuse.
     """
 
@@ -109,6 +113,7 @@ class OwnTool:
     model_limit_bytes: int = USUAL_OUTPUT_BYTES
     needs_approval: bool = False
     shown_schema: Mapping[str, Any] | None = None
+    effect_key: EffectKey | None = None
 
     def __post_init__(self) -> None:
         if OWN_TOOL_NAME.match(self.name) is None:
@@ -123,6 +128,8 @@ class OwnTool:
             raise ValueError(f"the timeout_seconds of {self.name} must be above 0 and at most {MAX_PHASE_SECONDS:g}")
         _check_limit(self.output_limit_bytes, f"the output_limit_bytes of {self.name}")
         _check_limit(self.model_limit_bytes, f"the model_limit_bytes of {self.name}")
+        if self.effect_key is not None:
+            self.effect_key.check()
 
     @property
     def shown(self) -> ToolDefinition:
@@ -142,4 +149,5 @@ class OwnTool:
             effect_class=EffectClass(self.effect),
             timeout_seconds=self.timeout_seconds,
             output_limit_bytes=self.output_limit_bytes,
+            effect_key=self.effect_key,
         )

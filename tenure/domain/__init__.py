@@ -37,6 +37,10 @@ waits
   sub_agents.py         spawns, shares, outcomes
   replay.py             what a record gives to a replay, and where the replay differs
   in_doubt.py           calls in doubt and their resolutions; model calls that were lost
+effects
+  effect_keys.py        effect keys: what makes two calls the same effect; canonical JSON
+  repeated_effects.py   what follows for a call whose effect key another call has had
+  json_pointers.py      places in JSON documents
 close-out
   close_out.py          endings, the outcomes of open calls, and tasks that kill their workers
   retry.py              backoff, and which failures are retried

@@ -15,6 +15,7 @@ from enum import StrEnum, unique
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.errors import PermissionDenied
 
 REVISION_BITS: Final = 40
@@ -89,7 +90,8 @@ class Claims:
     """The claims of a fencing token. `tools` None: all tools of the tenant. A token does not expire: fences decide.
 
     `agent`, `queue`: those of the task at its grant, which stops select.
-    `audiences`: the services that accept the token; None for an audience that only a newer release knows.
+    `audiences`: the services that accept the token; None for an audience that only a newer release knows. `scopes`: the
+    groups of the task; None: the token does not say.
     """
 
     resource: str
@@ -102,6 +104,7 @@ class Claims:
     installation: str = ""
     agent: str = ""
     queue: str = ""
+    scopes: TaskScopes | None = None
 
     @property
     def fence(self) -> Fence:

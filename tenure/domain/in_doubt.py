@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest, NotFound, WrongState
 from tenure.domain.fencing import Fence
+from tenure.domain.repeated_effects import NOT_RUN
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.tools import IN_DOUBT, CallState, Outcome, OutcomeStatus
 
@@ -161,7 +162,10 @@ def apply_resolution(
 
 def outcome_in_doubt(call_attempt: int, note: str = "", resolution: Resolution | None = None) -> Outcome:
     """Returns the outcome of a call in doubt. `note`: the tool's own text; `resolution`: one that was not applied."""
-    known = f"It is not known whether this call happened: {note} {_CARE}" if note else IN_DOUBT.content
+    if note.startswith(NOT_RUN):
+        known = note
+    else:
+        known = f"It is not known whether this call happened: {note} {_CARE}" if note else IN_DOUBT.content
     waits = resolution is not None and resolution.call_attempt == call_attempt
     return Outcome(OutcomeStatus.IN_DOUBT, known, detail=RUNNER_NOT_GONE if waits else "", call_attempt=call_attempt)
 

@@ -1,29 +1,41 @@
-"""JSON pointers (RFC 6901): a value inside a JSON document."""
+"""JSON pointers (RFC 6901): the name of a place in a JSON document, such as `/order/id`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
+MAX_POINTER_CHARACTERS: Final = 200
+_POINTER: Final = re.compile(r"(/([^~/]|~[01])*)*\Z")
+_INDEX: Final = re.compile(r"(0|[1-9][0-9]*)\Z", re.ASCII)
+
+
+def check_pointer(pointer: str) -> str:
+    """Returns the pointer. Raises ValueError for another text, or one that is too long."""
+    if _POINTER.match(pointer) is None:
+        raise ValueError(f"{pointer!r} is not a JSON pointer: write / before each name, such as /order/id")
+    if len(pointer) > MAX_POINTER_CHARACTERS:
+        raise ValueError(f"a JSON pointer may have {MAX_POINTER_CHARACTERS} characters")
+    return pointer
 
 
 def value_at(document: JsonValue, pointer: str) -> JsonValue:
-    """Returns the value at the pointer; "" is the whole document. Raises LookupError, which says what is missing."""
-    if pointer and not pointer.startswith("/"):
-        raise LookupError(f"{pointer!r} is no JSON pointer: it must be empty or begin with /")
+    """Returns the value at the place. Raises LookupError if the document has no such place."""
     value = document
-    for token in pointer.split("/")[1:]:
-        value = _member(value, token.replace("~1", "/").replace("~0", "~"), pointer)
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and _INDEX.match(name)
+            and len(name) < 10
+            and int(name) < len(value)
+        ):
+            value = value[int(name)]
+        else:
+            raise LookupError(pointer)
     return value
-
-
-def _member(value: JsonValue, name: str, pointer: str) -> JsonValue:
-    if isinstance(value, Mapping) and name in value:
-        return value[name]
-    if isinstance(value, Sequence) and not isinstance(value, str) and _is_index(name) and int(name) < len(value):
-        return value[int(name)]
-    raise LookupError(f"there is no value at {pointer}")
-
-
-def _is_index(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) < 10 and (name == "0" or name[0] != "0")

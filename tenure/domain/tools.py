@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final, NamedTuple
 
+from tenure.domain.effect_keys import EffectKey
 from tenure.domain.images import Image
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.texts import MAX_KEPT_BYTES
@@ -76,8 +77,9 @@ class Compensation:
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool that an agent may call. `input_schema_json`: a JSON Schema of an object. `compensation` None: its effects
-    cannot be undone.
+    """A tool that an agent may call. `input_schema_json`: a JSON Schema of an object. `effect_key`: what makes two of
+    its calls the same effect; None: each call is an effect of its own. `compensation` None: its effects cannot be
+    undone.
     """
 
     name: str
@@ -86,6 +88,7 @@ class ToolDefinition:
     effect_class: EffectClass
     timeout_seconds: float = 30.0
     output_limit_bytes: int = USUAL_OUTPUT_BYTES
+    effect_key: EffectKey | None = None
     compensation: Compensation | None = None
 
 
@@ -103,7 +106,8 @@ class Outcome:
     """The result of a call. The model reads `content` and then `note`, which the worker adds: that a person changed the
     arguments, for example. `output_path` is the workspace's file with the whole output.
 
-    `images`: those that the tool returned, which the model sees if it can; `content` names their files.
+    `images`: those that the tool returned, which the model sees if it can; `content` names their files. `no_effect`:
+    there is proof that this attempt had no effect, such as a connection that was never made.
     """
 
     status: OutcomeStatus
@@ -117,6 +121,7 @@ class Outcome:
     output: TaskOutput | None = None
     images: tuple[Image, ...] = ()
     note: str = ""
+    no_effect: bool = False
 
     @property
     def text(self) -> str:

@@ -433,3 +433,12 @@ InDoubtCallInfo: Final[Any] = _shape(
     within=("call",),
     rename={"in_doubt_at": "call.doubt_time"},
 )
+EffectCallInfo: Final[Any] = _shape(
+    "EffectCallInfo",
+    tool_pb2.EffectCall,
+    "A call with an effect key. `key`: the values of the declared arguments, by their JSON pointers. `fact`: what the "
+    'call says of the effect: RUNNING, HAPPENED, UNKNOWN or NONE. `state` "": the record was deleted with its task. '
+    "`idempotency_key`: of a call that ran. `has_key`: it decides about the next call.",
+    "tool key scope task_id call_id state status detail fact call_attempt epoch idempotency_key accepted_at started_at "
+    "finished_at has_key",
+)

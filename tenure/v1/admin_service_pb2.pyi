@@ -1990,3 +1990,85 @@ class ListStopsResponse(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "late_readers", b"late_readers", "stops", b"stops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListEffectsRequest(message.Message):
+    """The effects to list."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class KeyEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOOL_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    tool: builtins.str
+    """The tool; empty: all tools."""
+    page_size: builtins.int
+    """The maximum number; 0: 50, at most 500."""
+    page_token: builtins.str
+    """From the previous page; at most 512 characters."""
+    @builtins.property
+    def key(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """Only effects with these values of declared arguments, at most 4, by the name of an argument or its JSON pointer. A
+        value matches as a text and, if it is JSON, as JSON: 7 finds "7" and 7. Empty: all effects.
+        """
+
+    def __init__(
+        self,
+        *,
+        tool: builtins.str = ...,
+        key: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "page_size", b"page_size", "page_token", b"page_token", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListEffectsResponse(message.Message):
+    """A page of calls with an effect key."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EFFECTS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """For the next page; empty: no more."""
+    @builtins.property
+    def effects(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.EffectCall]:
+        """In the order of their acceptance."""
+
+    def __init__(
+        self,
+        *,
+        effects: abc.Iterable[tool_pb2.EffectCall] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["effects", b"effects", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

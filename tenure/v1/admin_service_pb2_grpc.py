@@ -148,6 +148,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsResponse.FromString,
                 _registered_method=True)
+        self.ListEffects = channel.unary_unary(
+                '/tenure.v1.AdminService/ListEffects',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -268,6 +273,11 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListStops(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEffects(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -394,6 +404,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListStops,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListStopsResponse.SerializeToString,
+            ),
+            'ListEffects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEffects,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -133,6 +133,10 @@ class AdminServiceStub:
     """Ends the stop with exactly these selectors. NOT_FOUND / NO_SUCH_STOP: none has them."""
     ListStops: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]
     """Lists the stops in force, the oldest first."""
+    ListEffects: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]
+    """Lists the calls of the caller's tasks with an effect key: all that touched an order, for example. The first accepted
+    call is first. An effect is listed for as long as Tenure remembers it. Paged.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -162,6 +166,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     BeginStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]  # type: ignore[assignment]
     EndStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]  # type: ignore[assignment]
     ListStops: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]  # type: ignore[assignment]
+    ListEffects: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]  # type: ignore[assignment]
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -355,6 +360,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListStopsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListStopsResponse, _abc.Awaitable[_admin_service_pb2.ListStopsResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListEffects(
+        self,
+        request: _admin_service_pb2.ListEffectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListEffectsResponse, _abc.Awaitable[_admin_service_pb2.ListEffectsResponse]]:
         ...
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1290,6 +1290,7 @@ class Offer(message.Message):
     PROGRESS_TIMEOUT_FIELD_NUMBER: builtins.int
     LEASE_TTL_FIELD_NUMBER: builtins.int
     AGENT_FIELD_NUMBER: builtins.int
+    SCOPES_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1330,6 +1331,10 @@ class Offer(message.Message):
     def lease_ttl(self) -> duration_pb2.Duration:
         """The task's own policy.lease_ttl; absent: the lifetime of the worker's session."""
 
+    @builtins.property
+    def scopes(self) -> token_pb2.TaskScopes:
+        """The groups of the task."""
+
     def __init__(
         self,
         *,
@@ -1348,10 +1353,11 @@ class Offer(message.Message):
         progress_timeout: duration_pb2.Duration | None = ...,
         lease_ttl: duration_pb2.Duration | None = ...,
         agent: builtins.str = ...,
+        scopes: token_pb2.TaskScopes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "scopes", b"scopes", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "scopes", b"scopes", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,6 +111,7 @@ class TokenClaims(message.Message):
     INSTALLATION_FIELD_NUMBER: builtins.int
     AGENT_FIELD_NUMBER: builtins.int
     QUEUE_FIELD_NUMBER: builtins.int
+    SCOPES_FIELD_NUMBER: builtins.int
     resource: builtins.str
     """The resource that is held: "tasks/<task_id>", or "leases/<name>" of LeaseService."""
     tenant: builtins.str
@@ -139,6 +140,10 @@ class TokenClaims(message.Message):
     def audiences(self) -> containers.RepeatedScalarFieldContainer[TokenAudience.ValueType]:
         """The services that accept it. Every service refuses a token without audiences."""
 
+    @builtins.property
+    def scopes(self) -> TaskScopes:
+        """The groups of the task, for effect keys; absent in tokens of older releases and of other resources."""
+
     def __init__(
         self,
         *,
@@ -153,10 +158,41 @@ class TokenClaims(message.Message):
         installation: builtins.str = ...,
         agent: builtins.str = ...,
         queue: builtins.str = ...,
+        scopes: TaskScopes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "scopes", b"scopes", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "queue", b"queue", "resource", b"resource", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "queue", b"queue", "resource", b"resource", "scopes", b"scopes", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TaskScopes(message.Message):
+    """The groups of tasks to which a task belongs, as the ledger knows them."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TREE_FIELD_NUMBER: builtins.int
+    CONVERSATION_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    tree: builtins.str
+    """The root of its tree; of a fork: of the tree of the task that was forked."""
+    conversation: builtins.str
+    """The id of its conversation; empty: none."""
+    source: builtins.str
+    """The run of its source, "<kind>/<source_id>/<source_run_id>": its own, its root's, or that of the task that was
+    forked; empty: none.
+    """
+    def __init__(
+        self,
+        *,
+        tree: builtins.str = ...,
+        conversation: builtins.str = ...,
+        source: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["conversation", b"conversation", "source", b"source", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

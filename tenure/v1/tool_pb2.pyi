@@ -207,6 +207,99 @@ OUTPUT_STATE_CHANGED: OutputState.ValueType  # 4
 OUTPUT_STATE_MISSING: OutputState.ValueType  # 5
 """At the close-out there was no such file that could be read. The digest and the size are those of the recorded file."""
 
+class _EffectScope:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EffectScopeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_EffectScope.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    EFFECT_SCOPE_UNSPECIFIED: _EffectScope.ValueType  # 0
+    """Taken as TASK."""
+    EFFECT_SCOPE_TASK: _EffectScope.ValueType  # 1
+    """The task."""
+    EFFECT_SCOPE_TREE: _EffectScope.ValueType  # 2
+    """The task, its sub-agents, their root, and the forks of these."""
+    EFFECT_SCOPE_CONVERSATION: _EffectScope.ValueType  # 3
+    """The tasks of one conversation; of a task without one: its tree."""
+    EFFECT_SCOPE_SOURCE: _EffectScope.ValueType  # 4
+    """The task of one run of a source, its sub-agents and its forks; of a task without one: its tree."""
+    EFFECT_SCOPE_TENANT: _EffectScope.ValueType  # 5
+    """All tasks of the tenant, for a period."""
+
+class EffectScope(_EffectScope, metaclass=_EffectScopeEnumTypeWrapper):
+    """The tasks among which an effect happens once."""
+
+EFFECT_SCOPE_UNSPECIFIED: EffectScope.ValueType  # 0
+"""Taken as TASK."""
+EFFECT_SCOPE_TASK: EffectScope.ValueType  # 1
+"""The task."""
+EFFECT_SCOPE_TREE: EffectScope.ValueType  # 2
+"""The task, its sub-agents, their root, and the forks of these."""
+EFFECT_SCOPE_CONVERSATION: EffectScope.ValueType  # 3
+"""The tasks of one conversation; of a task without one: its tree."""
+EFFECT_SCOPE_SOURCE: EffectScope.ValueType  # 4
+"""The task of one run of a source, its sub-agents and its forks; of a task without one: its tree."""
+EFFECT_SCOPE_TENANT: EffectScope.ValueType  # 5
+"""All tasks of the tenant, for a period."""
+
+class _OnRepeat:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnRepeatEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_OnRepeat.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    ON_REPEAT_UNSPECIFIED: _OnRepeat.ValueType  # 0
+    """Taken as RETURN."""
+    ON_REPEAT_RETURN: _OnRepeat.ValueType  # 1
+    """The recorded outcome is the outcome of the call, with the detail ALREADY_HAPPENED."""
+    ON_REPEAT_ASK: _OnRepeat.ValueType  # 2
+    """The call is in doubt, and a person decides whether the effect happens again."""
+    ON_REPEAT_REFUSE: _OnRepeat.ValueType  # 3
+    """The call fails, with the detail ALREADY_HAPPENED."""
+
+class OnRepeat(_OnRepeat, metaclass=_OnRepeatEnumTypeWrapper):
+    """What follows when the effect of a call has happened already."""
+
+ON_REPEAT_UNSPECIFIED: OnRepeat.ValueType  # 0
+"""Taken as RETURN."""
+ON_REPEAT_RETURN: OnRepeat.ValueType  # 1
+"""The recorded outcome is the outcome of the call, with the detail ALREADY_HAPPENED."""
+ON_REPEAT_ASK: OnRepeat.ValueType  # 2
+"""The call is in doubt, and a person decides whether the effect happens again."""
+ON_REPEAT_REFUSE: OnRepeat.ValueType  # 3
+"""The call fails, with the detail ALREADY_HAPPENED."""
+
+class _EffectFact:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EffectFactEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_EffectFact.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    EFFECT_FACT_UNSPECIFIED: _EffectFact.ValueType  # 0
+    """Never sent."""
+    EFFECT_FACT_RUNNING: _EffectFact.ValueType  # 1
+    """The call makes it now, or is about to."""
+    EFFECT_FACT_HAPPENED: _EffectFact.ValueType  # 2
+    """The call made it."""
+    EFFECT_FACT_UNKNOWN: _EffectFact.ValueType  # 3
+    """It may have happened, or may still happen."""
+    EFFECT_FACT_NONE: _EffectFact.ValueType  # 4
+    """The call did not make it."""
+
+class EffectFact(_EffectFact, metaclass=_EffectFactEnumTypeWrapper):
+    """What is known of an effect."""
+
+EFFECT_FACT_UNSPECIFIED: EffectFact.ValueType  # 0
+"""Never sent."""
+EFFECT_FACT_RUNNING: EffectFact.ValueType  # 1
+"""The call makes it now, or is about to."""
+EFFECT_FACT_HAPPENED: EffectFact.ValueType  # 2
+"""The call made it."""
+EFFECT_FACT_UNKNOWN: EffectFact.ValueType  # 3
+"""It may have happened, or may still happen."""
+EFFECT_FACT_NONE: EffectFact.ValueType  # 4
+"""The call did not make it."""
+
 @typing.final
 class ToolSource(message.Message):
     """A source of tools, as one replica of the tool service sees it."""
@@ -349,6 +442,7 @@ class ToolDefinition(message.Message):
     TIMEOUT_FIELD_NUMBER: builtins.int
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     EFFECT_CLASS_FIELD_NUMBER: builtins.int
+    EFFECT_KEY_FIELD_NUMBER: builtins.int
     COMPENSATION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """1 to 64 of [a-zA-Z0-9_-]."""
@@ -367,6 +461,10 @@ class ToolDefinition(message.Message):
         """The timeout of one call."""
 
     @builtins.property
+    def effect_key(self) -> EffectKey:
+        """What makes two of its calls the same effect; absent: each call is an effect of its own."""
+
+    @builtins.property
     def compensation(self) -> Compensation:
         """How to undo the effect of a call; absent: it cannot be undone. From the tool service's config file: what a source
         declares itself is ignored.
@@ -381,11 +479,12 @@ class ToolDefinition(message.Message):
         timeout: duration_pb2.Duration | None = ...,
         output_limit_bytes: builtins.int = ...,
         effect_class: EffectClass.ValueType = ...,
+        effect_key: EffectKey | None = ...,
         compensation: Compensation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "effect_key", b"effect_key", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "description", b"description", "effect_class", b"effect_class", "input_schema_json", b"input_schema_json", "name", b"name", "output_limit_bytes", b"output_limit_bytes", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "description", b"description", "effect_class", b"effect_class", "effect_key", b"effect_key", "input_schema_json", b"input_schema_json", "name", b"name", "output_limit_bytes", b"output_limit_bytes", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,6 +557,7 @@ class Outcome(message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     IMAGES_FIELD_NUMBER: builtins.int
     NOTE_FIELD_NUMBER: builtins.int
+    NO_EFFECT_FIELD_NUMBER: builtins.int
     status: OutcomeStatus.ValueType
     """The status."""
     content: builtins.str
@@ -474,6 +574,8 @@ class Outcome(message.Message):
     """The path of the whole output in the task's workspace; empty: only `content` exists."""
     note: builtins.str
     """What the model reads after `content`; the worker adds it. A person changed the arguments, for example."""
+    no_effect: builtins.bool
+    """There is proof that this attempt had no effect: nothing was sent, or the other side refused it."""
     @builtins.property
     def duration(self) -> duration_pb2.Duration:
         """From start to end."""
@@ -504,10 +606,11 @@ class Outcome(message.Message):
         output: TaskOutput | None = ...,
         images: abc.Iterable[workspace_pb2.Image] | None = ...,
         note: builtins.str = ...,
+        no_effect: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "output", b"output", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "images", b"images", "note", b"note", "output", b"output", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "images", b"images", "no_effect", b"no_effect", "note", b"note", "output", b"output", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -905,10 +1008,10 @@ class CallTrail(message.Message):
     OUTCOME_HASH_FIELD_NUMBER: builtins.int
     ACCEPT_TIME_FIELD_NUMBER: builtins.int
     FINISH_TIME_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     RECEIPT_NUMBER_FIELD_NUMBER: builtins.int
     RECEIPT_LINK_FIELD_NUMBER: builtins.int
     OUTCOME_MESSAGE_HASH_FIELD_NUMBER: builtins.int
-    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     claim_id: builtins.str
     """The claim that last authorised it."""
     runner_id: builtins.str
@@ -919,14 +1022,16 @@ class CallTrail(message.Message):
     """SHA-256 of the outcome's status (SUCCEEDED, ...), a NUL, its detail, a NUL, its content; empty before it is
     FINISHED.
     """
+    idempotency_key: builtins.str
+    """The idempotency key that the other side got; empty: <task_id>/<call_id>. Two calls of one effect with an effect key
+    have the same digits before the first -, then the number of the period, and how often the effect key was free again.
+    """
     receipt_number: builtins.int
     """Its place in the chain of its task's receipts, from 1; 0: it has no receipt."""
     receipt_link: builtins.bytes
     """The link of its receipt, see docs/receipts.md; empty: it has no receipt."""
     outcome_message_hash: builtins.bytes
     """SHA-256 of the outcome as the record stores it, a serialized Outcome; empty: it has no receipt."""
-    idempotency_key: builtins.str
-    """The idempotency key of the effect."""
     @builtins.property
     def record(self) -> CallRecord:
         """The record. The outcome has no content: the ledger has the content, and `outcome_hash` compares them."""
@@ -949,10 +1054,10 @@ class CallTrail(message.Message):
         outcome_hash: builtins.bytes = ...,
         accept_time: timestamp_pb2.Timestamp | None = ...,
         finish_time: timestamp_pb2.Timestamp | None = ...,
+        idempotency_key: builtins.str = ...,
         receipt_number: builtins.int = ...,
         receipt_link: builtins.bytes = ...,
         outcome_message_hash: builtins.bytes = ...,
-        idempotency_key: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
@@ -999,5 +1104,127 @@ class ToolFence(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "claim_id", b"claim_id", "closed", b"closed", "epoch", b"epoch", "receipt_head", b"receipt_head", "receipts", b"receipts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EffectKey(message.Message):
+    """What makes two calls of a tool the same effect: the tenant, the tool, the scope and the values of these arguments."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ARGUMENTS_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    PERIOD_FIELD_NUMBER: builtins.int
+    ON_REPEAT_FIELD_NUMBER: builtins.int
+    scope: EffectScope.ValueType
+    """The tasks among which the effect happens once."""
+    on_repeat: OnRepeat.ValueType
+    """What follows when the effect has happened already."""
+    @builtins.property
+    def arguments(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """JSON pointers into the arguments, such as /order; 1 to 16, each of at most 200 characters."""
+
+    @builtins.property
+    def period(self) -> duration_pb2.Duration:
+        """How long the effect is remembered: for the scope TENANT, and absent otherwise. 1 s to 10 years."""
+
+    def __init__(
+        self,
+        *,
+        arguments: abc.Iterable[builtins.str] | None = ...,
+        scope: EffectScope.ValueType = ...,
+        period: duration_pb2.Duration | None = ...,
+        on_repeat: OnRepeat.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["period", b"period"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments", b"arguments", "on_repeat", b"on_repeat", "period", b"period", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EffectCall(message.Message):
+    """A call with an effect key."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOOL_FIELD_NUMBER: builtins.int
+    KEY_JSON_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    TASK_ID_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    FACT_FIELD_NUMBER: builtins.int
+    CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    ACCEPT_TIME_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    FINISH_TIME_FIELD_NUMBER: builtins.int
+    HAS_KEY_FIELD_NUMBER: builtins.int
+    tool: builtins.str
+    """The tool."""
+    key_json: builtins.str
+    """The values of the declared arguments: a JSON object whose names are JSON pointers."""
+    scope: EffectScope.ValueType
+    """The tasks among which the effect happens once."""
+    task_id: builtins.str
+    """The task of the call."""
+    call_id: builtins.str
+    """The call."""
+    state: CallState.ValueType
+    """Its state. UNSPECIFIED: its record was deleted with its task."""
+    status: OutcomeStatus.ValueType
+    """The status of its outcome; UNSPECIFIED before."""
+    detail: builtins.str
+    """The detail of its outcome. ALREADY_HAPPENED: the call did nothing, because the effect had happened."""
+    fact: EffectFact.ValueType
+    """What the call says of the effect."""
+    call_attempt: builtins.int
+    """The number of times that it was given to a runner; from 1."""
+    epoch: builtins.int
+    """The epoch that last authorised it."""
+    idempotency_key: builtins.str
+    """The key that the other side got with the call; empty: the call was not run."""
+    has_key: builtins.bool
+    """The call has the key: the next call with it is decided by what is known of this one."""
+    @builtins.property
+    def accept_time(self) -> timestamp_pb2.Timestamp:
+        """When it was first accepted."""
+
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp:
+        """When its effect may have begun; absent: never."""
+
+    @builtins.property
+    def finish_time(self) -> timestamp_pb2.Timestamp:
+        """When it ended; absent before."""
+
+    def __init__(
+        self,
+        *,
+        tool: builtins.str = ...,
+        key_json: builtins.str = ...,
+        scope: EffectScope.ValueType = ...,
+        task_id: builtins.str = ...,
+        call_id: builtins.str = ...,
+        state: CallState.ValueType = ...,
+        status: OutcomeStatus.ValueType = ...,
+        detail: builtins.str = ...,
+        fact: EffectFact.ValueType = ...,
+        call_attempt: builtins.int = ...,
+        epoch: builtins.int = ...,
+        idempotency_key: builtins.str = ...,
+        accept_time: timestamp_pb2.Timestamp | None = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
+        finish_time: timestamp_pb2.Timestamp | None = ...,
+        has_key: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "call_attempt", b"call_attempt", "call_id", b"call_id", "detail", b"detail", "epoch", b"epoch", "fact", b"fact", "finish_time", b"finish_time", "has_key", b"has_key", "idempotency_key", b"idempotency_key", "key_json", b"key_json", "scope", b"scope", "start_time", b"start_time", "state", b"state", "status", b"status", "task_id", b"task_id", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

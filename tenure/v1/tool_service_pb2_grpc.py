@@ -135,6 +135,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsInFlightRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsInFlightResponse.FromString,
                 _registered_method=True)
+        self.ListEffects = channel.unary_unary(
+                '/tenure.v1.ToolService/ListEffects',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer:
@@ -240,6 +245,11 @@ class ToolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListCallsInFlight(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEffects(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -351,6 +361,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.ListCallsInFlight,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsInFlightRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListCallsInFlightResponse.SerializeToString,
+            ),
+            'ListEffects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEffects,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -124,6 +124,8 @@ class ToolServiceStub:
     """
     ListCallsInFlight: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsInFlightRequest, _tool_service_pb2.ListCallsInFlightResponse]
     """Lists the calls of tasks that were in flight at the time of a stop."""
+    ListEffects: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]
+    """Lists calls with an effect key, see AdminService.ListEffects."""
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -150,6 +152,7 @@ class ToolServiceAsyncStub(ToolServiceStub):
     ReadContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]  # type: ignore[assignment]
     SetStops: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.SetStopsRequest, _tool_service_pb2.SetStopsResponse]  # type: ignore[assignment]
     ListCallsInFlight: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsInFlightRequest, _tool_service_pb2.ListCallsInFlightResponse]  # type: ignore[assignment]
+    ListEffects: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]  # type: ignore[assignment]
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -319,6 +322,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ListCallsInFlightRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListCallsInFlightResponse, _abc.Awaitable[_tool_service_pb2.ListCallsInFlightResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListEffects(
+        self,
+        request: _admin_service_pb2.ListEffectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListEffectsResponse, _abc.Awaitable[_admin_service_pb2.ListEffectsResponse]]:
         ...
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

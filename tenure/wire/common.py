@@ -15,9 +15,11 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tenure.domain.effect_keys import EffectScope, OnRepeat
 from tenure.domain.errors import TenureError
 from tenure.domain.model_parameters import Effort
 from tenure.domain.outputs import OutputState
+from tenure.domain.repeated_effects import EffectFact
 from tenure.domain.retry import Jitter
 from tenure.domain.states import TaskState
 from tenure.domain.task import (
@@ -129,6 +131,9 @@ ON_FAILURE = EnumMap(FailurePolicy, dict(task_pb2.FailurePolicy.items()), "FAILU
 MONEY_CAPS = EnumMap(MoneyCap, dict(task_pb2.MoneyCap.items()), "MONEY_CAP", None)
 OUTPUT_STATES = EnumMap(OutputState, dict(tool_pb2.OutputState.items()), "OUTPUT_STATE", OutputState.STATED)
 EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)
+EFFECT_SCOPES = EnumMap(EffectScope, dict(tool_pb2.EffectScope.items()), "EFFECT_SCOPE", EffectScope.TASK)
+EFFECT_FACTS = EnumMap(EffectFact, dict(tool_pb2.EffectFact.items()), "EFFECT_FACT", None)
+ON_REPEAT = EnumMap(OnRepeat, dict(tool_pb2.OnRepeat.items()), "ON_REPEAT", OnRepeat.RETURN)
 TOOL_SOURCES = EnumMap(ToolSourceKind, dict(tool_pb2.ToolSourceKind.items()), "TOOL_SOURCE_KIND", None)
 OUTCOME_STATUSES = EnumMap(OutcomeStatus, dict(tool_pb2.OutcomeStatus.items()), "OUTCOME_STATUS", OutcomeStatus.FAILED)
 WAIT_KINDS = EnumMap(WaitKind, dict(task_pb2.WaitKind.items()), "WAIT_KIND", None)

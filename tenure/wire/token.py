@@ -8,6 +8,7 @@ from datetime import datetime
 from google.protobuf.message import DecodeError
 
 from tenure.domain.access import DEFAULT_INSTALLATION, check_holder
+from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.errors import PermissionDenied, Unauthenticated
 from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.security.access_control import current_principal
@@ -18,6 +19,7 @@ from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap, timestamp
 
 AUDIENCES = EnumMap(Audience, dict(token_pb2.TokenAudience.items()), "TOKEN_AUDIENCE", None)
+scopes_to_wire, scopes_to_domain = pair(TaskScopes, token_pb2.TaskScopes)
 _claims_to_wire, _claims_to_domain = pair(
     Claims, token_pb2.TokenClaims, convert={"audiences": (AUDIENCES.to_wire, AUDIENCES.find)}, skip="issue_time"
 )
@@ -44,7 +46,7 @@ def sign_task_claims(signer: Signer, claims: Claims, issued_at: datetime) -> tok
 
 
 def _for_providers(claims: Claims) -> Claims:
-    return replace(claims, audiences=(Audience.PROVIDER,), tools=None, agent="", queue="")
+    return replace(claims, audiences=(Audience.PROVIDER,), tools=None, agent="", queue="", scopes=None)
 
 
 def read_claims(token: token_pb2.FencingToken) -> Claims:

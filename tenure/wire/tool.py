@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tenure.domain.effect_keys import EffectKey
 from tenure.domain.errors import Unavailable
 from tenure.domain.images import Image, SubmittedFile
 from tenure.domain.in_doubt import Abandon, CallInDoubt, Decision, DidNotHappen, Happened, Resolution, ResolveCall
@@ -15,6 +16,7 @@ from tenure.v1 import ledger_pb2, tool_pb2, workspace_pb2
 from tenure.wire.codec import pair, union
 from tenure.wire.common import CALL_STATES
 
+pair(EffectKey, tool_pb2.EffectKey)
 compensation_to_wire, compensation_to_domain = pair(Compensation, tool_pb2.Compensation)
 tool_to_wire, tool_to_domain = pair(ToolDefinition, tool_pb2.ToolDefinition)
 kept_to_wire, kept_to_domain = pair(KeptContent, workspace_pb2.KeptContent)

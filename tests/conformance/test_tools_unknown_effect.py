@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,16 @@ from typing import Any
 import pytest
 
 from services.tools.calls import running, start_and_finish
-from services.tools.calls.executing import ExecuteJob, Executor, RemoteCallFollower
+from services.tools.calls.executing import ExecuteJob, Executor
 from services.tools.calls.records import CallKey, CallRequest
-from services.tools.calls.running import CallWriters, Runner, RunnerLimits
-from services.tools.calls.runs import RunningCalls
-from services.tools.calls.start_and_finish import finish_batcher, start_batcher
-from services.tools.calls.stops import StopView
 from services.tools.output import OutputStore
-from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
-from services.tools.runners.proof import FormerLives
-from services.tools.statements import SCHEMA
-from services.tools.tool import GENERAL_LANE, Tool, ToolAnswer, ToolInDoubt, ToolWork, define
-from services.tools.workspace.bounds import Bounds
-from services.tools.workspace.directories import Workspaces
+from services.tools.tool import Tool, ToolAnswer, ToolInDoubt, ToolWork, define
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.observability import metrics
-from tenure.runtime.process import Duties
-from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import open_pool
+from tests.support.executors import executor_over, last_outcome
 
 LOST = "The bank was asked\0, and the connection broke."
 
@@ -58,32 +46,8 @@ def bank() -> Bank:
 
 @pytest.fixture
 async def executor(tools_dsn: str, tmp_path: Path) -> AsyncIterator[Executor]:
-    """The service's own parts in this process."""
-    async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(tools_dsn, service="tools", schema=SCHEMA))
-        living, accepting, starting, finishing = [
-            await stack.enter_async_context(DedicatedConnection(tools_dsn, service="tools", schema=SCHEMA))
-            for _ in range(4)
-        ]
-        runs, stops = RunningCalls(), StopView()
-        life = Liveness(
-            living, RunnerName("here"), LivenessTimes(ttl_seconds=600), FormerLives(runs.unfinished), no_lapse
-        )
-        liveness = await stack.enter_async_context(life)
-        starts, finishes = start_batcher(starting, liveness, stops), finish_batcher(finishing)
-        keeper = OutputStore(Workspaces(tmp_path), Bounds(10**6, 100))
-        limits = RunnerLimits({GENERAL_LANE: 4})
-        runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), keeper, limits)
-        made = Executor(accepting, liveness, runner, RemoteCallFollower(pool), stops)
-        duties = await stack.enter_async_context(Duties())
-        for name, batcher in (("accepts", made.accepts), ("starts", starts), ("finishes", finishes)):
-            duties.start(name, batcher.run)
-        await stack.enter_async_context(runner)
+    async with executor_over(tools_dsn, tmp_path) as made:
         yield made
-
-
-async def no_lapse() -> None:
-    """The life of a test is long enough."""
 
 
 def request(bank: Bank, effect_class: EffectClass = EffectClass.UNSAFE) -> ExecuteJob:
@@ -95,9 +59,7 @@ def request(bank: Bank, effect_class: EffectClass = EffectClass.UNSAFE) -> Execu
 
 async def outcome_of(executor: Executor, asking: ExecuteJob, word: Resolution | None = None) -> Outcome:
     asking = ExecuteJob(replace(asking.request, resolution=word), asking.work)
-    *_, last = [event async for event in executor.execute(asking)]
-    assert isinstance(last, Outcome)
-    return last
+    return await last_outcome(executor, asking)
 
 
 async def test_an_unsafe_call_of_unknown_effect_is_in_doubt(

@@ -293,6 +293,7 @@ async def test_operations(http: httpx2.AsyncClient) -> None:
         "/v1/queues": "queues",
         "/v1/leases": "leases",
         "/v1/calls-in-doubt": "calls",
+        "/v1/effects?tool=append_record&key=file:a": "effects",
         "/v1/tools": "tools",
         "/v1/tenants": "tenants",
         "/v1/webhooks": "webhooks",

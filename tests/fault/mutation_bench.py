@@ -78,13 +78,16 @@ class Arena:
         self.task_ids.append((await self.ledger.create()).task_id)
         return self.task_ids[-1]
 
-    async def owner_with_a_call(self, delay_ms: int = 0, tool: str = TOOL) -> Owner:
-        """A task's first owner, whose model asked for one tool: the intent is committed, the tool not called."""
+    async def owner_with_a_call(self, delay_ms: int = 0, tool: str = TOOL, calls: int = 1) -> Owner:
+        """A task's first owner, whose model asked for one tool: the intent is committed, the tool not called.
+
+        `calls`: how often it asked for the same.
+        """
         owner = await self.ledger.claim(await self.task())
         arguments = {"file": owner.task.task_id, "line": "x", "delay_ms": delay_ms}
         self.arguments_json = json.dumps(arguments)
         await owner.commit(reserve=reserve())
-        await owner.commit(*_asked_for(arguments, tool))
+        await owner.commit(*_asked_for(arguments, tool, calls))
         return owner
 
     async def execute(
@@ -101,7 +104,9 @@ class Arena:
         answers = [answer async for answer in (tools or self.tools).Execute(request, timeout=CALL_SECONDS)]
         return outcome_to_domain(answers[-1].outcome)
 
-    async def run_own(self, owner: Owner, *, ends: bool) -> Outcome | None:
+    async def run_own(
+        self, owner: Owner, *, ends: bool, call_id: str = CALL, effect_key: tool_pb2.EffectKey | None = None
+    ) -> Outcome | None:
         """The call, as a worker's own tool: its effect is a line in the records when the order comes. `ends`: the
         worker lives to send the outcome. None: it did not.
         """
@@ -111,10 +116,11 @@ class Arena:
             effect_class=tool_pb2.EFFECT_CLASS_UNSAFE,
             timeout=duration(60),
             output_limit_bytes=1024,
+            effect_key=effect_key,
         )
         request = tool_service_pb2.ExecuteRequest(
             token=owner.token,
-            call_id=CALL,
+            call_id=call_id,
             tool=OWN_TOOL,
             arguments_json=self.arguments_json,
             own_tool=definition,
@@ -129,7 +135,7 @@ class Arena:
                     if event.HasField("outcome"):
                         return outcome_to_domain(event.outcome)
                     if event.HasField("run_here"):
-                        self._have_effect(owner, event.run_here.idempotency_key)
+                        self._have_effect(owner, f"{owner.task.task_id}/{call_id}")
                         if not ends:
                             return None
                         outcome = tool_service_pb2.OwnOutcome(
@@ -288,14 +294,19 @@ class MutationBench:
         }
 
 
-def _asked_for(arguments: dict[str, Any], tool: str) -> list[ledger_pb2.NewEntry]:
-    """A model's answer with one call, and its intent."""
-    use = {"type": "tool_use", "id": "toolu_1", "name": tool, "input": arguments}
+def _asked_for(arguments: dict[str, Any], tool: str, calls: int) -> list[ledger_pb2.NewEntry]:
+    """A model's answer with calls of one tool, and their intents."""
+    uses = [{"type": "tool_use", "id": f"toolu_{one}", "name": tool, "input": arguments} for one in range(calls)]
     message = ledger_pb2.AssistantMessage(
         attempt_number=1,
-        content_json=json.dumps([use]),
+        content_json=json.dumps(uses),
         stop_reason="tool_use",
         usage=task_pb2.TokenUsage(output_tokens=10),
     )
-    intent = ledger_pb2.ToolIntent(call_id=CALL, tool_use_id="toolu_1", tool=tool, arguments_json=json.dumps(arguments))
-    return [entry(1, assistant_message=message), entry(1, tool_intent=intent)]
+    intents = [
+        ledger_pb2.ToolIntent(
+            call_id=f"1.{one}", tool_use_id=f"toolu_{one}", tool=tool, arguments_json=json.dumps(arguments)
+        )
+        for one in range(calls)
+    ]
+    return [entry(1, assistant_message=message), *(entry(1, tool_intent=intent) for intent in intents)]

@@ -216,6 +216,14 @@ async def a_lost_workers_own_call_is_executed_again(arena: Arena) -> None:
     await arena.end(owner, outcome)
 
 
+async def an_effect_is_planned_twice(arena: Arena) -> None:
+    """The model asks twice for the letter of one file, under two call ids."""
+    owner = await arena.owner_with_a_call(tool=OWN_TOOL, calls=2)
+    key = tool_pb2.EffectKey(arguments=["/file"])
+    for call_id in ("1.0", "1.1"):
+        assert await arena.run_own(owner, ends=True, call_id=call_id, effect_key=key) is not None
+
+
 async def a_family(arena: Arena, max_tokens: int) -> tuple[Owner, Owner]:
     """A root and its child, each under an owner: both draw on one budget, the child under a smaller cap of its own."""
     tasks = [
@@ -298,6 +306,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "call_joined": a_running_call_is_asked_for_again,
     "own_call_of_lost_worker": a_lost_workers_own_call_is_executed_again,
     "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
+    "effect_key": an_effect_is_planned_twice,
 }
 HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}
 FAILPOINTS = {"call_started": HELD, "call_off": HELD, **resolution_scenarios.FAILPOINTS}

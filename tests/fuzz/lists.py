@@ -41,6 +41,7 @@ ROWS: Final = 3
 
 _VARIANTS: Final[dict[type[Message], tuple[dict[str, Any], ...]]] = {
     admin.ListInDoubtCallsRequest: ({"all": True},),
+    admin.ListEffectsRequest: ({"tool": "append_record", "key": {"line": "x"}},),
     admin.ListAgingTasksRequest: ({"view": task_pb2.AGING_VIEW_HELD},),
     ledger.ListAgingRequest: ({"view": task_pb2.AGING_VIEW_HELD},),
     tasks.ListTasksRequest: ({"order": task_pb2.TASK_ORDER_WAIT_DEADLINE},),

@@ -34,6 +34,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 WHY: Final = "a test"
 LISTS: Final = {
     "AdminService/ListAgingTasks",
+    "AdminService/ListEffects",
     "AgentService/ListAgents",
     "ApiKeyService/ListApiKeys",
     "ApprovalService/ListApproverGroups",

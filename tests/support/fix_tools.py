@@ -26,6 +26,7 @@ import pytest
 from devstack.child_process import freeze
 from services.tools.statements import MIGRATIONS
 from tenure.domain.access import DEFAULT_INSTALLATION
+from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.tools import Outcome
 from tenure.runtime.request_context import as_tenant
@@ -74,12 +75,13 @@ class Grants:
         claim_id: str = "",
         tools: tuple[str, ...] | None = None,
         tenant: str = "",
+        tree: str = "",
     ) -> Owner:
-        """A new task's claim, or the next one of a task."""
+        """A new task's claim, or the next one of a task. `tree`: of a sub-agent or a fork, the id of its root."""
         task_id = task_id or str(uuid.uuid4())
         claims = Claims(
             TASK_PREFIX + task_id, tenant or self.tenant, epoch, claim_id or str(uuid.uuid4()), "worker-1", tools,
-            installation=DEFAULT_INSTALLATION,
+            installation=DEFAULT_INSTALLATION, scopes=TaskScopes(tree or task_id),
         )  # fmt: skip
         return Owner(task_id, epoch, sign_task_claims(self.signer, claims, datetime.now(UTC)))
 

@@ -16,7 +16,7 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
-from tenure.agents import Agent, Effect, current_work, durable, function, tool_call
+from tenure.agents import Agent, Effect, EffectKey, EffectScope, current_work, durable, function, tool_call
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, failure_of
 from tenure.domain.budget import TokenUsage
@@ -48,6 +48,22 @@ async def test_a_later_execution_calls_no_model_and_no_tool() -> None:
     assert work.kinds == ["support: model", "tool refund", "support: model", "tool look_up", "support: model"]
     assert [(tool.name, tool.effect) for tool in work.tools] == [("refund", Effect.KEYED), ("look_up", Effect.PURE)]
     assert script.seen[1:] == [["7: 5"], [{"order": "7"}]]
+
+
+async def test_a_tool_of_an_agent_has_its_effect_key() -> None:
+    key = EffectKey(("/order",), EffectScope.TREE)
+    script = Script(call("refund", order="7"), text_response("Refunded."))
+    agent = Agent("support", model=FunctionModel(script))
+
+    @agent.tool_plain(effect=Effect.KEYED, effect_key=key)
+    def refund(order: str) -> str:
+        return order
+
+    work = JournalWork("Refund order 7")
+    await agent.durable_function.run(work.begin(), None)
+    assert [tool.definition.effect_key for tool in work.tools] == [key]
+    with pytest.raises(ValueError, match="no calls of its own"):
+        agent.tool_plain(effect=None, effect_key=key)(refund)
 
 
 async def test_the_model_gets_the_output_that_the_budget_granted() -> None:

@@ -5,10 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from services.tools.calls.following import Accepted, CallFollower, EventQueue, RunningElsewhere, RunningHere
+from services.tools.calls.following import (
+    ENDED,
+    Accepted,
+    CallFollower,
+    EnqueueAccept,
+    EventQueue,
+    OtherCallRuns,
+    RunningElsewhere,
+    RunningHere,
+)
+from services.tools.calls.records import CallKey
 from services.tools.calls.runs import Event, Output, RunningCall, RunningCalls, Started, StopReason, Superseded
 from tenure.domain.errors import LimitReached, Unavailable
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -17,6 +28,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.test_tools_effects import call_request
 
 DONE = Outcome(OutcomeStatus.SUCCEEDED, "done")
+HERE, THERE = CallKey(UUID(int=1), "1.0"), CallKey(UUID(int=2), "3.0")
 
 
 class Reader:
@@ -37,19 +49,23 @@ class Accepts:
 
     def __init__(self) -> None:
         self.answers: list[Answer[Accepted]] = []
+        self.patient: list[bool] = []
+        self.waited_for: list[tuple[CallKey, int]] = []
         self.elsewhere: list[asyncio.Future[None]] = []
 
-    def enqueue(self, answer: Answer[Accepted]) -> None:
+    def enqueue(self, answer: Answer[Accepted], is_patient: bool) -> None:
         self.answers.append(answer)
+        self.patient.append(is_patient)
 
-    async def wait(self, _call_attempt: int) -> None:
+    async def wait(self, key: CallKey, call_attempt: int) -> None:
+        self.waited_for.append((key, call_attempt))
         self.elsewhere.append(asyncio.get_running_loop().create_future())
         await self.elsewhere[-1]
 
 
-def followed(enqueue: Callable[[Answer[Accepted]], None] | None = None) -> tuple[CallFollower, Reader, Accepts]:
+def followed(enqueue: EnqueueAccept | None = None) -> tuple[CallFollower, Reader, Accepts]:
     reader, accepts = Reader(), Accepts()
-    follower = CallFollower(reader, enqueue or accepts.enqueue, accepts.wait)
+    follower = CallFollower(HERE, reader, enqueue or accepts.enqueue, accepts.wait)
     follower.begin()
     return follower, reader, accepts
 
@@ -133,7 +149,7 @@ async def test_a_call_that_runs_elsewhere_is_accepted_again_at_its_end() -> None
 
 
 async def test_errors_reach_the_reader() -> None:
-    def full(_answer: Any) -> None:
+    def full(_answer: Any, _is_patient: bool) -> None:
         raise LimitReached("full")
 
     _, reader, _ = followed(full)
@@ -161,6 +177,24 @@ async def test_unread_output_is_dropped() -> None:
     queue.fail(LimitReached("no"))
     with pytest.raises(LimitReached):
         await anext(queue.events())
+
+
+async def test_a_call_waits_for_the_effect_of_another_one() -> None:
+    _, reader, accepts = followed()
+    accepts.answers[0](OtherCallRuns(THERE, PATIENCE_SECONDS))
+    await until(lambda: bool(accepts.elsewhere))
+    accepts.elsewhere[0].set_result(None)
+    await until(lambda: len(accepts.answers) == 2)
+    accepts.answers[1](DONE)
+    assert (accepts.waited_for, accepts.patient, reader.got) == ([(THERE, ENDED)], [True, True], [DONE])
+
+
+async def test_a_call_that_waited_too_long_for_an_effect_says_so() -> None:
+    _, reader, accepts = followed()
+    accepts.answers[0](OtherCallRuns(THERE, 0.01))
+    await until(lambda: len(accepts.answers) == 2)
+    accepts.answers[1](DONE)
+    assert (accepts.patient, reader.got) == ([True, False], [DONE])
 
 
 async def until(holds: Callable[[], bool]) -> None:

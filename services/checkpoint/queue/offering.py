@@ -101,7 +101,8 @@ class OfferRequest(NamedTuple):
 class OfferedTask(NamedTuple):
     """A task that is reserved for the requesting coordinator.
 
-    `policy`: a serialized TaskPolicy. `not_worker_id`, `only_worker_id`: from an operator's transfer, or "".
+    `policy`: a serialized TaskPolicy. `not_worker_id`, `only_worker_id`: from an operator's transfer, or "". `tree`,
+    `conversation`, `source`: see `TaskScopes`.
     """
 
     task_id: str
@@ -117,6 +118,9 @@ class OfferedTask(NamedTuple):
     only_worker_id: str
     policy: bytes
     agent: str
+    tree: str
+    conversation: str
+    source: str
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from tenure.domain.task import Priority
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, token_pb2
 from tenure.wire.common import PRIORITIES, STATES, seconds, timestamp
 from tenure.wire.coordinator_service import slots_to_domain
 
@@ -163,4 +163,5 @@ def _offer(task: OfferedTask) -> pb.Offer:
         progress_timeout=timeouts.progress.after if timeouts.progress.HasField("after") else None,
         lease_ttl=policy.lease_ttl if policy.HasField("lease_ttl") else None,
         agent=task.agent,
+        scopes=token_pb2.TaskScopes(tree=task.tree, conversation=task.conversation, source=task.source),
     )

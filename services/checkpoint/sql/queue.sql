@@ -155,7 +155,10 @@ update tasks t set offered_until = now() + make_interval(secs => %(reserve_secon
   from chosen where t.task_id = chosen.task_id
 returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools,
           t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
-          case when t.steered_until >= now() then t.steered_to else '' end, t.policy, t.agent;
+          case when t.steered_until >= now() then t.steered_to else '' end, t.policy, t.agent,
+          coalesce((select r.effects_tree from tasks r where r.task_id = t.root_task_id), t.root_task_id)::text,
+          case when t.source_kind = 'CONVERSATION' then t.source_id else '' end,
+          coalesce((select run_of_source(r) from tasks r where r.task_id = t.root_task_id), '');
 
 -- name: transitions_of_step
 -- The transitions of tasks at their current step, among their newest entries.

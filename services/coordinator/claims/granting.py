@@ -31,6 +31,7 @@ from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.wire.common import seconds
+from tenure.wire.token import scopes_to_domain
 
 _log: Final = logging.getLogger(__name__)
 _REGISTER: Final = RetryPolicy(max_attempts=3, initial_seconds=0.05, factor=2.0, cap_seconds=0.5)
@@ -135,6 +136,7 @@ class ClaimGranter:
             lease_ttl_seconds=seconds(offer.lease_ttl),
             agent=offer.agent,
             queue=offer.queue,
+            scopes=scopes_to_domain(offer.scopes) if offer.HasField("scopes") else None,
         )
         return NewClaim(offer.task_id, record, session.held)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from services.coordinator.lease_store import HeldClaim
 from services.coordinator.lease_store.named_leases import NamedLease
 from tenure.domain.access import DEFAULT_INSTALLATION
+from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Audience, Claims
 from tenure.domain.receipts import VERSION as RECEIPT_VERSION
 from tenure.domain.receipts import signed_bytes, signed_line
@@ -54,6 +55,7 @@ class Issuer:
             installation=self._installation,
             agent=record.agent,
             queue=record.queue,
+            scopes=None if record.scopes is None else TaskScopes(*record.scopes),
         )
         return sign_task_claims(self._signer, claims, datetime.now(UTC))
 

@@ -64,7 +64,7 @@ class ClaimRecord:
     """The owner of a claim and the reason. It has all fields of a token, because any replica may have to sign it again.
 
     `suspect`: owners died with the task, so its session must not hold a second such task. The timeouts and the
-    lease's TTL are the task's own, or 0.
+    lease's TTL are the task's own, or 0. `scopes`: the fields of `TaskScopes`.
     """
 
     claim_id: str
@@ -83,6 +83,7 @@ class ClaimRecord:
     lease_ttl_seconds: float = 0.0
     agent: str = ""
     queue: str = ""
+    scopes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

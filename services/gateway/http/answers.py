@@ -98,6 +98,9 @@ DeliveryPage: Final[Any] = _page("DeliveryPage", "deliveries", "deliveries", inf
 WorkerPage: Final[Any] = _page("WorkerPage", "workers with a session", "workers", info.WorkerInfo)
 LeasePage: Final[Any] = _page("LeasePage", "leases. `revision`: of the list", "leases", info.LeaseInfo, revision=int)
 InDoubtPage: Final[Any] = _page("InDoubtPage", "calls in doubt, the longest wait first", "calls", info.InDoubtCallInfo)
+EffectPage: Final[Any] = _page(
+    "EffectPage", "calls with an effect key, the first accepted first", "effects", info.EffectCallInfo
+)
 TenantPage: Final[Any] = _page("TenantPage", "tenants", "tenants", info.TenantInfo)
 UsagePage: Final[Any] = _page("UsagePage", "sums of bills", "sums", info.UsageInfo)
 AuditPage: Final[Any] = _page("AuditPage", "audit records", "records", info.AuditRecordInfo)

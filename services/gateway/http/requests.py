@@ -446,6 +446,17 @@ class InDoubtQuery(Page):
     all: bool = given("also calls of tasks that ended or continued without a resolution", False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectsQuery(Page):
+    """The calls with an effect key to list."""
+
+    tool: str = given("of this tool only", "")
+    key: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata={"text": "argument:value; all of them. A value matches as text and, if it is JSON, as JSON"},
+    )
+
+
 class ResolutionKind(StrEnum):
     """The finding of a person about a call in doubt."""
 

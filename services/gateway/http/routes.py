@@ -247,6 +247,11 @@ ROUTES: Final = (
         name="list_calls_in_doubt",
     ),
     route_of(
+        *("GET", "/v1/effects", "AdminService.ListEffects", answers.EffectPage),
+        "List calls with an effect key",
+        query=req.EffectsQuery,
+    ),
+    route_of(
         "GET", "/v1/tools", "AdminService.ListTools", answers.ToolList, "List tools", with_={"leaves_out": "instance"}
     ),
     route_of("GET", "/v1/tenants", "TenantService.ListTenants", answers.TenantPage, "List tenants", query=req.Page),

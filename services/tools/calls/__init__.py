@@ -17,6 +17,7 @@ accept_rules.py       the rules of the first write (pure): admit or refuse, run,
 running.py            runs an accepted call: lane, start, effect, outcome
 lanes.py              how many calls of a lane run at once, shared by tenants
 start_and_finish.py   the second write (the start) and its withdrawal; the third write (the outcome)
+effect_keys.py        the same effect once: gives effect keys to calls that are about to run; the end of effects
 caller_runs.py        the tool whose calls their caller runs itself: the order to run, and the wait for the outcome
 effects.py            one execution of a tool: bounded in time, stopped on request
 runs.py               the calls that this process runs, and the listeners to their events
@@ -25,6 +26,7 @@ answers.py            converts events, call records and refused writes to messag
 closing.py            Fence: raises or closes a fence, stops the task's calls; Forget: deletes a pruned task's records
 keeping.py            keeps content that is too large for the ledger, under the lock of the fence
 in_doubt.py           ListInDoubtCalls: a tenant's calls in doubt
+effect_list.py        ListEffects: a tenant's calls with an effect key
 restoring.py          lists records after a restore of the ledger, and puts lost calls in doubt
 call_log.py           ListCalls: the call log; ListRefusedCalls: stale writes
 metrics.py            metrics and span attributes of calls

@@ -19,6 +19,7 @@ from services.tools.calls.accept_rules import (
     RunnerIdentity,
     ToolFenceRow,
     Verdict,
+    WaitForEffect,
     admit,
     decide,
 )
@@ -26,7 +27,7 @@ from services.tools.calls.call_log import RefusedCall, insert_refusals
 from services.tools.calls.records import CallKey, CallRequest, CallRow, doubt_note, pack_outcome
 from services.tools.calls.stops import StopView
 from services.tools.statements import QUERIES
-from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError
+from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
 from tenure.domain.stops import Stop, stopped
 from tenure.domain.tools import CallState, EffectClass, Outcome
@@ -140,7 +141,10 @@ class AcceptBatch:
     refusals: list[RefusedCall] = field(default_factory=list)
 
     def decide(self, request: CallRequest, here: RunnerIdentity, stop: Stop | None) -> Verdict | TenureError:
-        """Decides one call. Earlier calls of the batch may have raised its fence. `stop`: one that covers the call."""
+        """Decides one call; `note` comes after it. Earlier calls of the batch may have raised its fence.
+
+        `stop`: one that covers the call.
+        """
         task_id = request.key.task_id
         fence = admit(self.fences[task_id], request.fence)
         if isinstance(fence, StaleEpoch):
@@ -148,20 +152,21 @@ class AcceptBatch:
             return fence
         if fence != self.fences[task_id]:
             self.fences[task_id] = self.raised[task_id] = fence
-        row = self.rows.get(request.key)
-        verdict = decide(row, request, here)
-        if stop is not None and isinstance(verdict, RunCall):
-            return stopped(stop)
-        if not isinstance(verdict, AlreadyExists):
+        verdict = decide(self.rows.get(request.key), request, here)
+        return stopped(stop) if stop is not None and isinstance(verdict, RunCall) else verdict
+
+    def note(self, request: CallRequest, verdict: Verdict | TenureError) -> None:
+        """Adds what the verdict changes in the record of the call."""
+        if not isinstance(verdict, TenureError):
+            row = self.rows.get(request.key)
             self._note_new(request, verdict) if row is None else self._note(request, row, verdict)
-        return verdict
 
     def _note_new(self, request: CallRequest, verdict: Verdict) -> None:
         match verdict:
             case RunCall(call_attempt):
                 self.inserts.append(_Change(request, CallState.ACCEPTED, call_attempt))
-            case MarkInDoubt(call_attempt):
-                self.inserts.append(_Change(request, CallState.IN_DOUBT, call_attempt))
+            case MarkInDoubt(call_attempt, note):
+                self.inserts.append(_Change(request, CallState.IN_DOUBT, call_attempt, doubt_note=doubt_note(note)))
             case ConcludeCall(outcome) | AnswerFromRecord(outcome):
                 self.inserts.append(_Change(request, CallState.FINISHED, outcome.call_attempt, outcome))
 
@@ -176,7 +181,7 @@ class AcceptBatch:
             case JoinCall(call_attempt) if request.fence != row.fence:
                 # The run goes on under the new claim: a record names the claim that last authorised it.
                 self.changes.append(_Change(request, CallState.STARTED, call_attempt))
-            case JoinCall() | AnswerFromRecord():
+            case JoinCall() | AnswerFromRecord() | WaitForEffect():
                 pass
 
     async def write(self, postgres: Connection, runner_id: UUID) -> None:
@@ -185,9 +190,7 @@ class AcceptBatch:
         if self.inserts:
             await postgres.execute(QUERIES.insert_calls, {**_insert_columns(self.inserts), "runner_id": runner_id})
         if self.changes:
-            notes = [change.doubt_note for change in self.changes]
-            columns = {**_change_columns(self.changes), "doubt_notes": notes, "runner_id": runner_id}
-            await postgres.execute(QUERIES.change_calls, columns)
+            await postgres.execute(QUERIES.change_calls, {**_change_columns(self.changes), "runner_id": runner_id})
         await insert_refusals(postgres, self.refusals)
 
 
@@ -227,4 +230,5 @@ def _change_columns(changes: Sequence[_Change]) -> dict[str, list[object]]:
         "claim_ids": [change.request.fence.claim_id for change in changes],
         "acts_elsewhere": [change.request.acts_elsewhere for change in changes],
         "outcomes": [b"" if change.outcome is None else pack_outcome(change.outcome) for change in changes],
+        "doubt_notes": [change.doubt_note for change in changes],
     }

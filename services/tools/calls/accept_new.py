@@ -31,7 +31,11 @@ async def accept_new_calls(
     recorded.
     """
     verdicts: list[Verdict | None] = [None] * len(batch)
-    ordinary = [place for place, request in enumerate(batch) if decide_unknown(request) == FIRST_ATTEMPT]
+    ordinary = [
+        place
+        for place, request in enumerate(batch)
+        if request.effect is None and not request.undoes and decide_unknown(request) == FIRST_ATTEMPT
+    ]
     if stops.in_force.stops:
         ordinary = [place for place in ordinary if stops.of(batch[place]) is None]
     if ordinary:

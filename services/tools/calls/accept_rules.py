@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
-from services.tools.calls.records import CallRequest, CallRow, unpack_outcome
+from services.tools.calls.records import CallKey, CallRequest, CallRow, unpack_outcome
 from tenure.domain.admission import stale
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.fencing import Fence
@@ -36,9 +36,10 @@ class ToolFenceRow:
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """The call runs on this runner, as this attempt."""
+    """The call runs on this runner, as this attempt. `idempotency_key`: of its effect key; "": the call's own."""
 
     call_attempt: int
+    idempotency_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,14 @@ class ConcludeCall:
     outcome: Outcome
 
 
-Verdict = RunCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall
+@dataclass(frozen=True, slots=True)
+class WaitForEffect:
+    """Another call makes the effect now. This one is decided, and recorded, when that call has ended."""
+
+    holder: CallKey
+
+
+Verdict = RunCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall | WaitForEffect
 
 
 def admit(row: ToolFenceRow, presented: Fence) -> ToolFenceRow | StaleEpoch:

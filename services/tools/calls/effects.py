@@ -102,7 +102,7 @@ class ToolEffect:
             tenant=run.request.claims.tenant,
             task_id=run.request.claims.task_id,
             call_id=run.key.call_id,
-            idempotency_key=run.request.undo_key if run.request.undoes else run.key.idempotency_key,
+            idempotency_key=run.idempotency_key,
             epoch=run.request.claims.epoch,
             emit=run.emit,
             token=self._work.token,
@@ -123,7 +123,9 @@ class ToolEffect:
         try:
             return self._outcome(await self._tool.run(self._context(), self._work.arguments))
         except ToolFailure as failure:
-            return self._outcome(ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail))
+            return self._outcome(
+                ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail, no_effect=failure.no_effect)
+            )
         except ToolInDoubt as in_doubt:
             return self._unknown(in_doubt.message)
         except (RunnerStopped, NeverBegan, Superseded):
@@ -222,6 +224,7 @@ class ToolEffect:
             usage=self._run.usage,
             output=answer.output,
             images=answer.images,
+            no_effect=answer.no_effect or (self._is_unsent and answer.status is not OutcomeStatus.SUCCEEDED),
         )
 
 

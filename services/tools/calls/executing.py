@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -23,9 +23,18 @@ from services.tools.calls.accept_rules import (
     MarkInDoubt,
     RunCall,
     Verdict,
+    WaitForEffect,
 )
 from services.tools.calls.call_log import log_refusals
-from services.tools.calls.following import Accepted, CallFollower, EventQueue, RunningElsewhere, RunningHere
+from services.tools.calls.effect_keys import note_effect_calls, once_each
+from services.tools.calls.following import (
+    Accepted,
+    CallFollower,
+    EventQueue,
+    OtherCallRuns,
+    RunningElsewhere,
+    RunningHere,
+)
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note
 from services.tools.calls.running import ReadyStart, Runner
@@ -68,7 +77,8 @@ class RemoteCallFollower:
     async def wait_for_change(self, key: CallKey, call_attempt: int) -> None:
         """Returns when this attempt no longer runs elsewhere: it ended, was superseded, or its runner died.
 
-        Raises LimitReached when too many requests wait.
+        With the attempt `ENDED` it returns when the call has ended, whatever its attempts were. Raises LimitReached
+        when too many requests wait.
         """
         if len(self._waiting) >= _MAX_WAITING:
             raise LimitReached(
@@ -151,11 +161,14 @@ class Executor:
         safe.
         """
 
-        def enqueue(answer: Answer[Accepted]) -> None:
+        def enqueue(answer: Answer[Accepted], waits_for_effect: bool) -> None:
             self._runner.check_room(job.request)
-            self.accepts.enqueue(job, partial(self._pass_on, job, answer))
+            waiting = job
+            if not waits_for_effect:
+                waiting = ExecuteJob(replace(job.request, waits_for_effect=False), job.work)
+            self.accepts.enqueue(waiting, partial(self._pass_on, waiting, answer))
 
-        follower = CallFollower(reader, enqueue, partial(self._follower.wait_for_change, job.request.key))
+        follower = CallFollower(job.request.key, reader, enqueue, self._follower.wait_for_change)
         follower.begin()
         return follower
 
@@ -200,7 +213,10 @@ class Executor:
 
         An UNSAFE call is: after a lost answer its start would be in doubt, and a call that is only ACCEPTED never is.
         """
-        if job.work is None or not job.request.effect_class.may_run_again or job.request.key in self._perhaps_started:
+        request = job.request
+        if job.work is None or not request.effect_class.may_run_again or request.key in self._perhaps_started:
+            return None
+        if request.effect is not None:  # another call may have its effect key
             return None
         return self._runner.ready_start(job.work, job.request.claims.tenant, runner_id)
 
@@ -220,13 +236,16 @@ class Executor:
         """Decides calls under the locks of their fences and records, and writes what the rules decided."""
         async with self._kept.transaction() as postgres:
             accepting = await begin_accepting(postgres, [job.request for job in batch], self._stops)
+            requests = [job.request for job in batch]
             verdicts = [
-                accepting.decide(
-                    job.request, self._runner.runs.identity(runner_id, job.request.key), self._stops.of(job.request)
-                )
-                for job in batch
+                accepting.decide(request, self._runner.runs.identity(runner_id, request.key), self._stops.of(request))
+                for request in requests
             ]
+            await once_each(postgres, requests, accepting.rows, verdicts)
+            for request, verdict in zip(requests, verdicts, strict=True):
+                accepting.note(request, verdict)
             await accepting.write(postgres, runner_id)
+            await note_effect_calls(postgres, requests, verdicts)
         log_refusals(accepting.refusals)
         return verdicts
 
@@ -264,9 +283,12 @@ class Executor:
             self._runner.give_back(ready)
             ready = None
         match verdict:
-            case RunCall(call_attempt):
+            case RunCall(call_attempt, idempotency_key):
                 assert job.work is not None, "a call whose outcome is known must not run"
-                return RunningHere(self._runner.begin(job.request, job.work, call_attempt, ready), joined=False)
+                request = replace(job.request, idempotency_key=idempotency_key) if idempotency_key else job.request
+                return RunningHere(self._runner.begin(request, job.work, call_attempt, ready), joined=False)
+            case WaitForEffect(holder):
+                return OtherCallRuns(holder, job.request.patience_seconds)
             case JoinCall(call_attempt):
                 run = self._runner.runs.find(job.request.key)
                 if run is None or run.call_attempt != call_attempt:

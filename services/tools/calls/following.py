@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from services.tools.calls.records import CallKey
 from services.tools.calls.runs import Event, EventReader, Listener, Output, RunningCall, Started, Superseded
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.tools import Outcome
@@ -32,18 +33,36 @@ class RunningElsewhere:
     call_attempt: int
 
 
-Accepted = Outcome | RunningHere | RunningElsewhere
-EnqueueAccept = Callable[[Answer[Accepted]], None]
-"""Queues the call to be accepted. Raises LimitReached at once."""
-WaitElsewhere = Callable[[int], Awaitable[None]]
-"""Returns when this attempt no longer runs in another replica."""
+@dataclass(frozen=True, slots=True)
+class OtherCallRuns:
+    """Another call makes the effect, anywhere. This call waits for its end, at most `seconds`."""
+
+    holder: CallKey
+    seconds: float
+
+
+ENDED: Final = 0
+"""In place of a call attempt: the end of the call."""
+
+Accepted = Outcome | RunningHere | RunningElsewhere | OtherCallRuns
+EnqueueAccept = Callable[[Answer[Accepted], bool], None]
+"""Queues the call to be accepted. False: it does not wait for another call with its effect key any more.
+
+Raises LimitReached at once.
+"""
+WaitElsewhere = Callable[[CallKey, int], Awaitable[None]]
+"""Returns when this attempt of the call no longer runs in another replica, or with `ENDED` when the call has ended."""
 
 
 class CallFollower:
     """Has a call accepted, gives its events to the reader, and has it accepted again when its attempt is superseded."""
 
-    def __init__(self, reader: EventReader, enqueue: EnqueueAccept, wait_elsewhere: WaitElsewhere) -> None:
-        self._reader, self._enqueue, self._wait_elsewhere = reader, enqueue, wait_elsewhere
+    def __init__(
+        self, key: CallKey, reader: EventReader, enqueue: EnqueueAccept, wait_elsewhere: WaitElsewhere
+    ) -> None:
+        self._key, self._reader, self._enqueue, self._wait_elsewhere = key, reader, enqueue, wait_elsewhere
+        self._is_patient = True
+        self._patient_until: float | None = None
         self._accepts_left = _MAX_ACCEPTS
         self._sent_started = self._has_left = False
         self._listener: Listener | None = None
@@ -61,7 +80,7 @@ class CallFollower:
             return
         self._accepts_left -= 1
         try:
-            self._enqueue(self._follow)
+            self._enqueue(self._follow, self._is_patient)
         except TenureError as error:
             self._reader.fail(error)
 
@@ -98,15 +117,31 @@ class CallFollower:
                 self._listener = run.follow(self, joined=joined)
             case RunningElsewhere(call_attempt):
                 self.put(Started(call_attempt, joined=True))
-                self._waiting = asyncio.create_task(self._wait(call_attempt))
+                self._waiting = asyncio.create_task(self._wait(self._key, call_attempt))
+            case OtherCallRuns(holder, seconds):
+                self._waiting = asyncio.create_task(self._wait_for_effect(holder, seconds))
             case Exception():
                 self._reader.fail(accepted)
             case outcome:
                 self._reader.put(outcome)
 
-    async def _wait(self, call_attempt: int) -> None:
+    async def _wait_for_effect(self, holder: CallKey, seconds: float) -> None:
+        """Waits for the other call, and for all that have the key after it, at most `seconds` together."""
+        now = asyncio.get_running_loop().time()
+        self._patient_until = now + seconds if self._patient_until is None else self._patient_until
+        waiting = asyncio.create_task(self._wait(holder, ENDED))
         try:
-            await self._wait_elsewhere(call_attempt)
+            await asyncio.wait({waiting}, timeout=self._patient_until - now)
+        finally:
+            is_over = not waiting.done()
+            waiting.cancel()
+        if is_over:
+            self._is_patient = False
+            self.begin()
+
+    async def _wait(self, key: CallKey, call_attempt: int) -> None:
+        try:
+            await self._wait_elsewhere(key, call_attempt)
         except Exception as error:  # noqa: BLE001  the reader gets every error
             self._reader.fail(error)
         else:

@@ -32,7 +32,7 @@ async def list_in_doubt(
     """
     if request.calls:
         return admin_pb.ListInDoubtCallsResponse(calls=await _named(pool, tenant, request.calls))
-    doubted_at, task_id, call_id = _read_token(request.page_token)
+    doubted_at, task_id, call_id = read_page_token(request.page_token)
     page_size = request.page_size or DEFAULT_PAGE
     parameters: dict[str, Any] = {
         "tenant": tenant,
@@ -49,7 +49,7 @@ async def list_in_doubt(
         rows = await (await postgres.execute(statement, parameters)).fetchall()
     page = rows[:page_size]
     return admin_pb.ListInDoubtCallsResponse(
-        calls=[_listed(row) for row in page], next_page_token=_write_token(page[-1]) if len(rows) > page_size else ""
+        calls=[_listed(row) for row in page], next_page_token=_token_after(page[-1]) if len(rows) > page_size else ""
     )
 
 
@@ -91,12 +91,16 @@ def _listed(row: tuple[Any, ...]) -> admin_pb.ListInDoubtCallsResponse.Listed:
     return admin_pb.ListInDoubtCallsResponse.Listed(call=call)
 
 
-def _write_token(row: tuple[Any, ...]) -> str:
-    doubted_at: datetime = row[8]
-    return base64.urlsafe_b64encode(f"{doubted_at.isoformat()} {row[0]} {row[1]}".encode()).decode()
+def _token_after(row: tuple[Any, ...]) -> str:
+    return page_token(row[8], row[0], row[1])
 
 
-def _read_token(token: str) -> tuple[str, str, str]:
+def page_token(at: datetime, task_id: UUID, call_id: str) -> str:
+    """Returns the token of the page after a call, in the order of a time of the calls."""
+    return base64.urlsafe_b64encode(f"{at.isoformat()} {task_id} {call_id}".encode()).decode()
+
+
+def read_page_token(token: str) -> tuple[str, str, str]:
     """Returns the key of the last call of the previous page. Raises InvalidRequest.
 
     Postgres must not see any other text: it does not read each form of a time that Python reads, and no NUL.
@@ -105,8 +109,8 @@ def _read_token(token: str) -> tuple[str, str, str]:
         return _FIRST
     refusal = InvalidRequest(violations=[("page_token", "must be a next_page_token of this method")])
     try:
-        doubted_at, task_id, call_id = base64.b64decode(token, altchars=b"-_", validate=True).decode().split(" ")
-        place = datetime.fromisoformat(doubted_at).astimezone(UTC).isoformat(), str(UUID(task_id)), call_id
+        moment, task_id, call_id = base64.b64decode(token, altchars=b"-_", validate=True).decode().split(" ")
+        place = datetime.fromisoformat(moment).astimezone(UTC).isoformat(), str(UUID(task_id)), call_id
     except (binascii.Error, UnicodeError, ValueError, OverflowError):
         raise refusal from None
     if not CALL_ID.match(call_id):

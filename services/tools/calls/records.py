@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from tenure.domain.effect_keys import Effect
 from tenure.domain.fencing import Claims, Fence
 from tenure.domain.in_doubt import Happened, Resolution
 from tenure.domain.tools import CallState, EffectClass, Outcome
@@ -23,11 +24,6 @@ class CallKey(NamedTuple):
     task_id: UUID
     call_id: str
 
-    @property
-    def idempotency_key(self) -> str:
-        """`<task_id>/<call_id>`, by which providers recognise a repeat; the same for every call attempt."""
-        return f"{self.task_id}/{self.call_id}"
-
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
@@ -38,7 +34,9 @@ class CallRequest:
     limit. `output_limit_bytes`: the output that the model can read, 0: the tool's limit. `resolution`: a person's
     decision about the call in doubt. `acts_elsewhere`: see `Tool.acts_elsewhere`. `runs_at_caller`: the caller runs the
     call itself. `own_outcome`: what the caller's run of the attempt `own_outcome.call_attempt` came to. `undoes`: the
-    call that this one undoes, "<task_id>/<call_id>".
+    call that this one undoes, "<task_id>/<call_id>". `effect`: of a tool with an effect key; `waits_for_effect`: the
+    call waits for another one that makes the effect, up to `patience_seconds`. `idempotency_key`: of its effect key;
+    "": the call's own.
     """
 
     key: CallKey
@@ -55,9 +53,20 @@ class CallRequest:
     runs_at_caller: bool = False
     own_outcome: Outcome | None = None
     undoes: str = ""
+    effect: Effect | None = None
+    waits_for_effect: bool = True
+    patience_seconds: float = 0.0
+    idempotency_key: str = ""
 
     @property
-    def undo_key(self) -> str:
+    def presented_key(self) -> str:
+        """The key by which other systems recognise a repeat: of its effect key, of the undo, or the call's own."""
+        if self.idempotency_key:
+            return self.idempotency_key
+        return self._undo_key if self.undoes else f"{self.key.task_id}/{self.key.call_id}"
+
+    @property
+    def _undo_key(self) -> str:
         """The idempotency key of a call that undoes another one: the same in all undos of that call."""
         tenant = hashlib.sha256(self.claims.tenant.encode()).hexdigest()  # a worker names the undone call
         return f"{self.undoes}/undo/{tenant[:12]}"

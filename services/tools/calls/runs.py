@@ -154,6 +154,11 @@ class RunningCall:
         return self.request.key
 
     @property
+    def idempotency_key(self) -> str:
+        """The key by which other systems recognise a repeat."""
+        return self.request.presented_key
+
+    @property
     def name(self) -> str:
         """The name of the call in the names of its asyncio tasks."""
         return f"{self.request.claims.task_id}/{self.key.call_id}"
@@ -176,7 +181,7 @@ class RunningCall:
 
     def order_caller(self, timeout_seconds: float) -> None:
         """Orders the callers, those that listen and those that join later, to run the call themselves."""
-        self.order = RunHere(self.call_attempt, self.key.idempotency_key, timeout_seconds)
+        self.order = RunHere(self.call_attempt, self.idempotency_key, timeout_seconds)
         for listener in list(self.listeners):
             listener.order(self.order)
 

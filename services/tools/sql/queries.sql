@@ -1,4 +1,5 @@
--- The statements of the tool service. All take locks in one order: fences by task_id, then calls by (task_id, call_id).
+-- The statements of the tool service. All take locks in one order: fences by task_id, then calls by (task_id, call_id),
+-- then effects by digest.
 -- Batches lock calls in a lateral subquery: each record is then found by its key, however few records there were when
 -- Postgres made the plan.
 
@@ -42,17 +43,17 @@ select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_a
 -- Inserts new calls. A call whose outcome is known without running the tool is FINISHED at once. A new call with a
 -- resolution had a record that was lost: it begins with the attempt after the resolution's, or in doubt.
 insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
-                   acts_elsewhere, begun_before, runner_id, doubted_at, outcome, finished_at)
+                   acts_elsewhere, begun_before, runner_id, doubted_at, doubt_note, outcome, finished_at)
 select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments, w.state, w.call_attempt, w.epoch, w.claim_id,
        w.acts_elsewhere, w.state = 'ACCEPTED' and w.call_attempt > 1,
        case when w.state = 'ACCEPTED' then %(runner_id)b::uuid end,
-       case when w.state = 'IN_DOUBT' then clock_timestamp() end, nullif(w.outcome, ''::bytea),
+       case when w.state = 'IN_DOUBT' then clock_timestamp() end, w.doubt_note, nullif(w.outcome, ''::bytea),
        case when w.state = 'FINISHED' then clock_timestamp() end
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(tools)b::text[], %(effect_classes)b::text[],
               %(hashes)b::bytea[], %(arguments)b::bytea[], %(states)b::text[], %(attempts)b::int[], %(epochs)b::bigint[],
-              %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[])
+              %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[], %(doubt_notes)b::text[])
     as w(task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
-         acts_elsewhere, outcome);
+         acts_elsewhere, outcome, doubt_note);
 
 -- name: accept_new_calls
 -- Accepts calls without a record, under an admitted claim, in one statement: locks the fences, inserts or raises those
@@ -281,8 +282,10 @@ select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started
 -- name: call_log
 -- One page of a task's call log, for the task's tenant only. The order does not depend on the database's collation.
 select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
-       c.outcome, coalesce(c.receipt_number, 0), coalesce(c.receipt_link, ''), c.accepted_at, c.started_at, c.finished_at
+       c.outcome, coalesce(c.receipt_number, 0), coalesce(c.receipt_link, ''), coalesce(k.idempotency_key, ''), c.accepted_at,
+       c.started_at, c.finished_at
   from calls c join fences f using (task_id)
+  left join effect_calls k on k.task_id = c.task_id and k.call_id = c.call_id
  where c.task_id = %(task_id)b::uuid and f.tenant = %(tenant)b::text
    and c.call_id collate "C" > %(after_call_id)b::text collate "C"
    and (cardinality(%(call_ids)b::text[]) = 0 or c.call_id = any(%(call_ids)b::text[]))
@@ -326,14 +329,108 @@ select task_id, epoch from fences where task_id = any(%(task_ids)b::uuid[]) and 
 
 -- name: calls_not_running
 -- Those of the calls that ran in other replicas that no longer do: they ended, have a newer attempt, or their runner
--- died.
+-- died. Attempt 0: the call ended, whatever its attempt was.
 select w.ord
   from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
     as w(ord, task_id, call_id, call_attempt)
   left join calls c using (task_id, call_id)
   left join runners r on r.runner_id = c.runner_id
- where c.state is distinct from 'STARTED' or c.call_attempt <> w.call_attempt
-    or coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true);
+ where case when w.call_attempt = 0 then coalesce(c.state not in ('ACCEPTED', 'STARTED'), true)
+            else c.state is distinct from 'STARTED' or c.call_attempt <> w.call_attempt
+                 or coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true) end;
+
+-- name: insert_effects
+-- Gives calls the effect keys that no call has. Of two calls with one new key, the first one gets it. A concurrent
+-- insert of the same key is waited for, and counts.
+insert into effects (digest, tenant, tool, scope, key, task_id, call_id, period, begun_at, ends_at)
+select w.digest, w.tenant, w.tool, w.scope, w.key::jsonb, w.task_id, w.call_id,
+       case when w.period_seconds = 0 then 0 else floor(extract(epoch from at) / w.period_seconds) end, at,
+       case when w.period_seconds > 0 then at + w.period_seconds * interval '1 second' end
+  from (select distinct on (u.digest) u.*, clock_timestamp() as at
+          from unnest(%(digests)b::bytea[], %(tenants)b::text[], %(tools)b::text[], %(scopes)b::text[], %(keys)b::text[],
+                      %(task_ids)b::uuid[], %(call_ids)b::text[], %(periods)b::double precision[]) with ordinality
+                 as u(digest, tenant, tool, scope, key, task_id, call_id, period_seconds, ord)
+         order by u.digest, u.ord) w
+ order by w.digest
+on conflict (digest) do nothing;
+
+-- name: lock_effects
+-- Locks effects for the transaction that decides and writes.
+select e.digest, e.task_id, e.call_id, e.period, e.round, e.is_unclear, e.begun_at, e.kept_fact,
+       coalesce(e.ends_at <= clock_timestamp(), false), extract(epoch from clock_timestamp())::double precision
+  from (select distinct digest from unnest(%(digests)b::bytea[]) as u(digest) order by digest) w
+ cross join lateral (select * from effects k where k.digest = w.digest for no key update) e;
+
+-- name: calls_with_effects
+-- The records of calls that have effect keys, without their locks: a record that has ended never changes what it says
+-- of the effect. A statement of its own after lock_effects: its snapshot must not be older than those locks.
+select c.task_id, c.call_id, c.state, c.outcome, c.begun_before, coalesce(c.finished_at, c.started_at, c.accepted_at)
+  from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
+  join calls c using (task_id, call_id);
+
+-- name: take_effects
+-- Gives calls effect keys that lock_effects has locked.
+update effects e
+   set task_id = w.task_id, call_id = w.call_id, period = w.period, round = w.round, is_unclear = w.is_unclear,
+       kept_fact = null, begun_at = clock_timestamp(),
+       ends_at = case when w.period_seconds > 0 then clock_timestamp() + w.period_seconds * interval '1 second' end
+  from unnest(%(digests)b::bytea[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(numbers)b::bigint[], %(rounds)b::int[],
+              %(unclear)b::boolean[], %(periods)b::double precision[])
+    as w(digest, task_id, call_id, period, round, is_unclear, period_seconds)
+ where e.digest = w.digest;
+
+-- name: note_effect_calls
+-- Records calls with effect keys, after their records. A call that runs again keeps the key that it had, unless it gets
+-- another one.
+insert into effect_calls (task_id, call_id, digest, idempotency_key)
+select * from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(digests)b::bytea[], %(idempotency_keys)b::text[])
+on conflict (task_id, call_id) do update set idempotency_key = excluded.idempotency_key
+ where excluded.idempotency_key <> '';
+
+-- name: list_effects
+-- One page of a tenant's calls with an effect key, the first accepted first. An effect whose record was
+-- deleted with its task stands for its call.
+with wanted as materialized (
+  select e.* from unnest(%(keys)b::text[]) as k(key)
+   cross join lateral (select * from effects f where f.key @> k.key::jsonb) e
+   where e.tenant = %(tenant)b::text and %(tool)b::text in ('', e.tool)
+  union all
+  select * from effects
+   where cardinality(%(keys)b::text[]) = 0 and tenant = %(tenant)b::text and %(tool)b::text in ('', tool)
+), touching as (
+  select e.tool, e.key::text, e.scope, c.task_id, c.call_id, c.state, c.outcome, c.begun_before, c.call_attempt, c.epoch,
+         k.idempotency_key, c.accepted_at, c.started_at, c.finished_at,
+         (c.task_id, c.call_id) = (e.task_id, e.call_id) as has_key, null as kept_fact
+    from wanted e join effect_calls k using (digest) join calls c on c.task_id = k.task_id and c.call_id = k.call_id
+  union all
+  select e.tool, e.key::text, e.scope, e.task_id, e.call_id, null, null, false, 0, 0, '', e.begun_at, null, null, true, e.kept_fact
+    from wanted e where e.kept_fact is not null
+)
+select * from touching
+ where (accepted_at, task_id, call_id) > (%(after)b::timestamptz, %(after_task_id)b::uuid, %(after_call_id)b::text)
+ order by accepted_at, task_id, call_id limit %(limit)b::int;
+
+-- name: effects_of_task
+-- The effect keys that a task's calls have. Locks them: a call of another task may be about to take one.
+select e.digest, e.scope, e.call_id from effects e
+ where e.task_id = %(task_id)b::uuid and e.kept_fact is null order by e.digest for no key update;
+
+-- name: keep_effects
+-- Keeps what is known of effects whose records are about to be deleted, until their periods end.
+update effects e set kept_fact = w.fact
+  from unnest(%(digests)b::bytea[], %(facts)b::text[]) as w(digest, fact) where e.digest = w.digest;
+
+-- name: forget_effects
+-- Deletes the effects of a task whose records are about to be deleted, except those with a period of their own.
+delete from effects where digest = any(%(digests)b::bytea[]);
+
+-- name: forget_ended_effects
+-- Deletes effects whose period is over. One that a call still makes stays.
+delete from effects where digest in (
+  select e.digest from effects e left join calls c on c.task_id = e.task_id and c.call_id = e.call_id
+   where e.ends_at <= clock_timestamp() and c.state is distinct from 'ACCEPTED' and c.state is distinct from 'STARTED'
+   order by e.ends_at limit 500 for no key update of e skip locked
+);
 
 -- name: begin_life
 -- Begins a runner's life. Also ends the previous life of this process, so that other replicas need not wait for its

@@ -129,7 +129,8 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
         async def refund(order: str, cents: int) -> str: ...
 
     The arguments are those of `pydantic_ai.Agent` and of `durable`. A tool takes `effect`: whether a call may run again
-    when its worker died before its outcome was known. None: the tool runs in the agent's own function.
+    when its worker died before its outcome was known. None: the tool runs in the agent's own function. `effect_key`: an
+    `EffectKey`, by which calls are the same effect, which happens once.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
 
     @staticmethod
     def _with_effect(add: Any, func: Any, effect: EffectClass | None, options: dict[str, Any]) -> Any:
-        metadata = {**(options.pop("metadata", None) or {}), **metadata_of(effect)}
+        stated = metadata_of(effect, options.pop("effect_key", None))
+        metadata = {**(options.pop("metadata", None) or {}), **stated}
         decorator = add(metadata=metadata, **options)
         return decorator if func is None else decorator(func)

@@ -20,6 +20,7 @@ from tenure.agents.execution import Execution, unit
 from tenure.agents.own_calls import check_finite, value_of
 from tenure.agents.shared_state import unchanged
 from tenure.control.own_tools import DEFAULT_OUTPUT_BYTES, ForModel, OwnTool, OwnToolContext, ToolError
+from tenure.domain.effect_keys import EffectKey
 from tenure.domain.tools import EffectClass, Outcome
 
 # Makes JSON of a tool's validated arguments, the same in each execution of the task: it names the recorded call.
@@ -79,13 +80,26 @@ class ToolContext(RunContext[Any]):
     epoch: int = 0
 
 
-def metadata_of(effect: EffectClass | None) -> dict[str, Any]:
+def metadata_of(effect: EffectClass | None, effect_key: EffectKey | None = None) -> dict[str, Any]:
     """Returns the metadata for a tool of this effect class. None: the tool runs in the function itself.
 
-    Raises ValueError for a value that is not an effect class.
+    Raises ValueError for a value that is not an effect class, and for the effect key of a tool that has no calls.
     """
     known = effect_class(effect)
-    return {KEY: False if known is None else {"effect": known.value}}
+    if known is None:
+        if effect_key is not None:
+            raise ValueError("a tool with effect=None has no calls of its own, and so no effect key")
+        return {KEY: False}
+    return {KEY: {"effect": known.value, **({} if effect_key is None else {"effect_key": effect_key})}}
+
+
+def effect_key_of(tool: ToolDefinition) -> EffectKey | None:
+    """Returns the effect key in the metadata of a tool. Raises ValueError for another value in its place."""
+    stated = (tool.metadata or {}).get(KEY)
+    key = stated.get("effect_key") if isinstance(stated, Mapping) else None
+    if key is not None and not isinstance(key, EffectKey):
+        raise ValueError(f"tool {tool.name}: effect_key must be a tenure.agents.EffectKey")
+    return key
 
 
 def effect_of(tool: ToolDefinition, effects: Effects) -> EffectClass | None:
@@ -138,6 +152,7 @@ async def call_tool(
         model_limit_bytes=model_limit_bytes,
         needs_approval=needs_approval,
         run=run,
+        effect_key=effect_key_of(definition),
     )
     outcome = await execution.call_own_tool(tool, sent)
     if outcome.detail in _RAISED:

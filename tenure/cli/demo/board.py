@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from devstack.options import Layout
-from tenure.cli.demo.judgement import Observed, Promise, count_effects, count_model_calls, effectful_calls, judge
+from tenure.cli.demo.judgement import Observed, Promise, count_effects, count_model_calls, effects_expected, judge
 from tenure.domain.fencing import describe_epoch
+from tenure.domain.repeated_effects import ALREADY_HAPPENED
 from tenure.domain.states import TaskState, is_terminal
 from tenure.v1 import ledger_pb2, token_pb2
 from tenure.wire.common import STATES, moment
@@ -117,6 +118,10 @@ class Board:
             self.tell(f"{state}: {self.role(entry.actor)} closed the task out", at=moment(entry.record_time))
         elif entry.body.tool_outcome.call_id and entry.body.tool_outcome.call_id == self.interrupted_call:
             self._tell_joined(entry)
+        elif entry.body.tool_outcome.outcome.detail == ALREADY_HAPPENED:
+            call_id = entry.body.tool_outcome.call_id
+            text = f"call {call_id} plans an effect again: it gets the recorded outcome, and the effect happens once"
+            self.tell(text, at=moment(entry.record_time))
         elif self.interrupted_step and entry.step == self.interrupted_step and entry.body.HasField("assistant_message"):
             self._tell_joined_answer(entry)
         self.changed.set()
@@ -168,7 +173,7 @@ class Board:
             answers=answers_by_step(self.entries),
             takeovers=max(0, len(self.holders) - 1),
             effects=count_effects(self.layout.records),
-            effects_expected=tuple(str(call.arguments["line"]) for call in effectful_calls()),
+            effects_expected=effects_expected(),
             stale_refused_ledger=sum(1 for refused in self.refused_by_ledger if refused.presented_epoch == stale),
             stale_refused_tools=sum(1 for refused in self.refused_by_tools if refused.presented_epoch == stale),
             model_calls=count_model_calls(self.layout.model_log),

@@ -25,9 +25,14 @@ EFFECTFUL: Final = frozenset({"append_record", "append_record_unsafe"})
 
 @cache
 def effectful_calls() -> tuple[ToolCall, ...]:
-    """Returns the scenario's calls that append a line to an outside file, in order."""
+    """Returns the scenario's calls that append a line to an outside file, in order. One of them is planned twice."""
     turns = load_scenario(SHIPPED / f"{SCENARIO}.yaml").turns
     return tuple(call for turn in turns for call in turn.calls if call.name in EFFECTFUL)
+
+
+def effects_expected() -> tuple[str, ...]:
+    """Returns the lines of these calls, each once."""
+    return tuple(dict.fromkeys(str(call.arguments["line"]) for call in effectful_calls()))
 
 
 def slow_line() -> str:

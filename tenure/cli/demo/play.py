@@ -8,6 +8,7 @@ when the model runner's record of it is SENT.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Final
 
 from devstack import ServiceProcess, Stack, StackOptions
 from tenure.cli.demo.board import Board, call_of_line, now
-from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS, MODEL, effectful_calls, slow_line, slow_step
+from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS, MODEL, effects_expected, slow_line, slow_step
 from tenure.client import Client
 from tenure.client.retries import CALL_TIMEOUT_SECONDS
 from tenure.domain.states import is_terminal
@@ -92,6 +93,7 @@ _SENT: Final = "SENT"
 
 async def perform(board: Board, environment: Mapping[str, str]) -> None:
     """Plays all acts on a stack of its own. Raises DemoFailed, and what the start of the stack raises."""
+    await asyncio.to_thread(_write_tools_config, board)
     async with _stage(board, options(board, environment)) as (stack, client, pool), TaskGroup() as watching:
         play = Play(board, stack, client, pool)
         watching.create_task(play.follow(), name="follow")
@@ -117,6 +119,7 @@ def options(board: Board, environment: Mapping[str, str]) -> StackOptions:
         workers=1,
         model_runner=True,
         model_latency_ms=MODEL_LATENCY_MS,
+        tools_config=_tools_config(board),
         log_format="human",
         environment={"*": environment, FIRST: {"TENURE_FAILPOINTS": failpoints}},
     )
@@ -159,8 +162,8 @@ class Play:
             request=SubmitTaskRequest(spec=TaskSpec(agent=AgentSpec(model=MODEL))),
         )
         board.task_id, board.submitted_at = task.task_id, moment(task.create_time)
-        count = len(effectful_calls())
-        board.tell(f"the task is submitted; {count} of its tool calls have effects outside", at=board.submitted_at)
+        count = len(effects_expected())
+        board.tell(f"the task is submitted; its tool calls have {count} effects outside", at=board.submitted_at)
         self._submitted.set()
         first = self._stack.workers[0]
         processes = (self._stack.services["coordinator"], self._stack.services["checkpoint"], first)
@@ -294,6 +297,18 @@ class Play:
 def _kill(stack: Stack) -> None:
     for worker in stack.workers:
         worker.kill()
+
+
+def _tools_config(board: Board) -> Path:
+    return board.layout.data_dir / "tools.json"
+
+
+def _write_tools_config(board: Board) -> None:
+    """Writes the config file of the tool service: an order goes out once, however often the model plans it."""
+    config = {"built_in": {"append_record_unsafe": {"effect_key": {"arguments": ["/line"], "scope": "task"}}}}
+    path = _tools_config(board)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 def _others_file(board: Board) -> Path:

@@ -108,4 +108,19 @@ MUTATIONS = (
         ("I12",),
         (Edit("services.tools.calls.running", "        if not marked:\n", "        if False:\n"),),
     ),
+    Mutation(
+        "effect_key",
+        "tools",
+        "an effect key belongs to the call that had it first, and not to the newest one",
+        ("I44",),
+        (
+            Edit(
+                "services.tools",
+                "on conflict (digest) do nothing;\n\n-- name: lock_effects",
+                "on conflict (digest) do update set task_id = excluded.task_id, call_id = excluded.call_id;\n\n"
+                "-- name: lock_effects",
+                sql=True,
+            ),
+        ),
+    ),
 )

@@ -1,0 +1,295 @@
+"""The same effect once: gives effect keys to calls that are about to run, or decides what follows instead.
+
+It runs in the transaction that accepts the calls, under the locks of their fences and records. The row of an effect is
+locked last, in the order of the digests. The rules are tenure/domain/repeated_effects.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from services.tools.calls.accept_rules import ConcludeCall, MarkInDoubt, RunCall, Verdict, WaitForEffect
+from services.tools.calls.records import CallKey, CallRequest, CallRow, unpack_outcome
+from services.tools.statements import QUERIES
+from tenure.domain.effect_keys import Effect, EffectScope, effect_of, idempotency_key, period_number
+from tenure.domain.errors import TenureError, Unavailable
+from tenure.domain.fencing import Claims
+from tenure.domain.in_doubt import DidNotHappen
+from tenure.domain.repeated_effects import (
+    EffectFact,
+    OtherCall,
+    Repeat,
+    already_happened,
+    decide_repeat,
+    fact_of_call,
+    question_about_repeat,
+    refused_repeat,
+    waited_in_vain,
+)
+from tenure.domain.tools import CallState, Outcome, OutcomeStatus, ToolDefinition
+from tenure.runtime.process import rest
+from tenure.runtime.store.postgres import Connection, Pool, connection
+
+
+def effect_of_call(definition: ToolDefinition, claims: Claims, arguments: dict[str, Any]) -> Effect | Outcome | None:
+    """Returns the effect that a call makes; None: an effect of its own. Or the outcome of a call without a key.
+
+    Raises Unavailable (SCOPES_UNKNOWN) if the token does not say to which tasks the task belongs.
+    """
+    key = definition.effect_key
+    if key is None:
+        return None
+    if key.scope is EffectScope.TASK:
+        scope_name = claims.task_id
+    elif key.scope is EffectScope.TENANT:
+        scope_name = ""
+    elif claims.scopes is not None:
+        scope_name = claims.scopes.name_of(key.scope)
+    else:
+        message = f"the token does not have the task's {key.scope}, which the effect key of {definition.name} needs"
+        raise Unavailable(message, reason="SCOPES_UNKNOWN", retry_after_seconds=5.0)
+    try:
+        return effect_of(key, claims.tenant, definition.name, scope_name, arguments)
+    except ValueError as problem:
+        content = f"This call was not run: a call of {definition.name} {problem}."
+        return Outcome(OutcomeStatus.INVALID_ARGUMENTS, content)
+
+
+@dataclass(slots=True)
+class _EffectRow:
+    """An effect, locked. `now`: Unix time of the database. `changed`: this transaction gave the key to another call."""
+
+    holder: CallKey
+    period: int
+    round: int
+    is_unclear: bool
+    fact: EffectFact
+    at: datetime
+    is_over: bool
+    now: float
+    outcome: Outcome | None = None
+    changed: bool = False
+
+    @property
+    def known(self) -> EffectFact:
+        """What is known of the effect, also from the calls that had the key before."""
+        return EffectFact.UNKNOWN if self.fact is EffectFact.NONE and self.is_unclear else self.fact
+
+    @property
+    def other(self) -> OtherCall:
+        return OtherCall(str(self.holder.task_id), self.holder.call_id, self.at, self.outcome)
+
+    def take(self, request: CallRequest, effect: Effect, *, is_new: bool) -> None:
+        """Gives the key to the call. `is_new`: under a new idempotency key, because the effect did not happen yet."""
+        period = period_number(self.now, effect.key.period_seconds)
+        if is_new:
+            self.round = 0 if period > self.period else self.round + 1
+            self.period = max(period, self.period)
+        self.is_unclear = not is_new
+        self.holder, self.fact, self.changed = request.key, EffectFact.RUNNING, True
+
+
+async def once_each(
+    postgres: Connection,
+    batch: Sequence[CallRequest],
+    rows: dict[CallKey, CallRow],
+    verdicts: list[Verdict | TenureError],
+) -> None:
+    """Replaces the verdicts of calls that must not run, because another call has their effect key.
+
+    Writes the keys that calls take. `note_effect_calls` writes the calls, after their records.
+    """
+    places = [
+        place
+        for place, (request, verdict) in enumerate(zip(batch, verdicts, strict=True))
+        if request.effect is not None and isinstance(verdict, RunCall)
+    ]
+    if not places:
+        return
+    requests = [batch[place] for place in places]
+    effects = await _lock(postgres, requests)
+    for place, request in zip(places, requests, strict=True):
+        assert request.effect is not None
+        verdict, row = verdicts[place], effects[request.effect.digest]
+        assert isinstance(verdict, RunCall)
+        verdicts[place] = _decide(verdict, request, rows.get(request.key), row)
+    await _take(postgres, requests, effects)
+
+
+async def note_effect_calls(
+    postgres: Connection, batch: Sequence[CallRequest], verdicts: Sequence[Verdict | TenureError]
+) -> None:
+    """Writes which calls have effect keys or undo another call, with the idempotency keys of those that run."""
+    noted = [
+        (request.key, request.effect.digest, verdict.idempotency_key if isinstance(verdict, RunCall) else "")
+        for request, verdict in zip(batch, verdicts, strict=True)
+        if request.effect is not None and isinstance(verdict, RunCall | ConcludeCall | MarkInDoubt)
+    ] + [
+        (request.key, sha256(request.presented_key.encode()).digest(), request.presented_key)
+        for request, verdict in zip(batch, verdicts, strict=True)
+        if request.effect is None and request.undoes and isinstance(verdict, RunCall)
+    ]
+    if not noted:
+        return
+    columns = {
+        "task_ids": [key.task_id for key, _, _ in noted],
+        "call_ids": [key.call_id for key, _, _ in noted],
+        "digests": [digest for _, digest, _ in noted],
+        "idempotency_keys": [idempotency_key for _, _, idempotency_key in noted],
+    }
+    await postgres.execute(QUERIES.note_effect_calls, columns)
+
+
+def _decide(verdict: RunCall, request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -> Verdict:
+    effect = request.effect
+    assert effect is not None
+    if effect_row.holder != request.key:
+        repeat = _repeat(request, row, effect_row)
+        if repeat is Repeat.WAIT:
+            if request.waits_for_effect:
+                return WaitForEffect(effect_row.holder)
+            return _concluded(waited_in_vain(effect_row.other, request.patience_seconds), verdict)
+        if repeat is Repeat.ANSWER:
+            return _concluded(already_happened(effect_row.other), verdict)
+        if repeat is Repeat.REFUSE:
+            return _concluded(refused_repeat(effect_row.other, effect_row.known), verdict)
+        if repeat is Repeat.ASK:
+            return MarkInDoubt(verdict.call_attempt, question_about_repeat(effect_row.other, effect_row.known))
+        effect_row.take(request, effect, is_new=repeat is Repeat.BEGIN)
+    key = idempotency_key(effect.digest, effect_row.period, effect_row.round)
+    return RunCall(verdict.call_attempt, key)
+
+
+def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -> Repeat:
+    effect = request.effect
+    assert effect is not None
+    if effect_row.is_over and effect_row.fact is not EffectFact.RUNNING:
+        return Repeat.BEGIN
+    return decide_repeat(
+        effect_row.known,
+        request.effect_class,
+        effect.key.on_repeat,
+        is_permitted=_is_permitted(request, row),
+    )
+
+
+def _is_permitted(request: CallRequest, row: CallRow | None) -> bool:
+    """Whether a person decided that this call makes its effect: the doubt was about the repeat, for it never ran."""
+    decision = None if request.resolution is None else request.resolution.decision
+    never_ran = row is not None and row.state is CallState.IN_DOUBT and row.runner_id is None
+    return never_ran and isinstance(decision, DidNotHappen)
+
+
+def _concluded(outcome: Outcome, verdict: RunCall) -> ConcludeCall:
+    return ConcludeCall(replace(outcome, call_attempt=verdict.call_attempt))
+
+
+async def _lock(postgres: Connection, requests: Sequence[CallRequest]) -> dict[bytes, _EffectRow]:
+    """Locks the effects of these calls. Those that no call had belong to the first of the calls with the key."""
+    effects = [request.effect for request in requests if request.effect is not None]
+    digests = [effect.digest for effect in effects]
+    await postgres.execute(
+        QUERIES.insert_effects,
+        {
+            "digests": digests,
+            "tenants": [request.claims.tenant for request in requests],
+            "tools": [request.tool for request in requests],
+            "scopes": [effect.key.scope.value for effect in effects],
+            "keys": [effect.values_json for effect in effects],
+            "task_ids": [request.key.task_id for request in requests],
+            "call_ids": [request.key.call_id for request in requests],
+            "periods": [effect.key.period_seconds for effect in effects],
+        },
+    )
+    locked = await (await postgres.execute(QUERIES.lock_effects, {"digests": digests})).fetchall()
+    holders = [CallKey(row[1], row[2]) for row in locked]
+    calls = await _calls(postgres, holders)
+    return {row[0]: _effect_row(row, holder, calls.get(holder)) for row, holder in zip(locked, holders, strict=True)}
+
+
+async def _calls(postgres: Connection, keys: Sequence[CallKey]) -> dict[CallKey, tuple[Any, ...]]:
+    parameters = {"task_ids": [key.task_id for key in keys], "call_ids": [key.call_id for key in keys]}
+    rows = await (await postgres.execute(QUERIES.calls_with_effects, parameters)).fetchall()
+    return {CallKey(row[0], row[1]): row[2:] for row in rows}
+
+
+def _effect_row(row: tuple[Any, ...], holder: CallKey, call: tuple[Any, ...] | None) -> _EffectRow:
+    """Returns the effect. A holder without a record is one of this transaction, or its record was deleted."""
+    _, _, _, period, round_number, is_unclear, begun_at, kept_fact, is_over, now = row
+    effect_row = _EffectRow(
+        holder, period, round_number, is_unclear, EffectFact.RUNNING, begun_at, is_over=is_over, now=now
+    )
+    if call is not None:
+        effect_row.fact, effect_row.outcome, effect_row.at = fact_of_record(*call)
+    elif kept_fact is not None:
+        effect_row.fact = EffectFact(kept_fact)
+    return effect_row
+
+
+def fact_of_record(
+    state: str, packed: bytes | None, begun_before: bool, at: datetime
+) -> tuple[EffectFact, Outcome | None, datetime]:
+    """Returns what a call record says of the effect, the outcome, and since when."""
+    outcome = None if packed is None else unpack_outcome(packed)
+    return fact_of_call(CallState(state), outcome, begun_before=begun_before), outcome, at
+
+
+async def _take(postgres: Connection, requests: Sequence[CallRequest], effects: dict[bytes, _EffectRow]) -> None:
+    periods = {r.effect.digest: r.effect.key.period_seconds for r in requests if r.effect is not None}
+    taken = {digest: row for digest, row in effects.items() if row.changed}
+    if not taken:
+        return
+    await postgres.execute(
+        QUERIES.take_effects,
+        {
+            "digests": list(taken),
+            "task_ids": [row.holder.task_id for row in taken.values()],
+            "call_ids": [row.holder.call_id for row in taken.values()],
+            "numbers": [row.period for row in taken.values()],
+            "rounds": [row.round for row in taken.values()],
+            "unclear": [row.is_unclear for row in taken.values()],
+            "periods": [periods[digest] for digest in taken],
+        },
+    )
+
+
+# The end of effects.
+
+
+async def forget_effects(postgres: Connection, task_id: UUID) -> None:
+    """Deletes the effects of a task whose call records are about to be deleted.
+
+    Of an effect with a period it keeps what is known, so that no other task makes it again before the period ends.
+    """
+    rows = await (await postgres.execute(QUERIES.effects_of_task, {"task_id": task_id})).fetchall()
+    if not rows:
+        return
+    calls = await _calls(postgres, [CallKey(task_id, call_id) for _, _, call_id in rows])
+    kept = {
+        digest: fact_of_record(*calls[CallKey(task_id, call_id)])[0]
+        for digest, scope, call_id in rows
+        if scope == EffectScope.TENANT and CallKey(task_id, call_id) in calls
+    }
+    facts = [fact.value for fact in kept.values()]
+    await postgres.execute(QUERIES.keep_effects, {"digests": list(kept), "facts": facts})
+    forgotten = [digest for digest, _, _ in rows if digest not in kept]
+    await postgres.execute(QUERIES.forget_effects, {"digests": forgotten})
+
+
+class EffectSweep:
+    """Deletes effects whose period is over."""
+
+    def __init__(self, pool: Pool, interval_seconds: float = 60.0) -> None:
+        self._pool, self._interval_seconds = pool, interval_seconds
+
+    async def run(self) -> None:
+        """Sweeps, as a duty. An effect whose period is over counts as forgotten before it is deleted, too."""
+        while True:
+            async with connection(self._pool) as postgres:
+                await postgres.execute(QUERIES.forget_ended_effects)
+            await rest(self._interval_seconds)

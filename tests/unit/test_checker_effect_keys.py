@@ -1,0 +1,64 @@
+"""I44 as the checker sees it: effects of several tasks with one effect key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from checker.checks.effect_keys import CHECKS
+from checker.history import CallRecord, LedgerEntry, TaskHistory
+from tenure.domain.entries import OperatorRequest
+from tenure.domain.in_doubt import DidNotHappen, ResolveCall
+from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
+
+FIRST = CallRecord(
+    task_id="one",
+    call_id="1.0",
+    tool="pay",
+    effect_class=EffectClass.UNSAFE,
+    state=CallState.FINISHED,
+    epoch=1,
+    outcome=Outcome(OutcomeStatus.SUCCEEDED, ""),
+    idempotency_key="ab-0-0",
+)
+SECOND = replace(FIRST, task_id="two", call_id="2.0")
+RESOLVED = LedgerEntry(
+    task_id="two",
+    sequence=5,
+    body=OperatorRequest("I looked", ResolveCall("2.0", 1, DidNotHappen(runner_is_gone=True))),
+)
+
+
+def violations(second: CallRecord, *entries: LedgerEntry) -> list[str]:
+    (check,) = CHECKS
+    total = check.begin()
+    tasks: list[tuple[CallRecord, tuple[LedgerEntry, ...]]] = [(FIRST, ()), (second, entries)]
+    for call, of_task in tasks:
+        total.add(TaskHistory(task_id=call.task_id, collected=frozenset(), entries=of_task, calls=(call,)))
+    return [str(violation) for violation in total.violations()]
+
+
+@pytest.mark.parametrize("key", ["ab-0-0", "ab-0-1"])
+def test_two_calls_that_made_one_effect_are_reported(key: str) -> None:
+    message = "I44 two: call 2.0 made the effect that call 1.0 of task one made"
+    assert violations(replace(SECOND, idempotency_key=key)) == [message]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        replace(SECOND, idempotency_key="cd-0-0"),
+        replace(SECOND, idempotency_key="ab-1-0"),
+        replace(SECOND, idempotency_key=""),
+        replace(SECOND, effect_class=EffectClass.KEYED),
+        replace(SECOND, outcome=Outcome(OutcomeStatus.FAILED, "")),
+    ],
+    ids=["other effect", "other period", "not run", "same idempotency key", "not made"],
+)
+def test_other_calls_are_not_reported(second: CallRecord) -> None:
+    assert violations(second) == []
+
+
+def test_a_person_may_let_an_effect_happen_again() -> None:
+    assert violations(replace(SECOND, idempotency_key="ab-0-1"), RESOLVED) == []
