@@ -1275,6 +1275,26 @@ class Offer(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TASK_ID_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     QUEUE_FIELD_NUMBER: builtins.int
@@ -1289,6 +1309,9 @@ class Offer(message.Message):
     START_TIMEOUT_FIELD_NUMBER: builtins.int
     PROGRESS_TIMEOUT_FIELD_NUMBER: builtins.int
     LEASE_TTL_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    APPROVALS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1311,6 +1334,8 @@ class Offer(message.Message):
     """
     only_worker_id: builtins.str
     """An operator transfers the task to this worker, valid for a moment; empty: any worker."""
+    agent: builtins.str
+    """For its token: TokenClaims.agent."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools that it may call; absent: all."""
@@ -1326,6 +1351,14 @@ class Offer(message.Message):
     @builtins.property
     def lease_ttl(self) -> duration_pb2.Duration:
         """The task's own policy.lease_ttl; absent: the lifetime of the worker's session."""
+
+    @builtins.property
+    def labels(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """For its token: TokenClaims.labels."""
+
+    @builtins.property
+    def approvals(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """For its token: TokenClaims.approvals."""
 
     def __init__(
         self,
@@ -1344,10 +1377,13 @@ class Offer(message.Message):
         start_timeout: duration_pb2.Duration | None = ...,
         progress_timeout: duration_pb2.Duration | None = ...,
         lease_ttl: duration_pb2.Duration | None = ...,
+        agent: builtins.str = ...,
+        labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        approvals: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "labels", b"labels", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

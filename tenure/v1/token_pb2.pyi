@@ -100,6 +100,26 @@ class TokenClaims(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RESOURCE_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
@@ -109,6 +129,9 @@ class TokenClaims(message.Message):
     ISSUE_TIME_FIELD_NUMBER: builtins.int
     AUDIENCES_FIELD_NUMBER: builtins.int
     INSTALLATION_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    APPROVALS_FIELD_NUMBER: builtins.int
     resource: builtins.str
     """The resource that is held: "tasks/<task_id>", or "leases/<name>" of LeaseService."""
     tenant: builtins.str
@@ -121,6 +144,8 @@ class TokenClaims(message.Message):
     """The holder: a worker_id, "coordinator/<id>" for a close-out, the holder of a lease."""
     installation: builtins.str
     """The installation whose coordinator signed it (TENURE_TLS_INSTALLATION)."""
+    agent: builtins.str
+    """The agent of the task; empty: none. For the tool service, as the two next fields."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools it may call; absent: all of the tenant's."""
@@ -132,6 +157,16 @@ class TokenClaims(message.Message):
     @builtins.property
     def audiences(self) -> containers.RepeatedScalarFieldContainer[TokenAudience.ValueType]:
         """The services that accept it. Every service refuses a token without audiences."""
+
+    @builtins.property
+    def labels(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """The labels of the task."""
+
+    @builtins.property
+    def approvals(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The open calls that a person has approved, as the ledger recorded it: "<call_id>:" and the SHA-256, in lower-case
+        hex, of the tool, a zero byte and the arguments.
+        """
 
     def __init__(
         self,
@@ -145,10 +180,13 @@ class TokenClaims(message.Message):
         issue_time: timestamp_pb2.Timestamp | None = ...,
         audiences: abc.Iterable[TokenAudience.ValueType] | None = ...,
         installation: builtins.str = ...,
+        agent: builtins.str = ...,
+        labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        approvals: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "resource", b"resource", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "labels", b"labels", "resource", b"resource", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,7 +50,9 @@ class ToolServiceStub:
     """
     Execute: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]
     """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
-    unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
+    unknown tool, invalid arguments, an error, a timeout and the refusal of a rule are outcomes. The outcome NOT_ALLOWED,
+    detail NEEDS_APPROVAL, is not recorded: a rule asks for a person's approval, and the call may be made again under a
+    token whose `approvals` have it. The same call_id with other arguments is
     ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
     RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. A call with `own_tool` is INVALID_ARGUMENT: it
     needs ExecuteStream.
@@ -116,6 +118,14 @@ class ToolServiceStub:
     now: the caller compares the digest of all parts. NOT_FOUND / FILE_NOT_FOUND: there is no such file.
     FAILED_PRECONDITION / WORKSPACE_UNREADABLE, NOT_A_FILE. INVALID_ARGUMENT / BAD_PATH.
     """
+    SetToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.SetToolRuleRequest, _admin_service_pb2.SetToolRuleResponse]
+    """Sets a rule on tool calls: AdminService.SetToolRule."""
+    ListToolRules: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolRulesRequest, _admin_service_pb2.ListToolRulesResponse]
+    """Lists the rules: AdminService.ListToolRules."""
+    DeleteToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteToolRuleRequest, _admin_service_pb2.DeleteToolRuleResponse]
+    """Deletes a rule: AdminService.DeleteToolRule."""
+    TryToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TryToolRuleRequest, _admin_service_pb2.TryToolRuleResponse]
+    """Tries a rule on recorded calls: AdminService.TryToolRule."""
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -140,6 +150,10 @@ class ToolServiceAsyncStub(ToolServiceStub):
     DigestFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]  # type: ignore[assignment]
     KeepContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.KeepContentRequest, _tool_service_pb2.KeepContentResponse]  # type: ignore[assignment]
     ReadContent: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ReadContentRequest, _tool_service_pb2.ReadContentResponse]  # type: ignore[assignment]
+    SetToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.SetToolRuleRequest, _admin_service_pb2.SetToolRuleResponse]  # type: ignore[assignment]
+    ListToolRules: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolRulesRequest, _admin_service_pb2.ListToolRulesResponse]  # type: ignore[assignment]
+    DeleteToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteToolRuleRequest, _admin_service_pb2.DeleteToolRuleResponse]  # type: ignore[assignment]
+    TryToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TryToolRuleRequest, _admin_service_pb2.TryToolRuleResponse]  # type: ignore[assignment]
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -293,6 +307,38 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ReadContentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ReadContentResponse, _abc.Awaitable[_tool_service_pb2.ReadContentResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def SetToolRule(
+        self,
+        request: _admin_service_pb2.SetToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.SetToolRuleResponse, _abc.Awaitable[_admin_service_pb2.SetToolRuleResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListToolRules(
+        self,
+        request: _admin_service_pb2.ListToolRulesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListToolRulesResponse, _abc.Awaitable[_admin_service_pb2.ListToolRulesResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def DeleteToolRule(
+        self,
+        request: _admin_service_pb2.DeleteToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.DeleteToolRuleResponse, _abc.Awaitable[_admin_service_pb2.DeleteToolRuleResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def TryToolRule(
+        self,
+        request: _admin_service_pb2.TryToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.TryToolRuleResponse, _abc.Awaitable[_admin_service_pb2.TryToolRuleResponse]]:
         ...
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

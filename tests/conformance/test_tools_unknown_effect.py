@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from services.tools.calls import running, start_and_finish
+from services.tools.calls.accept_ruled import RuledAccepts
 from services.tools.calls.executing import ExecuteJob, Executor, RemoteCallFollower
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.output import OutputStore
+from services.tools.rules.book import RuleBook
 from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
 from services.tools.runners.proof import FormerLives
 from services.tools.statements import SCHEMA
@@ -28,6 +30,7 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.runtime.expressions import Expressions
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import Duties
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
@@ -73,7 +76,9 @@ async def executor(tools_dsn: str, tmp_path: Path) -> AsyncIterator[Executor]:
         keeper = OutputStore(Workspaces(tmp_path), Bounds(10**6, 100))
         limits = RunnerLimits({GENERAL_LANE: 4})
         runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), keeper, limits)
-        made = Executor(accepting, liveness, runner, RemoteCallFollower(pool))
+        expressions = await stack.enter_async_context(Expressions())
+        ruled = RuledAccepts(pool, RuleBook(pool), expressions)
+        made = Executor(accepting, liveness, runner, RemoteCallFollower(pool), ruled)
         duties = await stack.enter_async_context(Duties())
         for name, batcher in (("accepts", made.accepts), ("starts", starts), ("finishes", finishes)):
             duties.start(name, batcher.run)

@@ -74,12 +74,13 @@ class Grants:
         claim_id: str = "",
         tools: tuple[str, ...] | None = None,
         tenant: str = "",
+        **facts: Any,
     ) -> Owner:
-        """A new task's claim, or the next one of a task."""
+        """A new task's claim, or the next one of a task. `facts`: its agent, labels and approvals."""
         task_id = task_id or str(uuid.uuid4())
         claims = Claims(
             TASK_PREFIX + task_id, tenant or self.tenant, epoch, claim_id or str(uuid.uuid4()), "worker-1", tools,
-            installation=DEFAULT_INSTALLATION,
+            installation=DEFAULT_INSTALLATION, **facts,
         )  # fmt: skip
         return Owner(task_id, epoch, sign_task_claims(self.signer, claims, datetime.now(UTC)))
 

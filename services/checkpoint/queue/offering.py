@@ -102,6 +102,7 @@ class OfferedTask(NamedTuple):
     """A task that is reserved for the requesting coordinator.
 
     `policy`: a serialized TaskPolicy. `not_worker_id`, `only_worker_id`: from an operator's transfer, or "".
+    `approved_calls`: as TokenClaims.approvals has them, also of calls that are not open any more.
     """
 
     task_id: str
@@ -116,6 +117,10 @@ class OfferedTask(NamedTuple):
     not_worker_id: str
     only_worker_id: str
     policy: bytes
+    agent: str
+    labels: dict[str, str]
+    approved_calls: list[str]
+    open_calls: list[str]
 
 
 @dataclass(slots=True)

@@ -162,4 +162,7 @@ def _offer(task: OfferedTask) -> pb.Offer:
         start_timeout=timeouts.start.after if timeouts.start.HasField("after") else None,
         progress_timeout=timeouts.progress.after if timeouts.progress.HasField("after") else None,
         lease_ttl=policy.lease_ttl if policy.HasField("lease_ttl") else None,
+        agent=task.agent,
+        labels=task.labels,
+        approvals=[call for call in task.approved_calls if call.partition(":")[0] in task.open_calls],
     )

@@ -144,7 +144,8 @@ update tasks t set offered_until = now() + make_interval(secs => %(reserve_secon
   from chosen where t.task_id = chosen.task_id
 returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools,
           t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
-          case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
+          case when t.steered_until >= now() then t.steered_to else '' end, t.policy, t.agent, t.labels, t.approved_calls,
+          t.open_calls;
 
 -- name: transitions_of_step
 -- The transitions of tasks at their current step, among their newest entries.

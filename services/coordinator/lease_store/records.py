@@ -63,8 +63,8 @@ class SessionRecord:
 class ClaimRecord:
     """The owner of a claim and the reason. It has all fields of a token, because any replica may have to sign it again.
 
-    `suspect`: owners died with the task, so its session must not hold a second such task. The timeouts and the
-    lease's TTL are the task's own, or 0.
+    `labels`: each key, followed by its value. `suspect`: owners died with the task, so its session must not hold a
+    second such task. The timeouts and the lease's TTL are the task's own, or 0.
     """
 
     claim_id: str
@@ -77,6 +77,9 @@ class ClaimRecord:
     loop: str = ""
     key_id: str = ""
     tools: tuple[str, ...] | None = None
+    agent: str = ""
+    labels: tuple[str, ...] = ()
+    approvals: tuple[str, ...] = ()
     suspect: bool = False
     start_timeout_seconds: float = 0.0
     progress_timeout_seconds: float = 0.0

@@ -137,8 +137,18 @@ class AcceptBatch:
     changes: list[_Change] = field(default_factory=list)
     refusals: list[RefusedCall] = field(default_factory=list)
 
-    def decide(self, request: CallRequest, here: RunnerIdentity) -> Verdict | TenureError:
-        """Decides one call. Earlier calls of the batch may have raised its fence."""
+    def is_new(self, request: CallRequest) -> bool:
+        """Whether the fence admits the call, and the call has no record."""
+        is_admitted = isinstance(admit(self.fences[request.key.task_id], request.fence), ToolFenceRow)
+        return is_admitted and request.key not in self.rows
+
+    def decide(
+        self, request: CallRequest, here: RunnerIdentity, by_rules: Verdict | None = None
+    ) -> Verdict | TenureError:
+        """Decides one call. Earlier calls of the batch may have raised its fence.
+
+        `by_rules`: the verdict of the tenant's rules on a call without a record, unless they allow it.
+        """
         task_id = request.key.task_id
         fence = admit(self.fences[task_id], request.fence)
         if isinstance(fence, StaleEpoch):
@@ -148,6 +158,8 @@ class AcceptBatch:
             self.fences[task_id] = self.raised[task_id] = fence
         row = self.rows.get(request.key)
         verdict = decide(row, request, here)
+        if row is None and isinstance(verdict, RunCall):
+            verdict = by_rules or verdict
         if not isinstance(verdict, AlreadyExists):
             self._note_new(request, verdict) if row is None else self._note(request, row, verdict)
         return verdict

@@ -76,7 +76,14 @@ class ConcludeCall:
     outcome: Outcome
 
 
-Verdict = RunCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall
+@dataclass(frozen=True, slots=True)
+class AskFirst:
+    """A rule asks for a person's approval. Nothing is recorded: the approved call comes again, under a newer claim."""
+
+    outcome: Outcome
+
+
+Verdict = RunCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall | AskFirst
 
 
 def admit(row: ToolFenceRow, presented: Fence) -> ToolFenceRow | StaleEpoch:

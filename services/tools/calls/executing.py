@@ -11,13 +11,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Final
 from uuid import UUID
 
 from services.tools.calls.accept import begin_accepting
 from services.tools.calls.accept_new import accept_new_calls
+from services.tools.calls.accept_ruled import RuledAccepts
 from services.tools.calls.accept_rules import (
     AnswerFromRecord,
+    AskFirst,
     ConcludeCall,
     JoinCall,
     MarkInDoubt,
@@ -33,13 +36,13 @@ from services.tools.calls.runs import Event, EventReader
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from services.tools.tool import ToolWork
-from tenure.domain.errors import LimitReached, TenureError, TryLater
+from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.in_doubt import outcome_in_doubt
 from tenure.domain.tools import Outcome
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import rest, resting
 from tenure.runtime.rpc.status import DRAINING
-from tenure.runtime.store.batching import AGAIN, Answer, Batcher
+from tenure.runtime.store.batching import AGAIN, Answer, Batcher, BatchLimits
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import Pool, connection
 
@@ -106,6 +109,8 @@ class RemoteCallFollower:
 
 
 _OVERHEAD_BYTES: Final = 256
+_MAX_RULED: Final = 16
+"""Calls of a batch whose rules are evaluated. Each may take a moment of processor time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,9 +128,15 @@ class Executor:
     """Accepts calls in batches and follows them. `accepts.run` is a duty."""
 
     def __init__(
-        self, kept: DedicatedConnection, liveness: Liveness, runner: Runner, follower: RemoteCallFollower
+        self,
+        kept: DedicatedConnection,
+        liveness: Liveness,
+        runner: Runner,
+        follower: RemoteCallFollower,
+        ruled: RuledAccepts,
     ) -> None:
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
+        self._ruled, self._book = ruled, ruled.book
         self._perhaps_started: set[CallKey] = set()
         """The calls whose first write failed: it may have recorded their start, and this process did not begin them."""
         self._settling: set[asyncio.Task[None]] = set()
@@ -134,6 +145,13 @@ class Executor:
             self._accept,
             key=lambda job: job.request.key,
             size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
+        )
+        self.ruled_accepts: Batcher[ExecuteJob, Accepted] = Batcher(
+            "ruled accepts",
+            self._accept_ruled,
+            key=lambda job: job.request.key,
+            size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
+            limits=BatchLimits(max_items=_MAX_RULED),
         )
 
     def follow(self, job: ExecuteJob, reader: EventReader) -> CallFollower:
@@ -145,7 +163,8 @@ class Executor:
 
         def enqueue(answer: Answer[Accepted]) -> None:
             self._runner.check_room(job.request)
-            self.accepts.enqueue(job, partial(self._pass_on, job, answer))
+            accepts = self.ruled_accepts if job.request.claims.tenant in self._book.tenants else self.accepts
+            accepts.enqueue(job, partial(self._pass_on, job, answer))
 
         follower = CallFollower(reader, enqueue, partial(self._follower.wait_for_change, job.request.key))
         follower.begin()
@@ -170,6 +189,29 @@ class Executor:
         """
         runner_id = self._liveness.runner_id
         await failpoint("tools.before_accept")
+        if monotonic() >= self._book.fresh_until:
+            await self._book.refresh()
+        if not self._book.tenants.isdisjoint(job.request.claims.tenant for job in batch):
+            return await self._accept_without_rules(batch)
+        return await self._accept_new(batch, runner_id)
+
+    async def _accept_without_rules(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
+        """Accepts the calls of a batch whose tenants have no rules yet. The others come again, the other way."""
+        left = [job for job in batch if job.request.claims.tenant not in self._book.tenants]
+        accepted = iter(await self._accept_new(left, self._liveness.runner_id) if left else ())
+        return [_rules_came() if job.request.claims.tenant in self._book.tenants else next(accepted) for job in batch]
+
+    async def _accept_ruled(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
+        """Accepts a batch of calls of tenants with rules."""
+        runner_id = self._liveness.runner_id
+        await failpoint("tools.before_accept")
+        verdicts = await self._ruled.decide(
+            [job.request for job in batch], runner_id, partial(self._runner.runs.identity, runner_id)
+        )
+        self._settled(batch, verdicts)
+        return [self._answer_to(job, (verdict, False), None) for job, verdict in zip(batch, verdicts, strict=True)]
+
+    async def _accept_new(self, batch: Sequence[ExecuteJob], runner_id: UUID) -> list[Accepted | TenureError]:
         ready = [self._ready_start(job, runner_id) for job in batch]
         try:
             verdicts = await self._write(batch, [start is not None for start in ready], runner_id)
@@ -179,13 +221,20 @@ class Executor:
                     self._perhaps_started.add(job.request.key)
                     self._runner.give_back(start)
             raise
-        # A refused call, such as one of an older claim, may still have the STARTED mark of a first write: see _pass_on.
+        if self._perhaps_started:
+            self._settled(batch, [verdict for verdict, _ in verdicts])
+        return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
+
+    def _settled(self, batch: Sequence[ExecuteJob], verdicts: Sequence[Verdict | TenureError]) -> None:
+        """Notes that the records of decided calls are known.
+
+        A refused call, such as one of an older claim, may still have the STARTED mark of a first write: see _pass_on.
+        """
         self._perhaps_started.difference_update(
             job.request.key
-            for job, (verdict, _) in zip(batch, verdicts, strict=True)
+            for job, verdict in zip(batch, verdicts, strict=True)
             if not isinstance(verdict, TenureError)
         )
-        return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
 
     def _ready_start(self, job: ExecuteJob, runner_id: UUID) -> ReadyStart | None:
         """Returns the place of a call that its first write may start; None: it is ACCEPTED first.
@@ -236,7 +285,8 @@ class Executor:
         key, failures = job.request.key, 0
         while key in self._perhaps_started:
             try:
-                await self.accepts.submit(job)
+                is_ruled = job.request.claims.tenant in self._book.tenants
+                await (self.ruled_accepts if is_ruled else self.accepts).submit(job)
             except TryLater as error:
                 failures += 1
                 await asyncio.sleep(AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds))
@@ -267,7 +317,7 @@ class Executor:
                 if job.request.own_outcome is not None:
                     count_outcome(job.request, outcome)
                 return self._end_own_run(job.request, outcome)
-            case AnswerFromRecord(outcome):
+            case AnswerFromRecord(outcome) | AskFirst(outcome):
                 return outcome
             case _:
                 return verdict
@@ -277,3 +327,9 @@ class Executor:
         if request.runs_at_caller:
             self._runner.runs.conclude(request, outcome)
         return outcome
+
+
+def _rules_came() -> Unavailable:
+    """Returns the error for a call of a tenant that has just got its first rule: the repeat is decided by it."""
+    message = "the tenant has rules on tool calls since a moment ago; send the request again"
+    return Unavailable(message, reason="RULES_CHANGED", retry_after_seconds=0.05)
