@@ -81,10 +81,12 @@ class RuleBook:
     async def sets_of(self, tenants: Iterable[str]) -> Mapping[str, RuleSet]:
         """Returns the rules of tenants, as this replica read them last, or reads them."""
         wanted = set(tenants)
-        missing = wanted - self._sets.keys()
-        if missing:
-            self._sets.update(await self._read(missing))
-        return {tenant: self._sets[tenant] for tenant in wanted}
+        known = {tenant: self._sets[tenant] for tenant in wanted & self._sets.keys()}
+        if missing := wanted - known.keys():
+            read = await self._read(missing)
+            self._sets = {**self._sets, **read}  # refresh may have replaced it meanwhile
+            known |= read
+        return known
 
     async def _read(self, tenants: Collection[str]) -> dict[str, RuleSet]:
         async with connection(self._pool) as postgres:
