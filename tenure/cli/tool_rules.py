@@ -51,7 +51,7 @@ async def list_rules(context: Context, client: Client) -> None:
 def _show_all(context: Context, listed: Iterable[tool_pb2.ToolRule]) -> None:
     table = make_list("RULE", "VERDICT", "TOOL", "AGENT", "WHEN", "BOUNDS", "CHANGED", "BY")
     for rule in listed:
-        texts = (rule.name, _verdict(rule.verdict), rule.tool, rule.agent, one_line(rule.when), _bounds(rule))
+        texts = (rule.name, _verdict(rule.verdict), rule.tool, rule.agent, one_line(rule.when, 60), _bounds(rule))
         table.add_row(*texts, ago(rule.update_time), harmless(rule.actor))
     context.console.print(table)
 

@@ -85,7 +85,9 @@ class Expressions:
         """Returns a child that takes requests: what ends it later is the request."""
         pipe = asyncio.subprocess.PIPE
         try:
-            child = await asyncio.create_subprocess_exec(*_COMMAND, stdin=pipe, stdout=pipe, limit=_LONGEST_ANSWER)
+            child = await asyncio.create_subprocess_exec(
+                *_COMMAND, stdin=pipe, stdout=pipe, limit=_LONGEST_ANSWER, env={}
+            )
         except OSError as error:  # no memory, process or descriptor is left
             raise _too_busy() from error
         self._child = child

@@ -187,31 +187,12 @@ class Executor:
         The statement also marks those STARTED whose lane has a free place. Once a write is durable, this runner begins
         the calls that it got, even if their callers went away.
         """
-        runner_id = self._liveness.runner_id
+        runner_id, book = self._liveness.runner_id, self._book
         await failpoint("tools.before_accept")
-        if monotonic() >= self._book.fresh_until:
-            await self._book.refresh()
-        if not self._book.tenants.isdisjoint(job.request.claims.tenant for job in batch):
+        if monotonic() >= book.fresh_until:
+            await book.refresh()
+        if book.tenants and not book.tenants.isdisjoint(job.request.claims.tenant for job in batch):
             return await self._accept_without_rules(batch)
-        return await self._accept_new(batch, runner_id)
-
-    async def _accept_without_rules(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
-        """Accepts the calls of a batch whose tenants have no rules yet. The others come again, the other way."""
-        left = [job for job in batch if job.request.claims.tenant not in self._book.tenants]
-        accepted = iter(await self._accept_new(left, self._liveness.runner_id) if left else ())
-        return [_rules_came() if job.request.claims.tenant in self._book.tenants else next(accepted) for job in batch]
-
-    async def _accept_ruled(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
-        """Accepts a batch of calls of tenants with rules."""
-        runner_id = self._liveness.runner_id
-        await failpoint("tools.before_accept")
-        verdicts = await self._ruled.decide(
-            [job.request for job in batch], runner_id, partial(self._runner.runs.identity, runner_id)
-        )
-        self._settled(batch, verdicts)
-        return [self._answer_to(job, (verdict, False), None) for job, verdict in zip(batch, verdicts, strict=True)]
-
-    async def _accept_new(self, batch: Sequence[ExecuteJob], runner_id: UUID) -> list[Accepted | TenureError]:
         ready = [self._ready_start(job, runner_id) for job in batch]
         try:
             verdicts = await self._write(batch, [start is not None for start in ready], runner_id)
@@ -224,6 +205,23 @@ class Executor:
         if self._perhaps_started:
             self._settled(batch, [verdict for verdict, _ in verdicts])
         return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
+
+    async def _accept_without_rules(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
+        """Accepts the calls of a batch whose tenants have no rules yet. The others come again, the other way."""
+        ruled = self._book.tenants
+        left = [job for job in batch if job.request.claims.tenant not in ruled]
+        accepted = iter(await self._accept(left) if left else ())
+        return [_rules_came() if job.request.claims.tenant in ruled else next(accepted) for job in batch]
+
+    async def _accept_ruled(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
+        """Accepts a batch of calls of tenants with rules."""
+        runner_id = self._liveness.runner_id
+        await failpoint("tools.before_accept")
+        verdicts = await self._ruled.decide(
+            [job.request for job in batch], runner_id, partial(self._runner.runs.identity, runner_id)
+        )
+        self._settled(batch, verdicts)
+        return [self._answer_to(job, (verdict, False), None) for job, verdict in zip(batch, verdicts, strict=True)]
 
     def _settled(self, batch: Sequence[ExecuteJob], verdicts: Sequence[Verdict | TenureError]) -> None:
         """Notes that the records of decided calls are known.
