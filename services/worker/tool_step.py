@@ -58,7 +58,7 @@ class ToolStepProblems:
 
     in_doubt: list[tuple[ToolIntent, Outcome]] = field(default_factory=list)
     late: list[ToolIntent] = field(default_factory=list)
-    asked: list[tuple[ToolIntent, Outcome]] = field(default_factory=list)
+    to_approve: list[tuple[ToolIntent, Outcome]] = field(default_factory=list)
 
 
 class ToolStep:
@@ -103,7 +103,7 @@ class ToolStep:
                     if is_unsettled(outcome) and self._on_in_doubt is InDoubtPolicy.WAIT_FOR_PERSON:
                         problems.in_doubt.append((intent, outcome))
                     elif self._is_asked(intent, outcome):
-                        problems.asked.append((intent, outcome))
+                        problems.to_approve.append((intent, outcome))
                     else:
                         problems.late += [intent] if outcome.status is OutcomeStatus.TIMED_OUT else []
                         self.uncommitted.append((step, ToolOutcome(intent.call_id, outcome)))
@@ -115,7 +115,7 @@ class ToolStep:
         return problems
 
     def _is_asked(self, intent: ToolIntent, outcome: Outcome) -> bool:
-        """Whether the call needs an approval that it does not have. One that has it is not asked about again."""
+        """Whether the call needs an approval that it does not have. One that has it is not to_approve about again."""
         asks = outcome.status is OutcomeStatus.NOT_ALLOWED and outcome.detail == NEEDS_APPROVAL
         return asks and intent.call_id not in self._ledger.point.allowed_calls
 

@@ -231,14 +231,14 @@ class Use:
         return Use(self.calls - 1, _EXACT.subtract(self.total, amount))
 
 
-class Share(NamedTuple):
+class BoundShare(NamedTuple):
     """What a call would take of a rule's bounds."""
 
     counter: Counter
     amount: Decimal
 
 
-def share_of(rule: ToolRule, call: RuledCall, now: float) -> Share:
+def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     """Returns what the call takes of the rule's bounds. `now`: Unix time. Raises Undecided."""
     assert rule.bounds is not None, "only a rule with bounds counts"
     bounds = rule.bounds
@@ -249,7 +249,7 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> Share:
     amount = amount_of(call.at(bounds.sum_of)) if bounds.sum_of else Decimal(0)
     window = bounds.window_seconds
     begins_at = floor(now / window) * window if window else 0.0
-    return Share(Counter(call.tenant, rule.name, subject, window, begins_at), amount)
+    return BoundShare(Counter(call.tenant, rule.name, subject, window, begins_at), amount)
 
 
 def _exactly(value: Decimal) -> Any:
@@ -261,13 +261,13 @@ def _exactly(value: Decimal) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleFinding:
     """What one rule that fits says about a call. `problem`: why it cannot be decided. `share`, `use`: of its bounds."""
 
     rule: ToolRule
     applies: bool
     problem: str = ""
-    share: Share | None = None
+    share: BoundShare | None = None
     use: Use = field(default_factory=Use)
 
 
@@ -277,7 +277,7 @@ class Ruling:
 
     outcome: Outcome | None = None
     asks: bool = False
-    shares: tuple[Share, ...] = ()
+    shares: tuple[BoundShare, ...] = ()
 
     @property
     def verdict(self) -> RuleVerdict:
@@ -287,7 +287,7 @@ class Ruling:
         return RuleVerdict.ASK if self.asks else RuleVerdict.DENY
 
 
-def decide_call(findings: Sequence[Finding], *, is_approved: bool) -> Ruling:
+def decide_call(findings: Sequence[RuleFinding], *, is_approved: bool) -> Ruling:
     """Decides a call by all rules that fit it. `is_approved`: a person has approved this very call."""
     for finding in findings:
         if finding.problem:
@@ -309,7 +309,7 @@ def decide_call(findings: Sequence[Finding], *, is_approved: bool) -> Ruling:
     return Ruling(shares=tuple(finding.share for finding in applied if finding.share is not None))
 
 
-def _by_rule(finding: Finding) -> tuple[RuleVerdict, str]:
+def _by_rule(finding: RuleFinding) -> tuple[RuleVerdict, str]:
     rule = finding.rule
     if rule.bounds is not None and finding.share is not None:
         exceeded = _exceeded(rule.bounds, finding.share, finding.use)
@@ -319,7 +319,7 @@ def _by_rule(finding: Finding) -> tuple[RuleVerdict, str]:
     return rule.verdict, _sentence(rule, clause)
 
 
-def _exceeded(bounds: RuleBounds, share: Share, use: Use) -> str:
+def _exceeded(bounds: RuleBounds, share: BoundShare, use: Use) -> str:
     """Returns a clause with the bound that the call would exceed, or ""."""
     where = _scope(bounds)
     if bounds.count and use.calls >= bounds.count:
@@ -360,13 +360,13 @@ class Counts(Generic[_Call]):
 
     def __init__(self, used: Mapping[Counter, Use]) -> None:
         self._used = dict(used)
-        self.taken: list[tuple[_Call, Share]] = []
+        self.taken: list[tuple[_Call, BoundShare]] = []
 
     def use(self, counter: Counter) -> Use:
         """Returns what the counter has counted so far."""
         return self._used.get(counter, Use())
 
-    def take(self, call: _Call, shares: Iterable[Share]) -> None:
+    def take(self, call: _Call, shares: Iterable[BoundShare]) -> None:
         """Counts a call that is recorded."""
         for share in shares:
             self._used[share.counter] = self.use(share.counter).plus(share.amount)

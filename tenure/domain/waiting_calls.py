@@ -64,12 +64,12 @@ def wait_of(
     intent: ToolIntent,
     approve_tools: Collection[str] = (),
     allowed: Collection[str] = (),
-    asked: Mapping[str, str] = MappingProxyType({}),
+    reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> Wait | Outcome:
-    """Returns the wait of a call, or the call's outcome if its arguments are invalid. `asked`: see `first_wait`."""
+    """Returns the wait of a call, or the call's outcome if its arguments are invalid. `reasons`: see `first_wait`."""
     kind = WAITING_TOOLS.get(intent.tool)
     if kind is None or needs_approval(intent, approve_tools, allowed):
-        return _wait_for_approval(intent, asked.get(intent.call_id, ""))
+        return _wait_for_approval(intent, reasons.get(intent.call_id, ""))
     try:
         if kind is WaitKind.SUB_AGENTS:
             return _wait_for_sub_agents(intent)
@@ -82,29 +82,31 @@ def first_wait(
     asks: Sequence[ToolIntent],
     approve_tools: Collection[str],
     allowed: Collection[str],
-    asked: Mapping[str, str] = MappingProxyType({}),
+    reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Wait | None, list[ToolOutcome]]:
     """Returns the wait of the first call that can begin one, and the outcomes of those before it.
 
-    Calls that need approval wait together, as far as their arguments fit into one wait. `asked`: the calls among them
-    for which a rule of the tenant asks, each with the rule's text.
+    Calls that need approval wait together, as far as their arguments fit into one wait. `reasons`: for each call among
+    them about which a rule of the tenant asks, the text of the rule.
     """
     outcomes: list[ToolOutcome] = []
     for index, ask in enumerate(asks):
-        wait = wait_of(ask, approve_tools, allowed, asked)
+        wait = wait_of(ask, approve_tools, allowed, reasons)
         if isinstance(wait, Outcome):
             outcomes.append(ToolOutcome(ask.call_id, wait))
         elif wait.kind is not WaitKind.TOOL_APPROVAL:
             return wait, outcomes
         else:
             siblings = [
-                one for one in asks[index + 1 :] if one.call_id in asked or needs_approval(one, approve_tools, allowed)
+                one
+                for one in asks[index + 1 :]
+                if one.call_id in reasons or needs_approval(one, approve_tools, allowed)
             ]
-            return _with_siblings(wait, siblings, asked), outcomes
+            return _with_siblings(wait, siblings, reasons), outcomes
     return None, outcomes
 
 
-def _with_siblings(wait: Wait, siblings: Iterable[ToolIntent], asked: Mapping[str, str]) -> Wait:
+def _with_siblings(wait: Wait, siblings: Iterable[ToolIntent], reasons: Mapping[str, str]) -> Wait:
     calls, left_bytes = list(wait.all_calls), MAX_APPROVED_ARGUMENT_BYTES - len(wait.arguments_json.encode())
     for ask in siblings:
         left_bytes -= len(ask.arguments_json.encode())
@@ -115,7 +117,7 @@ def _with_siblings(wait: Wait, siblings: Iterable[ToolIntent], asked: Mapping[st
         return wait
     tools = ", ".join(dict.fromkeys(call.tool for call in calls))
     question = f"May these {len(calls)} calls of {tools} be made?"
-    why = "\n".join(f"{call.call_id}: {asked[call.call_id]}" for call in calls if call.call_id in asked)
+    why = "\n".join(f"{call.call_id}: {reasons[call.call_id]}" for call in calls if call.call_id in reasons)
     context = why[:MAX_CONTEXT_CHARACTERS]
     return replace(wait, calls=tuple(calls), question=question[:MAX_QUESTION_CHARACTERS], context=context)
 

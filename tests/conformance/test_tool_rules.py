@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.tools.rules.book import FRESH_SECONDS
 from tenure.domain.errors import InvalidRequest, NotFound
@@ -20,6 +21,7 @@ def verdict_of(outcome: Outcome) -> tuple[OutcomeStatus, str]:
     return outcome.status, outcome.detail
 
 
+EVER = Timestamp(seconds=1)
 RAN = (OutcomeStatus.SUCCEEDED, "")
 DENIED = (OutcomeStatus.NOT_ALLOWED, "RULE_DENIED")
 FAILED = (OutcomeStatus.NOT_ALLOWED, "RULE_FAILED")
@@ -125,7 +127,7 @@ async def test_beyond_its_bound_a_rule_may_ask(tools: ToolClient, grants: Grants
         assert verdict_of(await tools.outcome(owner, call_id, "append_record", file="a", line="x")) == expected
 
 
-async def test_wrong_rules_are_refused_with_the_place(tools: ToolClient) -> None:
+async def test_a_wrong_rule_has_the_line_of_its_fault(tools: ToolClient) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await set_rule(tools, rule("bad", DENY, "args.line == 'x' && labels.team == 7", count=1, per="args"))
     text = str(refused.value)
@@ -139,7 +141,7 @@ async def test_rules_are_listed_and_tried_without_effect(tools: ToolClient, gran
     for index, line in enumerate(("x", "y", "x")):
         await tools.outcome(owner, f"1.{index}", "append_record", file="a", line=line)
     tried = rule("x-once", ALLOW, "args.line == 'x'", count=1)
-    request = admin_pb.TryToolRuleRequest(tool_rule=tried)
+    request = admin_pb.TryToolRuleRequest(tool_rule=tried, since_time=EVER)
     answer = await tools.stub.TryToolRule(request, timeout=CALL_SECONDS)
     assert (answer.allowed, answer.asked, answer.denied, answer.more) == (1, 0, 2, False)
     assert [(call.task_id, call.call_id) for call in answer.calls] == [(owner.task_id, "1.1"), (owner.task_id, "1.2")]
@@ -149,7 +151,7 @@ async def test_rules_are_listed_and_tried_without_effect(tools: ToolClient, gran
     [listed] = (await tools.stub.ListToolRules(admin_pb.ListToolRulesRequest(), timeout=CALL_SECONDS)).tool_rules
     assert listed == kept
     with pytest.raises(NotFound):
-        await tools.stub.TryToolRule(admin_pb.TryToolRuleRequest(name="other"), timeout=CALL_SECONDS)
+        await tools.stub.TryToolRule(admin_pb.TryToolRuleRequest(name="other", since_time=EVER), timeout=CALL_SECONDS)
 
 
 async def test_racing_callers_never_exceed_a_bound(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
@@ -196,7 +198,7 @@ async def test_a_call_that_never_ran_is_given_back(tool_service: StartTools, gra
     assert verdict_of(await tools.outcome(third, "1.2", "append_record", file="a", line="x")) == DENIED
 
 
-@pytest.mark.parametrize("failpoint", ["tools.before_accept", "tools.after_first_write", "tools.after_effect"])
+@pytest.mark.parametrize("failpoint", ["tools.before_ruled_accept", "tools.after_ruled_accept", "tools.after_effect"])
 async def test_a_killed_replica_counts_a_call_once(
     tool_service: StartTools, grants: Grants, outside: Outside, failpoint: str
 ) -> None:

@@ -17,9 +17,9 @@ from tenure.domain.tool_rules import (
     RULE_DENIED,
     RULE_FAILED,
     Counts,
-    Finding,
     RuleBounds,
     RuledCall,
+    RuleFinding,
     RuleVerdict,
     ToolRule,
     Undecided,
@@ -53,7 +53,7 @@ def test_a_rule_fits_tools_by_their_names(pattern: str, tool: str, fits: bool) -
 
 @given(st.lists(st.tuples(st.sampled_from(RuleVerdict), st.booleans()), max_size=6), st.booleans())
 def test_the_strictest_rule_that_applies_decides(rules: list[tuple[RuleVerdict, bool]], approved: bool) -> None:
-    findings = [Finding(rule(verdict, f"r{index}"), applies) for index, (verdict, applies) in enumerate(rules)]
+    findings = [RuleFinding(rule(verdict, f"r{index}"), applies) for index, (verdict, applies) in enumerate(rules)]
     ruling = decide_call(findings, is_approved=approved)
     applied = [verdict for verdict, applies in rules if applies]
     is_closed = any(verdict is ALLOW for verdict, _ in rules)
@@ -62,7 +62,7 @@ def test_the_strictest_rule_that_applies_decides(rules: list[tuple[RuleVerdict, 
 
 
 def test_a_rule_that_has_a_problem_denies_approved_calls() -> None:
-    ruling = decide_call([Finding(rule(), applies=False, problem="it takes too long")], is_approved=True)
+    ruling = decide_call([RuleFinding(rule(), applies=False, problem="it takes too long")], is_approved=True)
     assert ruling.outcome is not None
     assert (ruling.outcome.detail, ruling.asks) == (RULE_FAILED, False)
 
@@ -78,14 +78,14 @@ def test_a_rule_that_has_a_problem_denies_approved_calls() -> None:
 def test_a_bound_is_exact(used: Use, amount: str, detail: str) -> None:
     bounded = rule(bounds=RuleBounds(count=5, sum_of="args.amount", limit="200"))
     share = share_of(bounded, call(amount=amount), 0.0)
-    ruling = decide_call([Finding(bounded, True, share=share, use=used)], is_approved=False)
+    ruling = decide_call([RuleFinding(bounded, True, share=share, use=used)], is_approved=False)
     assert (ruling.outcome.detail if ruling.outcome else "") == detail
     assert ruling.shares == (() if detail else (share,))
 
 
 def test_beyond_a_bound_an_approval_counts_on() -> None:
     bounded = rule(bounds=RuleBounds(count=1, beyond=ASK))
-    finding = Finding(bounded, True, share=share_of(bounded, call(), 0.0), use=Use(1))
+    finding = RuleFinding(bounded, True, share=share_of(bounded, call(), 0.0), use=Use(1))
     asked = decide_call([finding], is_approved=False)
     assert asked.outcome is not None
     assert (asked.outcome.detail, asked.asks) == (NEEDS_APPROVAL, True)
@@ -111,7 +111,7 @@ def test_equal_values_have_one_counter() -> None:
 
 
 @pytest.mark.parametrize("value", [True, None, [], "", "1e5", "-1", -1, 10**31, "0." + "1" * 13, "NaN", " 1"])
-def test_what_is_no_amount_is_refused(value: Any) -> None:
+def test_an_invalid_amount_is_refused(value: Any) -> None:
     with pytest.raises(Undecided):
         amount_of(value)
 
@@ -153,7 +153,7 @@ def test_calls_of_a_batch_see_those_before() -> None:
     bounded = rule(bounds=RuleBounds(count=2))
     share = share_of(bounded, call(), 0.0)
     for index in range(3):
-        found = Finding(bounded, True, share=share, use=counts.use(share.counter))
+        found = RuleFinding(bounded, True, share=share, use=counts.use(share.counter))
         ruling = decide_call([found], is_approved=False)
         if ruling.outcome is None:
             counts.take(str(index), ruling.shares)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -157,7 +157,9 @@ class TryToolRuleBody:
     name: str = given("a rule that the tenant has; or empty, with rule", "")
     rule: ToolRuleBody | None = given("a rule that need not exist", None)
     agent: str = given("the agent of all these calls, which their records do not have", "")
-    labels: Mapping[str, str] = given("the labels of all these calls, which their records do not have", {})
+    labels: Mapping[str, str] = field(
+        default_factory=dict, metadata={"text": "the labels of all these calls, which their records do not have"}
+    )
 
 
 # Agents.

@@ -73,7 +73,8 @@ class RuledAccepts:
             await bounds.write(postgres)
             return accepting, verdicts
 
+        await failpoint("tools.before_ruled_accept")
         accepting, verdicts = await in_transaction(self._pool, work)
-        await failpoint("tools.after_first_write")
+        await failpoint("tools.after_ruled_accept")
         log_refusals(accepting.refusals)
         return verdicts

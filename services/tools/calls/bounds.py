@@ -1,8 +1,8 @@
 """The rules of tenants in the first write of a call: judged before the locks, counted under the locks of the counters.
 
 A counter changes in the transaction that records the call, and only there. A repeat of a call has a record, so it is
-neither decided nor counted again. A call that never ran is marked by a trigger (0004_rules.sql), and whoever locks its
-counter next subtracts it.
+neither decided nor counted again. A trigger (0004_rules.sql) marks a call that never ran, and the next transaction that
+locks its counter subtracts it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.tools.calls.accept_rules import AnswerFromRecord, AskFirst, RunCall, Verdict, decide_unknown
 from services.tools.calls.records import CallKey, CallRequest
-from services.tools.rules.judging import Judgement, judge
+from services.tools.rules.evaluating import Judgement, judge
 from services.tools.statements import RULES
 from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use
 

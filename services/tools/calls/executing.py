@@ -216,7 +216,6 @@ class Executor:
     async def _accept_ruled(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
         """Accepts a batch of calls of tenants with rules."""
         runner_id = self._liveness.runner_id
-        await failpoint("tools.before_accept")
         verdicts = await self._ruled.decide(
             [job.request for job in batch], runner_id, partial(self._runner.runs.identity, runner_id)
         )

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from services.tools.rules.book import listed_rules
 from services.tools.rules.changes import checked_rule
-from services.tools.rules.judging import judge
+from services.tools.rules.evaluating import judge
 from services.tools.statements import RULES
 from tenure.domain.errors import NotFound
 from tenure.domain.tool_rules import (

@@ -9,8 +9,8 @@ from typing import Any
 from tenure.domain.tool_rules import (
     Counter,
     Counts,
-    Finding,
     RuledCall,
+    RuleFinding,
     Ruling,
     ToolRule,
     Undecided,
@@ -31,8 +31,8 @@ class Judgement:
 
     expressions: Expressions
     values: Mapping[str, Any]
-    findings: Sequence[Finding]
-    open_findings: Sequence[Finding] = ()
+    findings: Sequence[RuleFinding]
+    open_findings: Sequence[RuleFinding] = ()
 
     @property
     def counters(self) -> list[Counter]:
@@ -64,34 +64,34 @@ async def judge(
     try:
         call = called(read_arguments(arguments_json) if rules else {})
     except Undecided as why:
-        return Judgement(expressions, {}, [Finding(rule, applies=False, problem=str(why)) for rule in rules])
+        return Judgement(expressions, {}, [RuleFinding(rule, applies=False, problem=str(why)) for rule in rules])
     values, unused = call.values(), {"used.count": 0, "used.sum": 0.0}
     at_once = [rule for rule in rules if rule.when and not rule.reads_used]
     answers = await expressions.values([rule.when for rule in at_once], {**values, **unused})
     by_name = {rule.name: answer for rule, answer in zip(at_once, answers, strict=True)}
-    findings, later = list[Finding](), list[Finding]()
+    findings, later = list[RuleFinding](), list[RuleFinding]()
     for rule in rules:
         value = by_name.get(rule.name, True)
-        finding = Finding(rule, applies=value is True, problem="" if isinstance(value, bool) else value)
+        finding = RuleFinding(rule, applies=value is True, problem="" if isinstance(value, bool) else value)
         if rule.bounds is not None and (finding.applies or rule.reads_used):
             finding = _with_share(finding, call, now)
         (later if rule.reads_used and not finding.problem else findings).append(finding)
     return Judgement(expressions, values, findings, later)
 
 
-def _with_share(finding: Finding, call: RuledCall, now: float) -> Finding:
+def _with_share(finding: RuleFinding, call: RuledCall, now: float) -> RuleFinding:
     try:
-        return Finding(finding.rule, finding.applies, share=share_of(finding.rule, call, now))
+        return RuleFinding(finding.rule, finding.applies, share=share_of(finding.rule, call, now))
     except Undecided as why:
-        return Finding(finding.rule, applies=False, problem=str(why))
+        return RuleFinding(finding.rule, applies=False, problem=str(why))
 
 
-def _with_use(finding: Finding, counts: Counts[Any]) -> Finding:
+def _with_use(finding: RuleFinding, counts: Counts[Any]) -> RuleFinding:
     use = Use() if finding.share is None else counts.use(finding.share.counter)
-    return Finding(finding.rule, finding.applies, finding.problem, finding.share, use)
+    return RuleFinding(finding.rule, finding.applies, finding.problem, finding.share, use)
 
 
-def _found(finding: Finding, value: bool | str) -> Finding:
+def _found(finding: RuleFinding, value: bool | str) -> RuleFinding:
     """Returns the finding with the value of its expression. A rule that does not apply takes no share."""
     problem = "" if isinstance(value, bool) else value
-    return Finding(finding.rule, value is True, problem, finding.share, finding.use)
+    return RuleFinding(finding.rule, value is True, problem, finding.share, finding.use)
