@@ -1853,7 +1853,7 @@ class TryToolRuleResponse(message.Message):
     denied: builtins.int
     """Those that would have been denied."""
     more: builtins.bool
-    """More than 1,000 calls were recorded since then: only the first 1,000 were decided."""
+    """Only the first calls were decided: at most 1,000, and as many as can be in 5 s."""
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[TriedCall]:
         """The first 100 calls that would not have run at once, the oldest first."""

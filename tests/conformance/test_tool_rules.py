@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -154,17 +155,28 @@ async def test_rules_are_listed_and_tried_without_effect(tools: ToolClient, gran
         await tools.stub.TryToolRule(admin_pb.TryToolRuleRequest(name="other", since_time=EVER), timeout=CALL_SECONDS)
 
 
-async def test_racing_callers_never_exceed_a_bound(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
-    replicas = [await tool_service(), await tool_service()]
+async def race(replicas: Sequence[ToolClient], grants: Grants) -> list[tuple[OutcomeStatus, str]]:
+    """Fifty callers of a tool of which five calls may run, over all replicas."""
     await set_rule(replicas[0], rule("five", ALLOW, "used.count < 100", count=5, sum_of="args.line", limit="1000"))
     await asyncio.sleep(FRESH_SECONDS)
     calls = [
         replicas[number % 2].outcome(grants.claim(), "1.0", "append_record", file="a", line="200")
         for number in range(50)
     ]
-    outcomes = [verdict_of(outcome) for outcome in await asyncio.gather(*calls)]
+    return [verdict_of(outcome) for outcome in await asyncio.gather(*calls)]
+
+
+async def test_racing_callers_never_exceed_a_bound(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
+    outcomes = await race([await tool_service(), await tool_service()], grants)
     assert (outcomes.count(RAN), outcomes.count(DENIED)) == (5, 45)
     assert len(outside.lines("a")) == 5
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("mutation", ["bound_counted", "bound_locked"])
+async def test_a_race_shows_a_missing_guard(tool_service: StartTools, grants: Grants, mutation: str) -> None:
+    replicas = [await tool_service(mutation=mutation), await tool_service(mutation=mutation)]
+    assert (await race(replicas, grants)).count(RAN) > 5
 
 
 async def test_a_new_deny_holds_at_the_other_replica(tool_service: StartTools, grants: Grants) -> None:

@@ -304,7 +304,7 @@ async def tool_service(
     request: pytest.FixtureRequest, tools_dsn: str, grants: Grants, outside: Outside
 ) -> AsyncIterator[StartTools]:
     """Starts replicas. Keyword arguments are settings without their prefix, `failpoints` included; `module`: a service
-    with tools of the test's own.
+    with tools of the test's own; `mutation`: one of its guards is missing.
 
     They have a sandbox where the test asks for `sandbox_detection` or configures tools: its probes at each start take
     more processor time than all else of the start.
@@ -312,7 +312,7 @@ async def tool_service(
     started: list[ToolReplica] = []
     needs_sandbox = "sandbox_detection" in request.fixturenames
 
-    async def start(*, failpoints: str = "", module: str = "", **settings: object) -> ToolReplica:
+    async def start(*, failpoints: str = "", module: str = "", mutation: str = "", **settings: object) -> ToolReplica:
         environment = {
             **_environment(tools_dsn, grants.verifying_keys_file, outside),
             "TENURE_FAILPOINTS": failpoints,
@@ -320,6 +320,8 @@ async def tool_service(
             **{f"TENURE_TOOLS_{name.upper()}": str(value) for name, value in settings.items()},
         }
         command = [sys.executable, "-m", module] if module else command_line("tools")
+        if mutation:
+            command = [sys.executable, "-m", "tests.fault.mutants", "tools", "--mutation", mutation]
         replica = await _start(command, environment, environment["TENURE_TOOLS_POSTGRES_DSN"])
         started.append(replica)
         return replica

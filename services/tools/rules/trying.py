@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from time import monotonic
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -27,6 +28,8 @@ from tenure.wire.tool_rules import RULE_VERDICTS, rule_to_domain
 
 MAX_CALLS: Final = 1000
 MAX_SHOWN: Final = 100
+LONGEST_SECONDS: Final = 5.0
+"""The time for all calls: each may take a moment of processor time."""
 
 
 class _Recorded(NamedTuple):
@@ -48,7 +51,11 @@ async def try_rule(pool: Pool, tenant: str, request: pb.TryToolRuleRequest) -> p
         rule = await _rule_of(pool, expressions, tenant, request)
         rows = await _recorded(pool, tenant, moment(request.since_time))
         counts, response = Counts[str]({}), pb.TryToolRuleResponse(more=len(rows) > MAX_CALLS)
+        ends_at = monotonic() + LONGEST_SECONDS
         for row in rows[:MAX_CALLS]:
+            if monotonic() > ends_at:
+                response.more = True
+                break
             if rule.fits(row.tool, request.agent):
                 ruling = await _tried(expressions, rule, row, counts, tenant, request)
                 _note(response, row, ruling)

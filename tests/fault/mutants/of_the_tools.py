@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fault.mutants.mutation import Edit, Mutation
 
 ACCEPT_RULES = "services.tools.calls.accept_rules"
+ACCEPT_RULED = "services.tools.calls.accept_ruled"
 
 MUTATIONS = (
     Mutation(
@@ -107,5 +108,26 @@ MUTATIONS = (
         "an effect begins only when its call could be marked STARTED under the fence",
         ("I12",),
         (Edit("services.tools.calls.running", "        if not marked:\n", "        if False:\n"),),
+    ),
+    Mutation(
+        "bound_counted",
+        "tools",
+        "the transaction that records a call also counts it against the bounds of its rules",
+        (),
+        (Edit(ACCEPT_RULED, "            await bounds.write(postgres)\n", ""),),
+    ),
+    Mutation(
+        "bound_locked",
+        "tools",
+        "a counter is read under its lock, which lasts until the call is recorded",
+        (),
+        (
+            Edit(
+                ACCEPT_RULED,
+                "            bounds = await lock_bounds(postgres, judgements, ",
+                "            async with self._pool.connection() as other:\n"
+                "                bounds = await lock_bounds(other, judgements, ",
+            ),
+        ),
     ),
 )
