@@ -22,6 +22,7 @@ edge.py               what edges add: further tools and sources (see edges/)
 sources.py            names and limits of the tools that a source describes
 source_facts.py       the status of each tool source, for operators and metrics
 pins.py               a tool of a source is offered only as it was accepted
+rules/                the rules of tenants on tool calls, as this replica knows them
 inspection.py         keeps programs of this uid from inspecting this process
 builtin/              the built-in tools: programs, files, records, waits
 

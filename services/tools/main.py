@@ -21,6 +21,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from services.tools.builtin.python import PYTHON_LANE
+from services.tools.calls.accept_ruled import RuledAccepts
 from services.tools.calls.caller_runs import CallerRuns
 from services.tools.calls.closing import CallForgetter, ClosingTimes, FenceCloser
 from services.tools.calls.effect_keys import EffectSweep
@@ -36,6 +37,8 @@ from services.tools.output import OutputStore
 from services.tools.pins import ToolPins
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
 from services.tools.registry import ToolRegistry
+from services.tools.rules.book import RuleBook
+from services.tools.rules.changes import RuleChanges
 from services.tools.runners.identity import own_identity
 from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
 from services.tools.runners.proof import DeathProver, FormerLives
@@ -48,6 +51,7 @@ from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
+from tenure.runtime.expressions import Expressions
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.audit import RefusalLog, log_refusals
@@ -199,7 +203,9 @@ async def _service(
     if isinstance(tools.sandbox, Sandbox):
         tools.sandbox.on_slot_lost(partial(runner.shrink_lane, PYTHON_LANE))
     follower = RemoteCallFollower(pool)
-    executor = Executor(accepting, liveness, runner, follower, stops)
+    book, expressions = RuleBook(pool), await process.open(Expressions())
+    ruled = RuledAccepts(pool, book, expressions, stops)
+    executor = Executor(accepting, liveness, runner, follower, stops, ruled)
     stop_keeper = StopKeeper(pool, runs, stops)
     closing = FenceCloser(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))
     removal_thread = await process.open(threads("removal", 1))
@@ -212,6 +218,8 @@ async def _service(
     duties.start("prove runners gone", DeathProver(pool, former, who.identity).run, silence_seconds=SILENCE_SECONDS)
     for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):
         duties.start(f"write {name}", batcher.run, silence_seconds=SILENCE_SECONDS)
+    duties.start("write ruled accepts", executor.ruled_accepts.run, silence_seconds=SILENCE_SECONDS)
+    duties.start("read rules", book.poll, silence_seconds=SILENCE_SECONDS)
     duties.start("follow calls elsewhere", follower.poll, silence_seconds=SILENCE_SECONDS)
     duties.start("watch closed fences", closing.watch, silence_seconds=SILENCE_SECONDS)
     duties.start("follow stops", stop_keeper.follow, silence_seconds=SILENCE_SECONDS)
@@ -239,6 +247,7 @@ async def _service(
             server.stopping,
             CallerRuns(follower),
             stop_keeper,
+            RuleChanges(pool, book, expressions),
         ),
     )
     return server

@@ -28,6 +28,9 @@ from services.tools.calls.stops import StopKeeper, list_calls_in_flight
 from services.tools.own_tools import check_own_call, check_own_effect_key, read_own_outcome
 from services.tools.pins import ToolPins, no_such_source
 from services.tools.registry import ToolRegistry
+from services.tools.rules.book import listed_rules
+from services.tools.rules.changes import RuleChanges
+from services.tools.rules.trying import try_rule
 from services.tools.tool import Arguments, Tool, ToolWork
 from services.tools.workspace.kept import ContentPart
 from services.tools.workspace.requests import FileRequests, copy_response, list_response, read_response
@@ -68,10 +71,11 @@ class ToolServicer(ToolServiceServicer):
         stopping: asyncio.Event,
         caller_runs: CallerRuns,
         stops: StopKeeper,
+        rules: RuleChanges,
     ) -> None:
         self._stops = stops
         self._tokens, self._registry, self._pins, self._executor = tokens, registry, pins, executor
-        self._caller_runs = caller_runs
+        self._caller_runs, self._rules = caller_runs, rules
         self._closing, self._forgetting = closing, forgetting
         self._files, self._pool, self._stopping = files, pool, stopping
         self._contents = ContentKeeper(pool, closing, files)
@@ -191,6 +195,26 @@ class ToolServicer(ToolServiceServicer):
     async def ListEffects(self, request: admin_pb.ListEffectsRequest, _context: Any) -> admin_pb.ListEffectsResponse:
         """Returns the tenant's calls with an effect key."""
         return await list_effects(self._pool, current_tenant(), request)
+
+    async def SetToolRule(self, request: admin_pb.SetToolRuleRequest, _context: Any) -> admin_pb.SetToolRuleResponse:
+        """Creates or replaces a rule of the tenant."""
+        return admin_pb.SetToolRuleResponse(tool_rule=await self._rules.set(current_tenant(), request))
+
+    async def ListToolRules(
+        self, _request: admin_pb.ListToolRulesRequest, _context: Any
+    ) -> admin_pb.ListToolRulesResponse:
+        """Lists the rules of the tenant."""
+        return admin_pb.ListToolRulesResponse(tool_rules=await listed_rules(self._pool, current_tenant()))
+
+    async def DeleteToolRule(
+        self, request: admin_pb.DeleteToolRuleRequest, _context: Any
+    ) -> admin_pb.DeleteToolRuleResponse:
+        """Deletes a rule of the tenant."""
+        return admin_pb.DeleteToolRuleResponse(deleted=await self._rules.delete(current_tenant(), request.name))
+
+    async def TryToolRule(self, request: admin_pb.TryToolRuleRequest, _context: Any) -> admin_pb.TryToolRuleResponse:
+        """Tries a rule on the tenant's recorded calls."""
+        return await try_rule(self._pool, current_tenant(), request)
 
     async def ListRefusedCalls(
         self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any

@@ -8,6 +8,7 @@ from tenure.runtime.store.sql import Migrations, Queries
 
 SCHEMA: Final = "tools"
 QUERIES: Final = Queries.load("services.tools")
+RULES: Final = Queries.load("services.tools", "sql/rules.sql")
 MIGRATIONS: Final = Migrations.of("services.tools", schema=SCHEMA)
 
 # Every statement has its index. A connection keeps the plan of a statement until the statistics of a table change, so a

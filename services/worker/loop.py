@@ -221,7 +221,9 @@ class Loop:
         if transition := after_calls(self._point, self._spec.policy, unusual):
             return transition
         approve_tools = (*self._spec.agent.approve_tools, *self._own_approvals)
-        wait, unfit = first_wait(move.asks, approve_tools, self._point.allowed_calls)
+        reasons = {intent.call_id: outcome.content for intent, outcome in unusual.to_approve}
+        asks = (*(intent for intent, _ in unusual.to_approve), *move.asks)
+        wait, unfit = first_wait(asks, approve_tools, self._point.allowed_calls, reasons)
         self._pending += [(move.step, outcome) for outcome in unfit]
         if wait is not None:
             return move_to_wait(wait)

@@ -25,6 +25,7 @@ from tenure.domain.in_doubt import is_unsettled
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
+from tenure.domain.tool_rules import NEEDS_APPROVAL
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.request_context import within_trace
@@ -53,10 +54,13 @@ service must not look like a crash loop.
 
 @dataclass(slots=True)
 class ToolStepProblems:
-    """The calls of a step that need more than the model: calls in doubt, and calls that took too long."""
+    """The calls of a step that need more than the model: calls in doubt, calls that took too long, and calls for which
+    a rule of the tenant asks a person.
+    """
 
     in_doubt: list[tuple[ToolIntent, Outcome]] = field(default_factory=list)
     late: list[ToolIntent] = field(default_factory=list)
+    to_approve: list[tuple[ToolIntent, Outcome]] = field(default_factory=list)
 
 
 class ToolStep:
@@ -101,6 +105,8 @@ class ToolStep:
                     intent, outcome = running.pop(call), call.result()
                     if is_unsettled(outcome) and self._on_in_doubt is InDoubtPolicy.WAIT_FOR_PERSON:
                         problems.in_doubt.append((intent, outcome))
+                    elif self._is_asked(intent, outcome):
+                        problems.to_approve.append((intent, outcome))
                     else:
                         problems.late += [intent] if outcome.status is OutcomeStatus.TIMED_OUT else []
                         self.uncommitted.append((step, ToolOutcome(intent.call_id, outcome)))
@@ -110,6 +116,11 @@ class ToolStep:
                 call.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         return problems
+
+    def _is_asked(self, intent: ToolIntent, outcome: Outcome) -> bool:
+        """Whether the call needs an approval that it does not have. One that has it is not to_approve about again."""
+        asks = outcome.status is OutcomeStatus.NOT_ALLOWED and outcome.detail == NEEDS_APPROVAL
+        return asks and intent.call_id not in self._ledger.point.allowed_calls
 
     async def _first_done(
         self, running: Mapping[asyncio.Task[Outcome], ToolIntent], until: float | None

@@ -34,6 +34,7 @@ waits.py          waits, resume; tasks signal
 answering.py      the text of a wait, the commands that answer it, the question in a terminal
 files.py          files: a task's workspace
 tools.py          tools: tool sources, tools, calls in doubt; effects.py has the calls that touched an effect
+tool_rules.py     tools rules: a tenant's rules on the arguments of calls
 receipts.py       receipts: verify; tools receipt, tools receipts
 workers.py        workers: sessions, claims, queues; tasks refusals
 leases.py         leases: named leases of other systems

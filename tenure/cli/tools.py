@@ -34,6 +34,7 @@ from tenure.cli.formatting import (
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.receipts import receipt, write_receipts
+from tenure.cli.tool_rules import rules
 from tenure.client import Client
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.in_doubt import RUNNER_NOT_GONE, Abandon, Decision, DidNotHappen, Happened
@@ -331,6 +332,7 @@ tools.add_command(accept)
 tools.add_command(receipt)
 tools.add_command(write_receipts)
 tools.add_command(effects)
+tools.add_command(rules)
 
 
 @tools.command("in-doubt", short_help="List the calls in doubt that a person has to resolve.")

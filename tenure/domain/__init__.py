@@ -30,6 +30,7 @@ step
   tools.py              tools, call states, outcomes, unknown names, truncation, own tools
   texts.py              tokens of a text, text for people, spans of time, content that is kept as a file
   tool_arguments.py     strict JSON, and arguments of tools that the ledger answers
+  tool_rules.py         rules of tenants on tool calls: verdicts, and what bounds count
   control.py            the loop of control functions
 waits
   waits.py              wait kinds, answers, outcomes

@@ -10,7 +10,8 @@ years at 1,000 writes a second.
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum, unique
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -89,9 +90,10 @@ class Audience(StrEnum):
 class Claims:
     """The claims of a fencing token. `tools` None: all tools of the tenant. A token does not expire: fences decide.
 
-    `agent`, `queue`: those of the task at its grant, which stops select.
+    `agent`, `queue`: those of the task at its grant, which stops select; `labels`: of the task.
     `audiences`: the services that accept the token; None for an audience that only a newer release knows. `scopes`: the
-    groups of the task; None: the token does not say.
+    groups of the task; None: the token does not say. `approvals`: its open calls that a person has approved, each as
+    `<call_id>:<digest>`.
     """
 
     resource: str
@@ -105,11 +107,17 @@ class Claims:
     agent: str = ""
     queue: str = ""
     scopes: TaskScopes | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    approvals: tuple[str, ...] = ()
 
     @property
     def fence(self) -> Fence:
         """The pair that a fence compares."""
         return Fence(self.epoch, self.claim_id)
+
+    def without_task(self, audiences: tuple[Audience | None, ...]) -> Claims:
+        """Returns the claim itself for these audiences, without what the tool service decides calls by."""
+        return replace(self, audiences=audiences, tools=None, agent="", queue="", scopes=None, labels={}, approvals=())
 
     @property
     def task_id(self) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final
 
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -28,6 +29,11 @@ def strict_json(text: str, *, unique_names: bool = False) -> Any:
     deeply.
     """
     return (_UNIQUE_NAMES if unique_names else _ANY_NAMES).decode(text)
+
+
+def exact_json(text: str) -> Any:
+    """Parses JSON with fractions as exact decimals. Raises as `strict_json` with unique names."""
+    return _EXACT.decode(text)
 
 
 MAX_JSON_DEPTH: Final = 200
@@ -117,13 +123,17 @@ def _object_of_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _strict_decoder(pairs_hook: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> json.JSONDecoder:
-    return json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_number, object_pairs_hook=pairs_hook)
+def _strict_decoder(
+    pairs_hook: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None,
+    parse_float: Callable[[str], Any] = _finite_number,
+) -> json.JSONDecoder:
+    return json.JSONDecoder(parse_constant=_refuse_constant, parse_float=parse_float, object_pairs_hook=pairs_hook)
 
 
 # json.loads would build a decoder for each text, which takes as long as reading an event of a model's answer
 _ANY_NAMES: Final = _strict_decoder(None)
 _UNIQUE_NAMES: Final = _strict_decoder(_object_of_unique_names)
+_EXACT: Final = _strict_decoder(_object_of_unique_names, Decimal)
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _POLICIES: Final = {"time_out": WaitDeadlinePolicy.TIME_OUT, "go_on": WaitDeadlinePolicy.GO_ON}

@@ -4,8 +4,9 @@ a cap of its budget waits without a call.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from tenure.domain.budget import Denied
@@ -59,11 +60,16 @@ def needs_approval(intent: ToolIntent, approve_tools: Collection[str], allowed: 
     return intent.tool in approve_tools and intent.call_id not in allowed and not only_waits
 
 
-def wait_of(intent: ToolIntent, approve_tools: Collection[str] = (), allowed: Collection[str] = ()) -> Wait | Outcome:
-    """Returns the wait of a call, or the call's outcome if its arguments are invalid."""
+def wait_of(
+    intent: ToolIntent,
+    approve_tools: Collection[str] = (),
+    allowed: Collection[str] = (),
+    reasons: Mapping[str, str] = MappingProxyType({}),
+) -> Wait | Outcome:
+    """Returns the wait of a call, or the call's outcome if its arguments are invalid. `reasons`: see `first_wait`."""
     kind = WAITING_TOOLS.get(intent.tool)
     if kind is None or needs_approval(intent, approve_tools, allowed):
-        return _wait_for_approval(intent)
+        return _wait_for_approval(intent, reasons.get(intent.call_id, ""))
     try:
         if kind is WaitKind.SUB_AGENTS:
             return _wait_for_sub_agents(intent)
@@ -73,31 +79,36 @@ def wait_of(intent: ToolIntent, approve_tools: Collection[str] = (), allowed: Co
 
 
 def first_wait(
-    asks: Sequence[ToolIntent], approve_tools: Collection[str], allowed: Collection[str]
+    asks: Sequence[ToolIntent],
+    approve_tools: Collection[str],
+    allowed: Collection[str],
+    reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Wait | None, list[ToolOutcome]]:
     """Returns the wait of the first call that can begin one, and the outcomes of those before it.
 
-    Calls that need approval wait together, as far as their arguments fit into one wait.
+    Calls that need approval wait together, as far as their arguments fit into one wait. `reasons`: for each call among
+    them about which a rule of the tenant asks, the text of the rule.
     """
     outcomes: list[ToolOutcome] = []
     for index, ask in enumerate(asks):
-        wait = wait_of(ask, approve_tools, allowed)
+        wait = wait_of(ask, approve_tools, allowed, reasons)
         if isinstance(wait, Outcome):
             outcomes.append(ToolOutcome(ask.call_id, wait))
         elif wait.kind is not WaitKind.TOOL_APPROVAL:
             return wait, outcomes
         else:
-            return _with_siblings(wait, asks[index + 1 :], approve_tools, allowed), outcomes
+            siblings = [
+                one
+                for one in asks[index + 1 :]
+                if one.call_id in reasons or needs_approval(one, approve_tools, allowed)
+            ]
+            return _with_siblings(wait, siblings, reasons), outcomes
     return None, outcomes
 
 
-def _with_siblings(
-    wait: Wait, asks: Iterable[ToolIntent], approve_tools: Collection[str], allowed: Collection[str]
-) -> Wait:
+def _with_siblings(wait: Wait, siblings: Iterable[ToolIntent], reasons: Mapping[str, str]) -> Wait:
     calls, left_bytes = list(wait.all_calls), MAX_APPROVED_ARGUMENT_BYTES - len(wait.arguments_json.encode())
-    for ask in asks:
-        if not needs_approval(ask, approve_tools, allowed):
-            continue
+    for ask in siblings:
         left_bytes -= len(ask.arguments_json.encode())
         if left_bytes < 0 or len(calls) == MAX_WAITING_CALLS:
             break
@@ -106,7 +117,9 @@ def _with_siblings(
         return wait
     tools = ", ".join(dict.fromkeys(call.tool for call in calls))
     question = f"May these {len(calls)} calls of {tools} be made?"
-    return replace(wait, calls=tuple(calls), question=question[:MAX_QUESTION_CHARACTERS])
+    why = "\n".join(f"{call.call_id}: {reasons[call.call_id]}" for call in calls if call.call_id in reasons)
+    context = why[:MAX_CONTEXT_CHARACTERS]
+    return replace(wait, calls=tuple(calls), question=question[:MAX_QUESTION_CHARACTERS], context=context)
 
 
 def move_to_wait(wait: Wait) -> Transition:
@@ -134,7 +147,7 @@ def leave_at_cap(denied: Denied, policy: BudgetPolicy, partial_result: str) -> T
     return move_to_wait(wait)
 
 
-def _wait_for_approval(intent: ToolIntent) -> Wait | Outcome:
+def _wait_for_approval(intent: ToolIntent, why: str = "") -> Wait | Outcome:
     if len(intent.arguments_json.encode()) > MAX_APPROVED_ARGUMENT_BYTES:
         return unfit(f"A call that needs approval may have at most {MAX_APPROVED_ARGUMENT_BYTES} bytes of arguments.")
     return Wait(
@@ -142,6 +155,7 @@ def _wait_for_approval(intent: ToolIntent) -> Wait | Outcome:
         call_id=intent.call_id,
         question=f"May {intent.tool} be called?",
         options=TOOL_DECISIONS,
+        context=why[:MAX_CONTEXT_CHARACTERS],
         tool=intent.tool,
         arguments_json=intent.arguments_json,
         timeout_seconds=default_timeout_seconds(WaitKind.TOOL_APPROVAL),

@@ -14,6 +14,7 @@ process, in this folder:
   request_context.py  the tenant and the trace of the current request
   retrying.py         retries of an operation by a RetryPolicy
   schema_checks.py    checks the result schemas in requests, and answers, in child processes
+  expressions.py      evaluates CEL expressions in a child process; evaluate_expressions.py is the child
   usage_reports.py    reports of what model calls used, sent until the ledger takes them
   failpoints.py       failpoints, all in one list
 

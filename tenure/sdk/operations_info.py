@@ -316,6 +316,40 @@ ApproverGroupInfo: Final[Any] = _shape(
     "name members updated_at updated_by",
     rename={"updated_by": "actor"},
 )
+RuleBoundsInfo: Final[Any] = _part(
+    "RuleBoundsInfo",
+    tool_pb2.RuleBounds,
+    "How many calls of a rule may run. `limit`: of the sum of the amounts at the path `sum_of`, exact.",
+    "count sum_of limit per window_seconds beyond",
+)
+ToolRuleInfo: Final[Any] = _shape(
+    "ToolRuleInfo",
+    tool_pb2.ToolRule,
+    "A rule on tool calls. `version`: of the tenant's rules, when it last changed.",
+    "name tool agent when verdict reason bounds version updated_at updated_by",
+    optional="bounds",
+    rename={"updated_by": "actor"},
+)
+ToolRules: Final[Any] = _shape(
+    "ToolRules",
+    admin_pb.ListToolRulesResponse,
+    "The rules of a tenant by name.",
+    "rules",
+    rename={"rules": "tool_rules"},
+)
+TriedCallInfo: Final[Any] = _part(
+    "TriedCallInfo",
+    admin_pb.TriedCall,
+    "What a rule would have decided about a recorded call.",
+    "task_id call_id tool verdict reason accepted_at",
+)
+TriedRule: Final[Any] = _shape(
+    "TriedRule",
+    admin_pb.TryToolRuleResponse,
+    "What a rule would have decided about recorded calls. `calls`: the first that would not have run at once. `more`:"
+    " only the first calls were decided.",
+    "allowed asked denied calls more",
+)
 NewApiKey: Final[Any] = _shape(
     "NewApiKey",
     api_key_pb.CreateApiKeyResponse,

@@ -2072,3 +2072,270 @@ class ListEffectsResponse(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["effects", b"effects", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetToolRuleRequest(message.Message):
+    """A rule to set."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOOL_RULE_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    actor: builtins.str
+    """Set by the gateway: the identity of the caller."""
+    @builtins.property
+    def tool_rule(self) -> tool_pb2.ToolRule:
+        """The rule."""
+
+    def __init__(
+        self,
+        *,
+        tool_rule: tool_pb2.ToolRule | None = ...,
+        actor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["tool_rule", b"tool_rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "tool_rule", b"tool_rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetToolRuleResponse(message.Message):
+    """The rule."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOOL_RULE_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def tool_rule(self) -> tool_pb2.ToolRule:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        tool_rule: tool_pb2.ToolRule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["tool_rule", b"tool_rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tool_rule", b"tool_rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListToolRulesRequest(message.Message):
+    """The rules to list."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListToolRulesResponse(message.Message):
+    """All rules of the tenant."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOOL_RULES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def tool_rules(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.ToolRule]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        tool_rules: abc.Iterable[tool_pb2.ToolRule] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tool_rules", b"tool_rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DeleteToolRuleRequest(message.Message):
+    """A rule to delete."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DeleteToolRuleResponse(message.Message):
+    """The rule is deleted."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    DELETED_FIELD_NUMBER: builtins.int
+    deleted: builtins.bool
+    """It existed until this request."""
+    def __init__(
+        self,
+        *,
+        deleted: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["deleted", b"deleted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TryToolRuleRequest(message.Message):
+    """A rule to try on recorded calls."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: builtins.int
+    TOOL_RULE_FIELD_NUMBER: builtins.int
+    SINCE_TIME_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The name of a rule that the tenant has; or empty, with `tool_rule`."""
+    agent: builtins.str
+    """The agent of all these calls, which their records do not have."""
+    @builtins.property
+    def tool_rule(self) -> tool_pb2.ToolRule:
+        """A rule that need not exist."""
+
+    @builtins.property
+    def since_time(self) -> timestamp_pb2.Timestamp:
+        """The calls that were accepted from this time on."""
+
+    @builtins.property
+    def labels(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """The labels of all these calls, which their records do not have."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        tool_rule: tool_pb2.ToolRule | None = ...,
+        since_time: timestamp_pb2.Timestamp | None = ...,
+        agent: builtins.str = ...,
+        labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["since_time", b"since_time", "tool_rule", b"tool_rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "labels", b"labels", "name", b"name", "since_time", b"since_time", "tool_rule", b"tool_rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TryToolRuleResponse(message.Message):
+    """What the rule would have decided."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ALLOWED_FIELD_NUMBER: builtins.int
+    ASKED_FIELD_NUMBER: builtins.int
+    DENIED_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    allowed: builtins.int
+    """The calls that the rule fits and that would have run."""
+    asked: builtins.int
+    """Those that would have needed an approval."""
+    denied: builtins.int
+    """Those that would have been denied."""
+    more: builtins.bool
+    """Only the first calls were decided: at most 1,000, and as many as can be in 5 s."""
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[TriedCall]:
+        """The first 100 calls that would not have run at once, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        allowed: builtins.int = ...,
+        asked: builtins.int = ...,
+        denied: builtins.int = ...,
+        calls: abc.Iterable[TriedCall] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allowed", b"allowed", "asked", b"asked", "calls", b"calls", "denied", b"denied", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TriedCall(message.Message):
+    """What a rule would have decided about a recorded call."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ACCEPT_TIME_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    call_id: builtins.str
+    """The call."""
+    tool: builtins.str
+    """The tool."""
+    verdict: tool_pb2.RuleVerdict.ValueType
+    """ASK or DENY."""
+    reason: builtins.str
+    """What the model would have read, or the person."""
+    @builtins.property
+    def accept_time(self) -> timestamp_pb2.Timestamp:
+        """When the call was accepted."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        call_id: builtins.str = ...,
+        tool: builtins.str = ...,
+        verdict: tool_pb2.RuleVerdict.ValueType = ...,
+        reason: builtins.str = ...,
+        accept_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "call_id", b"call_id", "reason", b"reason", "task_id", b"task_id", "tool", b"tool", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -153,6 +153,26 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.FromString,
                 _registered_method=True)
+        self.SetToolRule = channel.unary_unary(
+                '/tenure.v1.AdminService/SetToolRule',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.SetToolRuleRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.SetToolRuleResponse.FromString,
+                _registered_method=True)
+        self.ListToolRules = channel.unary_unary(
+                '/tenure.v1.AdminService/ListToolRules',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolRulesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolRulesResponse.FromString,
+                _registered_method=True)
+        self.DeleteToolRule = channel.unary_unary(
+                '/tenure.v1.AdminService/DeleteToolRule',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.DeleteToolRuleRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.DeleteToolRuleResponse.FromString,
+                _registered_method=True)
+        self.TryToolRule = channel.unary_unary(
+                '/tenure.v1.AdminService/TryToolRule',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.TryToolRuleRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.TryToolRuleResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -278,6 +298,26 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEffects(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetToolRule(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListToolRules(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteToolRule(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TryToolRule(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -409,6 +449,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListEffects,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListEffectsResponse.SerializeToString,
+            ),
+            'SetToolRule': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetToolRule,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.SetToolRuleRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.SetToolRuleResponse.SerializeToString,
+            ),
+            'ListToolRules': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListToolRules,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolRulesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolRulesResponse.SerializeToString,
+            ),
+            'DeleteToolRule': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteToolRule,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.DeleteToolRuleRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.DeleteToolRuleResponse.SerializeToString,
+            ),
+            'TryToolRule': grpc.unary_unary_rpc_method_handler(
+                    servicer.TryToolRule,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.TryToolRuleRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.TryToolRuleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -137,6 +137,19 @@ class AdminServiceStub:
     """Lists the calls of the caller's tasks with an effect key: all that touched an order, for example. The first accepted
     call is first. An effect is listed for as long as Tenure remembers it. Paged.
     """
+    SetToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.SetToolRuleRequest, _admin_service_pb2.SetToolRuleResponse]
+    """Creates a rule on tool calls, or replaces the one of its name. It holds from then on for each call that is accepted
+    later; the first rule of a tenant holds at every replica within a second. INVALID_ARGUMENT: the expression has a
+    fault, with its place. RESOURCE_EXHAUSTED / TOO_MANY_TOOL_RULES: a tenant has 100.
+    """
+    ListToolRules: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolRulesRequest, _admin_service_pb2.ListToolRulesResponse]
+    """Lists the rules of the tenant by name."""
+    DeleteToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteToolRuleRequest, _admin_service_pb2.DeleteToolRuleResponse]
+    """Deletes a rule and what it has counted. A repeat finds no rule, which is not an error."""
+    TryToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TryToolRuleRequest, _admin_service_pb2.TryToolRuleResponse]
+    """Decides the tenant's recorded calls by one rule alone, the oldest first, and counts from 0. Changes nothing. A rule
+    of the request is checked as SetToolRule does. NOT_FOUND / NO_SUCH_TOOL_RULE: the tenant has no rule of the name.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -167,6 +180,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     EndStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]  # type: ignore[assignment]
     ListStops: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]  # type: ignore[assignment]
     ListEffects: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]  # type: ignore[assignment]
+    SetToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.SetToolRuleRequest, _admin_service_pb2.SetToolRuleResponse]  # type: ignore[assignment]
+    ListToolRules: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolRulesRequest, _admin_service_pb2.ListToolRulesResponse]  # type: ignore[assignment]
+    DeleteToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteToolRuleRequest, _admin_service_pb2.DeleteToolRuleResponse]  # type: ignore[assignment]
+    TryToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TryToolRuleRequest, _admin_service_pb2.TryToolRuleResponse]  # type: ignore[assignment]
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -368,6 +385,38 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListEffectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListEffectsResponse, _abc.Awaitable[_admin_service_pb2.ListEffectsResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def SetToolRule(
+        self,
+        request: _admin_service_pb2.SetToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.SetToolRuleResponse, _abc.Awaitable[_admin_service_pb2.SetToolRuleResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListToolRules(
+        self,
+        request: _admin_service_pb2.ListToolRulesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListToolRulesResponse, _abc.Awaitable[_admin_service_pb2.ListToolRulesResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def DeleteToolRule(
+        self,
+        request: _admin_service_pb2.DeleteToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.DeleteToolRuleResponse, _abc.Awaitable[_admin_service_pb2.DeleteToolRuleResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def TryToolRule(
+        self,
+        request: _admin_service_pb2.TryToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.TryToolRuleResponse, _abc.Awaitable[_admin_service_pb2.TryToolRuleResponse]]:
         ...
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1275,6 +1275,26 @@ class Offer(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TASK_ID_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     QUEUE_FIELD_NUMBER: builtins.int
@@ -1291,6 +1311,8 @@ class Offer(message.Message):
     LEASE_TTL_FIELD_NUMBER: builtins.int
     AGENT_FIELD_NUMBER: builtins.int
     SCOPES_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    APPROVALS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1335,6 +1357,14 @@ class Offer(message.Message):
     def scopes(self) -> token_pb2.TaskScopes:
         """The groups of the task."""
 
+    @builtins.property
+    def labels(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """For its token: TokenClaims.labels."""
+
+    @builtins.property
+    def approvals(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """For its token: TokenClaims.approvals."""
+
     def __init__(
         self,
         *,
@@ -1354,10 +1384,12 @@ class Offer(message.Message):
         lease_ttl: duration_pb2.Duration | None = ...,
         agent: builtins.str = ...,
         scopes: token_pb2.TaskScopes | None = ...,
+        labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        approvals: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "scopes", b"scopes", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "scopes", b"scopes", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "labels", b"labels", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "scopes", b"scopes", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,6 +100,26 @@ class TokenClaims(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RESOURCE_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
@@ -112,6 +132,8 @@ class TokenClaims(message.Message):
     AGENT_FIELD_NUMBER: builtins.int
     QUEUE_FIELD_NUMBER: builtins.int
     SCOPES_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    APPROVALS_FIELD_NUMBER: builtins.int
     resource: builtins.str
     """The resource that is held: "tasks/<task_id>", or "leases/<name>" of LeaseService."""
     tenant: builtins.str
@@ -144,6 +166,16 @@ class TokenClaims(message.Message):
     def scopes(self) -> TaskScopes:
         """The groups of the task, for effect keys; absent in tokens of older releases and of other resources."""
 
+    @builtins.property
+    def labels(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """The labels of the task."""
+
+    @builtins.property
+    def approvals(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The open calls that a person has approved, as the ledger recorded it: "<call_id>:" and the SHA-256, in lower-case
+        hex, of the tool, a zero byte and the arguments.
+        """
+
     def __init__(
         self,
         *,
@@ -159,10 +191,12 @@ class TokenClaims(message.Message):
         agent: builtins.str = ...,
         queue: builtins.str = ...,
         scopes: TaskScopes | None = ...,
+        labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        approvals: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "scopes", b"scopes", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "queue", b"queue", "resource", b"resource", "scopes", b"scopes", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "labels", b"labels", "queue", b"queue", "resource", b"resource", "scopes", b"scopes", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

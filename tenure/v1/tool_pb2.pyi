@@ -300,6 +300,33 @@ EFFECT_FACT_UNKNOWN: EffectFact.ValueType  # 3
 EFFECT_FACT_NONE: EffectFact.ValueType  # 4
 """The call did not make it."""
 
+class _RuleVerdict:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RuleVerdictEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RuleVerdict.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    RULE_VERDICT_UNSPECIFIED: _RuleVerdict.ValueType  # 0
+    """Never sent."""
+    RULE_VERDICT_ALLOW: _RuleVerdict.ValueType  # 1
+    """The call runs."""
+    RULE_VERDICT_ASK: _RuleVerdict.ValueType  # 2
+    """The call needs a person's approval."""
+    RULE_VERDICT_DENY: _RuleVerdict.ValueType  # 3
+    """The call does not run: its outcome is NOT_ALLOWED, detail RULE_DENIED."""
+
+class RuleVerdict(_RuleVerdict, metaclass=_RuleVerdictEnumTypeWrapper):
+    """What a rule decides about a call."""
+
+RULE_VERDICT_UNSPECIFIED: RuleVerdict.ValueType  # 0
+"""Never sent."""
+RULE_VERDICT_ALLOW: RuleVerdict.ValueType  # 1
+"""The call runs."""
+RULE_VERDICT_ASK: RuleVerdict.ValueType  # 2
+"""The call needs a person's approval."""
+RULE_VERDICT_DENY: RuleVerdict.ValueType  # 3
+"""The call does not run: its outcome is NOT_ALLOWED, detail RULE_DENIED."""
+
 @typing.final
 class ToolSource(message.Message):
     """A source of tools, as one replica of the tool service sees it."""
@@ -1226,5 +1253,115 @@ class EffectCall(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "call_attempt", b"call_attempt", "call_id", b"call_id", "detail", b"detail", "epoch", b"epoch", "fact", b"fact", "finish_time", b"finish_time", "has_key", b"has_key", "idempotency_key", b"idempotency_key", "key_json", b"key_json", "scope", b"scope", "start_time", b"start_time", "state", b"state", "status", b"status", "task_id", b"task_id", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ToolRule(message.Message):
+    """A tenant's rule on calls of its tools. The tool service decides a call by all rules whose `tool` and `agent` fit it,
+    when it accepts the call: DENY comes before ASK, and ASK before ALLOW. A tool that a rule with ALLOW fits may be
+    called only as such a rule, or one with ASK, says. A rule that cannot be decided denies the call: NOT_ALLOWED, detail
+    RULE_FAILED. Without a rule that fits, a call is allowed.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    WHEN_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    BOUNDS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    UPDATE_TIME_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name, unique in the tenant."""
+    tool: builtins.str
+    """The tools that it fits: a name in which each `*` stands for any characters."""
+    agent: builtins.str
+    """The agent whose calls it fits; empty: every task's."""
+    when: builtins.str
+    """A CEL expression that is true for the calls that it applies to; empty: to all. It sees args, labels, task, agent,
+    tenant, tool, used.count (an int) and used.sum (a double).
+    """
+    verdict: RuleVerdict.ValueType
+    """What it decides about these calls."""
+    reason: builtins.str
+    """Why, for the model and for people."""
+    version: builtins.int
+    """Set by the service: the version of the tenant's rules that changed it."""
+    actor: builtins.str
+    """Set by the service: who changed it last."""
+    @builtins.property
+    def bounds(self) -> RuleBounds:
+        """How many of these calls may run; absent: any number."""
+
+    @builtins.property
+    def update_time(self) -> timestamp_pb2.Timestamp:
+        """Set by the service: when it last changed."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        tool: builtins.str = ...,
+        agent: builtins.str = ...,
+        when: builtins.str = ...,
+        verdict: RuleVerdict.ValueType = ...,
+        reason: builtins.str = ...,
+        bounds: RuleBounds | None = ...,
+        version: builtins.int = ...,
+        update_time: timestamp_pb2.Timestamp | None = ...,
+        actor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["bounds", b"bounds", "update_time", b"update_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "agent", b"agent", "bounds", b"bounds", "name", b"name", "reason", b"reason", "tool", b"tool", "update_time", b"update_time", "verdict", b"verdict", "version", b"version", "when", b"when"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RuleBounds(message.Message):
+    """How many calls of a rule may run. A call counts from its record on; one that provably never ran is given back."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: builtins.int
+    SUM_OF_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    PER_FIELD_NUMBER: builtins.int
+    WINDOW_FIELD_NUMBER: builtins.int
+    BEYOND_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """The most calls; 0: any number."""
+    sum_of: builtins.str
+    """The path of the amount of a call, such as args.amount: a number from 0 on, or a text with one. Empty: none."""
+    limit: builtins.str
+    """The most of all amounts together, as an exact decimal. Empty: any."""
+    per: builtins.str
+    """The path of the value for each of which the calls are counted apart, such as args.customer; empty: all together."""
+    beyond: RuleVerdict.ValueType
+    """What it decides about further calls: ASK or DENY. Unset: DENY."""
+    @builtins.property
+    def window(self) -> duration_pb2.Duration:
+        """The calls are counted anew in each such time since 1970 in UTC: 24 h begin at midnight. Absent: never. 1 minute to
+        366 days.
+        """
+
+    def __init__(
+        self,
+        *,
+        count: builtins.int = ...,
+        sum_of: builtins.str = ...,
+        limit: builtins.str = ...,
+        per: builtins.str = ...,
+        window: duration_pb2.Duration | None = ...,
+        beyond: RuleVerdict.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["beyond", b"beyond", "count", b"count", "limit", b"limit", "per", b"per", "sum_of", b"sum_of", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

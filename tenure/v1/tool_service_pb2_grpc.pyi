@@ -50,7 +50,9 @@ class ToolServiceStub:
     """
     Execute: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]
     """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
-    unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
+    unknown tool, invalid arguments, an error, a timeout and the refusal of a rule are outcomes. The outcome NOT_ALLOWED,
+    detail NEEDS_APPROVAL, is not recorded: a rule asks for a person's approval, and the call may be made again under a
+    token whose `approvals` have it. The same call_id with other arguments is
     ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
     RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later. UNAVAILABLE / STOPPED: an operator stopped the
     call; release the task, and make the call again after the stop. A call with `own_tool` is INVALID_ARGUMENT: it
@@ -126,6 +128,14 @@ class ToolServiceStub:
     """Lists the calls of tasks that were in flight at the time of a stop."""
     ListEffects: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]
     """Lists calls with an effect key, see AdminService.ListEffects."""
+    SetToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.SetToolRuleRequest, _admin_service_pb2.SetToolRuleResponse]
+    """Sets a rule on tool calls: AdminService.SetToolRule."""
+    ListToolRules: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolRulesRequest, _admin_service_pb2.ListToolRulesResponse]
+    """Lists the rules: AdminService.ListToolRules."""
+    DeleteToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteToolRuleRequest, _admin_service_pb2.DeleteToolRuleResponse]
+    """Deletes a rule: AdminService.DeleteToolRule."""
+    TryToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TryToolRuleRequest, _admin_service_pb2.TryToolRuleResponse]
+    """Tries a rule on recorded calls: AdminService.TryToolRule."""
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -153,6 +163,10 @@ class ToolServiceAsyncStub(ToolServiceStub):
     SetStops: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.SetStopsRequest, _tool_service_pb2.SetStopsResponse]  # type: ignore[assignment]
     ListCallsInFlight: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsInFlightRequest, _tool_service_pb2.ListCallsInFlightResponse]  # type: ignore[assignment]
     ListEffects: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]  # type: ignore[assignment]
+    SetToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.SetToolRuleRequest, _admin_service_pb2.SetToolRuleResponse]  # type: ignore[assignment]
+    ListToolRules: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolRulesRequest, _admin_service_pb2.ListToolRulesResponse]  # type: ignore[assignment]
+    DeleteToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteToolRuleRequest, _admin_service_pb2.DeleteToolRuleResponse]  # type: ignore[assignment]
+    TryToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TryToolRuleRequest, _admin_service_pb2.TryToolRuleResponse]  # type: ignore[assignment]
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -330,6 +344,38 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListEffectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListEffectsResponse, _abc.Awaitable[_admin_service_pb2.ListEffectsResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def SetToolRule(
+        self,
+        request: _admin_service_pb2.SetToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.SetToolRuleResponse, _abc.Awaitable[_admin_service_pb2.SetToolRuleResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListToolRules(
+        self,
+        request: _admin_service_pb2.ListToolRulesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListToolRulesResponse, _abc.Awaitable[_admin_service_pb2.ListToolRulesResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def DeleteToolRule(
+        self,
+        request: _admin_service_pb2.DeleteToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.DeleteToolRuleResponse, _abc.Awaitable[_admin_service_pb2.DeleteToolRuleResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def TryToolRule(
+        self,
+        request: _admin_service_pb2.TryToolRuleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.TryToolRuleResponse, _abc.Awaitable[_admin_service_pb2.TryToolRuleResponse]]:
         ...
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.validators.common import MAX_ID_CHARACTERS, Check, check_duration, check_filter, check_moment
 from tenure.validators.rules import WORKER_ID, Violations
 
@@ -100,7 +100,27 @@ def _accept_tools(request: Any, v: Violations) -> None:
     v.require(len(names) == len(request.tools), "tools", "must be different tools")
 
 
+def _check_rule(rule: tool_pb2.ToolRule, v: Violations) -> None:
+    v.require(rule.verdict != tool_pb2.RULE_VERDICT_UNSPECIFIED, "tool_rule.verdict", "must be set")
+
+
+def _set_rule(request: admin.SetToolRuleRequest, v: Violations) -> None:
+    v.require(request.HasField("tool_rule"), "tool_rule", "must be set")
+    _check_rule(request.tool_rule, v)
+
+
+def _try_rule(request: admin.TryToolRuleRequest, v: Violations) -> None:
+    has_rule = request.HasField("tool_rule")
+    v.require(bool(request.name) != has_rule, "tool_rule", "must be set, or the name of a rule: one of the two")
+    if has_rule:
+        _check_rule(request.tool_rule, v)
+    v.require(request.HasField("since_time"), "since_time", "must be set")
+    check_moment("since_time", request.since_time, v)
+
+
 CHECKS: Final[dict[type, Check]] = {
+    admin.SetToolRuleRequest: _set_rule,
+    admin.TryToolRuleRequest: _try_rule,
     admin.ResolveInDoubtCallRequest: check_resolution,
     checkpoint.ListAgingRequest: _aging,
     admin.ListAgingTasksRequest: _aging_with_leases,

@@ -13,6 +13,7 @@ coordinator_service.py   the slots of a worker
 token.py                 signs and reads fencing tokens
 access.py                the access rules of methods
 audit.py                 audit records, and what a request acts on
+tool_rules.py            rules on tool calls
 tool.py                  tool definitions, outcomes, call records, calls in doubt
 stops.py                 stops, and what a request for one selects
 tenant_service.py        quotas

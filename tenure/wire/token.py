@@ -40,13 +40,9 @@ def sign_task_claims(signer: Signer, claims: Claims, issued_at: datetime) -> tok
     token = sign_claims(
         signer, replace(claims, audiences=(Audience.CHECKPOINT, Audience.TOOLS, Audience.MODELS)), issued_at
     )
-    for_providers = _for_providers(claims)
+    for_providers = claims.without_task((Audience.PROVIDER,))
     token.provider_token.CopyFrom(sign_claims(signer, for_providers, issued_at))
     return token
-
-
-def _for_providers(claims: Claims) -> Claims:
-    return replace(claims, audiences=(Audience.PROVIDER,), tools=None, agent="", queue="", scopes=None)
 
 
 def read_claims(token: token_pb2.FencingToken) -> Claims:
@@ -84,7 +80,7 @@ class TokenChecker:
         if claims is None:
             claims = read_claims(token)
             claims.check_audience(self.audience, self.installation)
-            claims = claims if self.keeps_tools else replace(claims, tools=None)
+            claims = claims if self.keeps_tools else claims.without_task(claims.audiences)
             self._read.put(digest, claims)
         check_holder(current_principal(), claims.holder)
         return claims
@@ -101,7 +97,7 @@ class TokenChecker:
         known = self._provider_tokens.get(digest)
         if known is not None and known[0] == claims:
             return known[1]
-        if read_claims(theirs) != _for_providers(claims):
+        if read_claims(theirs) != claims.without_task((Audience.PROVIDER,)):
             message = "the token for tool providers is not of the claim that the call is made under"
             raise PermissionDenied(message, reason="WRONG_AUDIENCE")
         only = token_pb2.FencingToken(claims=theirs.claims, key_id=theirs.key_id, signature=theirs.signature)

@@ -185,6 +185,9 @@ class Terminal:
             case ["agent", file, *system]:
                 text = f'name = "support"\nmodel = "sim-hello"\nsystem = "{" ".join(system)}"\n'
                 (self.folder / file).write_text(text)
+            case ["rule", file]:
+                page = PAGE.with_name("rules.md").read_text()
+                (self.folder / file).write_text(page.partition("```toml\n")[2].partition("```")[0])
             case _:
                 raise AssertionError(f"first: {words} is not known here")
 

@@ -131,7 +131,12 @@ SCENES: Final = {
 OF_MODEL_RUNNERS: Final = frozenset({"models.before_admission", "models.before_call", "models.before_end"})
 """The suite's workers call models directly: test_model_calls.py meets these."""
 
-ELSEWHERE: Final = OF_MODEL_RUNNERS | {"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"}
+OF_RULES: Final = frozenset({"tools.before_ruled_accept", "tools.after_ruled_accept"})
+"""The suite's tenants have no rules: tests/conformance/test_tool_rules.py meets these."""
+
+ELSEWHERE: Final = (
+    OF_MODEL_RUNNERS | OF_RULES | {"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"}
+)
 """The suite's tasks are agents', without own tools and large results of functions: test_own_tools.py and
 tests/testing/test_large_results.py meet the others."""
 

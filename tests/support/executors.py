@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from services.tools.calls.accept_ruled import RuledAccepts
 from services.tools.calls.executing import ExecuteJob, Executor, RemoteCallFollower
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.calls.stops import StopView
 from services.tools.output import OutputStore
+from services.tools.rules.book import RuleBook
 from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
 from services.tools.runners.proof import FormerLives
 from services.tools.statements import SCHEMA, SESSION_SETTINGS
@@ -22,6 +24,7 @@ from services.tools.tool import GENERAL_LANE
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.tools import Outcome
+from tenure.runtime.expressions import Expressions
 from tenure.runtime.process import Duties
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import PoolOptions, open_pool
@@ -46,7 +49,9 @@ async def executor_over(dsn: str, folder: Path, *, lane: int = 4) -> AsyncIterat
         limits = RunnerLimits({GENERAL_LANE: lane})
         runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits)
         follower = RemoteCallFollower(pool, poll_seconds=0.02)
-        executor = Executor(accepting, liveness, runner, follower, stops)
+        expressions = await stack.enter_async_context(Expressions())
+        ruled = RuledAccepts(pool, RuleBook(pool), expressions, stops)
+        executor = Executor(accepting, liveness, runner, follower, stops, ruled)
         duties = await stack.enter_async_context(Duties())
         for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):
             duties.start(name, batcher.run)

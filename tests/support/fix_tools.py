@@ -76,12 +76,16 @@ class Grants:
         tools: tuple[str, ...] | None = None,
         tenant: str = "",
         tree: str = "",
+        **facts: Any,
     ) -> Owner:
-        """A new task's claim, or the next one of a task. `tree`: of a sub-agent or a fork, the id of its root."""
+        """A new task's claim, or the next one of a task.
+
+        `tree`: of a sub-agent or a fork, the id of its root. `facts`: its agent, labels and approvals.
+        """
         task_id = task_id or str(uuid.uuid4())
         claims = Claims(
             TASK_PREFIX + task_id, tenant or self.tenant, epoch, claim_id or str(uuid.uuid4()), "worker-1", tools,
-            installation=DEFAULT_INSTALLATION, scopes=TaskScopes(tree or task_id),
+            installation=DEFAULT_INSTALLATION, scopes=TaskScopes(tree or task_id), **facts,
         )  # fmt: skip
         return Owner(task_id, epoch, sign_task_claims(self.signer, claims, datetime.now(UTC)))
 
@@ -305,7 +309,7 @@ async def tool_service(
     request: pytest.FixtureRequest, tools_dsn: str, grants: Grants, outside: Outside
 ) -> AsyncIterator[StartTools]:
     """Starts replicas. Keyword arguments are settings without their prefix, `failpoints` included; `module`: a service
-    with tools of the test's own.
+    with tools of the test's own; `mutation`: one of its guards is missing.
 
     They have a sandbox where the test asks for `sandbox_detection` or configures tools: its probes at each start take
     more processor time than all else of the start.
@@ -313,7 +317,7 @@ async def tool_service(
     started: list[ToolReplica] = []
     needs_sandbox = "sandbox_detection" in request.fixturenames
 
-    async def start(*, failpoints: str = "", module: str = "", **settings: object) -> ToolReplica:
+    async def start(*, failpoints: str = "", module: str = "", mutation: str = "", **settings: object) -> ToolReplica:
         environment = {
             **_environment(tools_dsn, grants.verifying_keys_file, outside),
             "TENURE_FAILPOINTS": failpoints,
@@ -321,6 +325,8 @@ async def tool_service(
             **{f"TENURE_TOOLS_{name.upper()}": str(value) for name, value in settings.items()},
         }
         command = [sys.executable, "-m", module] if module else command_line("tools")
+        if mutation:
+            command = [sys.executable, "-m", "tests.fault.mutants", "tools", "--mutation", mutation]
         replica = await _start(command, environment, environment["TENURE_TOOLS_POSTGRES_DSN"])
         started.append(replica)
         return replica

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.agents.rows import reader_of
-from services.checkpoint.approvals.groups import members_for
+from services.checkpoint.approvals.groups import APPROVALS, members_for
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.operator_requests import conclude, intervene, root_of
@@ -31,6 +31,7 @@ from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.domain.images import ANSWER_TEXT
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
+from tenure.domain.waits import call_digest
 from tenure.runtime.failpoints import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
@@ -172,9 +173,11 @@ def _append_message(draft: Draft, request: pb.AppendForeignRequest, sent: ledger
 
 async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
     if request.WhichOneof("fact") == "wait_answer":
-        for call in await _answer(connection, draft, request):
+        approved = await _answer(connection, draft, request)
+        for call in approved:
             if call.tool == SPAWN_SUB_AGENTS:
                 await spawn(connection, draft, call, is_approved=True)
+        await _keep_approvals(connection, draft.row.task_id, approved)
         return
     wanted: OperatorRequest | None = None
     if request.WhichOneof("fact") == "cancel_request":
@@ -192,6 +195,13 @@ async def _append(connection: Connection, draft: Draft, request: pb.AppendForeig
     draft.append(kind, body.SerializeToString(), step=draft.row.step, actor=request.actor, by_claim=False)
     if wanted is not None:
         conclude(draft, wanted, request.actor)
+
+
+async def _keep_approvals(connection: Connection, task_id: str, calls: Sequence[ToolIntent]) -> None:
+    """Keeps approved calls for the next owner's token: the tool service takes no worker's word for an approval."""
+    if calls:
+        kept = [f"{call.call_id}:{call_digest(call.tool, call.arguments_json)}" for call in calls]
+        await connection.execute(APPROVALS.keep_approvals, {"task_id": task_id, "approved": kept})
 
 
 def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:

@@ -102,7 +102,8 @@ class OfferedTask(NamedTuple):
     """A task that is reserved for the requesting coordinator.
 
     `policy`: a serialized TaskPolicy. `not_worker_id`, `only_worker_id`: from an operator's transfer, or "". `tree`,
-    `conversation`, `source`: see `TaskScopes`.
+    `conversation`, `source`: see `TaskScopes`. `approved_calls`: as TokenClaims.approvals has them, also of calls that
+    are not open any more.
     """
 
     task_id: str
@@ -121,6 +122,9 @@ class OfferedTask(NamedTuple):
     tree: str
     conversation: str
     source: str
+    labels: dict[str, str]
+    approved_calls: list[str]
+    open_calls: list[str]
 
 
 @dataclass(slots=True)

@@ -164,4 +164,6 @@ def _offer(task: OfferedTask) -> pb.Offer:
         lease_ttl=policy.lease_ttl if policy.HasField("lease_ttl") else None,
         agent=task.agent,
         scopes=token_pb2.TaskScopes(tree=task.tree, conversation=task.conversation, source=task.source),
+        labels=task.labels,
+        approvals=[call for call in task.approved_calls if call.partition(":")[0] in task.open_calls],
     )

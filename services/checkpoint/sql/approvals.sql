@@ -53,3 +53,10 @@ delete from answer_links
                     where expires_at < clock_timestamp() - make_interval(secs => %(kept_seconds)b)
                     order by expires_at limit %(limit)b)
 returning 1;
+
+-- name: keep_approvals
+-- Adds approved calls to those of the task that are still open.
+update tasks t
+   set approved_calls = %(approved)b::text[] || array(
+         select a from unnest(t.approved_calls) a where split_part(a, ':', 1) = any(t.open_calls))
+ where task_id = %(task_id)b::text::uuid;

@@ -158,7 +158,8 @@ returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.
           case when t.steered_until >= now() then t.steered_to else '' end, t.policy, t.agent,
           coalesce((select r.effects_tree from tasks r where r.task_id = t.root_task_id), t.root_task_id)::text,
           case when t.source_kind = 'CONVERSATION' then t.source_id else '' end,
-          coalesce((select run_of_source(r) from tasks r where r.task_id = t.root_task_id), '');
+          coalesce((select run_of_source(r) from tasks r where r.task_id = t.root_task_id), ''),
+          t.labels, t.approved_calls, t.open_calls;
 
 -- name: transitions_of_step
 -- The transitions of tasks at their current step, among their newest entries.

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 from uuid import uuid4
 
@@ -130,11 +131,13 @@ class ClaimGranter:
             loop=offer.loop,
             key_id=self._issuer.key_id,
             tools=tuple(offer.tools.names) if offer.HasField("tools") else None,
+            agent=offer.agent,
+            labels=tuple(chain.from_iterable(sorted(offer.labels.items()))),
+            approvals=tuple(offer.approvals),
             suspect=offer.suspect,
             start_timeout_seconds=seconds(offer.start_timeout),
             progress_timeout_seconds=seconds(offer.progress_timeout),
             lease_ttl_seconds=seconds(offer.lease_ttl),
-            agent=offer.agent,
             queue=offer.queue,
             scopes=scopes_to_domain(offer.scopes) if offer.HasField("scopes") else None,
         )

@@ -63,8 +63,8 @@ class SessionRecord:
 class ClaimRecord:
     """The owner of a claim and the reason. It has all fields of a token, because any replica may have to sign it again.
 
-    `suspect`: owners died with the task, so its session must not hold a second such task. The timeouts and the
-    lease's TTL are the task's own, or 0. `scopes`: the fields of `TaskScopes`.
+    `labels`: each key, followed by its value. `suspect`: owners died with the task, so its session must not hold a
+    second such task. The timeouts and the lease's TTL are the task's own, or 0. `scopes`: the fields of `TaskScopes`.
     """
 
     claim_id: str
@@ -77,11 +77,13 @@ class ClaimRecord:
     loop: str = ""
     key_id: str = ""
     tools: tuple[str, ...] | None = None
+    agent: str = ""
+    labels: tuple[str, ...] = ()
+    approvals: tuple[str, ...] = ()
     suspect: bool = False
     start_timeout_seconds: float = 0.0
     progress_timeout_seconds: float = 0.0
     lease_ttl_seconds: float = 0.0
-    agent: str = ""
     queue: str = ""
     scopes: tuple[str, ...] | None = None
 

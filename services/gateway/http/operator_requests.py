@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -12,6 +13,7 @@ from services.gateway.http.shapes import given
 from tenure.domain.access import Permission
 from tenure.domain.quotas import QuotaKind, QuotaPolicy
 from tenure.domain.states import TaskState
+from tenure.domain.tool_rules import RuleVerdict
 from tenure.domain.waits import WaitDeadlinePolicy
 
 # One task. Each request has `request_id`, too.
@@ -132,6 +134,47 @@ class AcceptToolsBody:
     """Held tools to offer from now on."""
 
     tools: tuple[SeenToolBody, ...] = given("the tools")
+
+
+# Rules on tool calls.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleBoundsBody:
+    """How many calls of a rule may run."""
+
+    count: int = given("the most calls; 0: any number", 0)
+    sum_of: str = given("the path of the amount of a call, such as args.amount", "")
+    limit: str = given("the most of all amounts together, as an exact decimal", "")
+    per: str = given("the path of the value for each of which the calls are counted apart, such as args.customer", "")
+    window_seconds: float | None = given("counted anew in each such time since 1970 in UTC; null: never", None)
+    beyond: RuleVerdict = given("what it decides about further calls: ASK or DENY", RuleVerdict.DENY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRuleBody:
+    """A rule on calls of tools."""
+
+    name: str = given("its name; a rule with it is replaced")
+    tool: str = given("the tools that it fits: a name in which each * stands for any characters")
+    verdict: RuleVerdict = given("what it decides")
+    agent: str = given("the agent whose calls it fits; empty: every task's", "")
+    when: str = given("a CEL expression that is true for the calls that it applies to; empty: to all", "")
+    reason: str = given("why, for the model and for people", "")
+    bounds: RuleBoundsBody | None = given("how many of these calls may run; null: any number", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryToolRuleBody:
+    """A rule to try on recorded calls."""
+
+    since: datetime = given("the calls that were accepted from this time on")
+    name: str = given("a rule that the tenant has; or empty, with rule", "")
+    rule: ToolRuleBody | None = given("a rule that need not exist", None)
+    agent: str = given("the agent of all these calls, which their records do not have", "")
+    labels: Mapping[str, str] = field(
+        default_factory=dict, metadata={"text": "the labels of all these calls, which their records do not have"}
+    )
 
 
 # Agents.

@@ -19,7 +19,8 @@ from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.v1 import tenant_service_pb2 as tenant_pb
-from tenure.wire.codec import writer
+from tenure.wire import tool_rules  # noqa: F401  its enum
+from tenure.wire.codec import pair, writer
 from tenure.wire.common import EnumMap
 from tenure.wire.tenant_service import KINDS, POLICIES
 
@@ -28,6 +29,8 @@ _WEBHOOK: Final = "/v1/webhooks/{webhook}"
 _AGENT: Final = "/v1/agents/{name}"
 
 EnumMap(req.AgingView, dict(task_pb2.AgingView.items()), "AGING_VIEW", req.AgingView.OLDEST)
+pair(req.RuleBoundsBody, tool_pb2.RuleBounds)
+_rule = writer(req.ToolRuleBody, tool_pb2.ToolRule, skip="version update_time actor")
 _seen_tool = writer(req.SeenToolBody, tool_pb2.SeenTool)
 
 
@@ -35,6 +38,11 @@ async def accept_tools(call: HttpCall, _query: common.NoQuery, body: req.AcceptT
     request = admin.AcceptToolsRequest(name=call.path("name"), tools=map(_seen_tool, body.tools))
     await call.one(call.stubs.admin.AcceptTools, request)
     return answers.AcceptedTools(request.name, tuple(tool.name for tool in body.tools))
+
+
+async def set_tool_rule(call: HttpCall, _query: common.NoQuery, body: req.ToolRuleBody) -> Any:
+    answer = await call.one(call.stubs.admin.SetToolRule, admin.SetToolRuleRequest(tool_rule=_rule(body)))
+    return info.READERS[tool_pb2.ToolRule](answer.tool_rule)
 
 
 def _money(amount: Decimal | None) -> int:
@@ -128,6 +136,26 @@ OPERATOR_ROUTES: Final = (
         "Offer held tools from now on",
         body=req.AcceptToolsBody,
         group="operations",
+    ),
+    route_of(
+        *("POST", "/v1/tool-rules", set_tool_rule, info.ToolRuleInfo),
+        "Create a rule on tool calls, or replace it",
+        body=req.ToolRuleBody,
+        group="operations",
+    ),
+    route_of("GET", "/v1/tool-rules", "AdminService.ListToolRules", info.ToolRules, "List the rules on tool calls"),
+    route_of(
+        *("DELETE", "/v1/tool-rules/{name}", "AdminService.DeleteToolRule", answers.Deleted),
+        "Delete a rule on tool calls, and what it has counted",
+    ),
+    route_of(
+        *("POST", "/v1/tool-rules/try", "AdminService.TryToolRule", info.TriedRule),
+        "Decide recorded calls by a rule, without effect",
+        body=req.TryToolRuleBody,
+        with_={
+            "rename": {"since": "since_time", "rule": "tool_rule"},
+            "convert": {"rule": (lambda rule: None if rule is None else _rule(rule), None)},
+        },
     ),
     route_of("GET", "/v1/agents", "AgentService.ListAgents", answers.AgentPage, "List agents", query=common.Page),
     route_of(

@@ -13,6 +13,8 @@ records.py            a call as requested, and a call as recorded
 accept_new.py         the first write of the usual call: one statement for calls without a record, also for their start
 accept.py             the first write of all others: locks and reads fences and records, writes what the rules decided
 stops.py              the stops of operators: which calls they cover, how they reach the calls that run
+accept_ruled.py       the first write of calls of tenants with rules on arguments
+bounds.py             judges these calls, and counts them under the locks of their counters
 accept_rules.py       the rules of the first write (pure): admit or refuse, run, join, answer from the record
 running.py            runs an accepted call: lane, start, effect, outcome
 lanes.py              how many calls of a lane run at once, shared by tenants

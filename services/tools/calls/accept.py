@@ -24,6 +24,7 @@ from services.tools.calls.accept_rules import (
     decide,
 )
 from services.tools.calls.call_log import RefusedCall, insert_refusals
+from services.tools.calls.effect_keys import note_effect_calls, once_each
 from services.tools.calls.records import CallKey, CallRequest, CallRow, doubt_note, pack_outcome
 from services.tools.calls.stops import StopView
 from services.tools.statements import QUERIES
@@ -140,10 +141,18 @@ class AcceptBatch:
     changes: list[_Change] = field(default_factory=list)
     refusals: list[RefusedCall] = field(default_factory=list)
 
-    def decide(self, request: CallRequest, here: RunnerIdentity, stop: Stop | None) -> Verdict | TenureError:
+    def is_new(self, request: CallRequest) -> bool:
+        """Whether the fence admits the call, and the call has no record."""
+        is_admitted = isinstance(admit(self.fences[request.key.task_id], request.fence), ToolFenceRow)
+        return is_admitted and request.key not in self.rows
+
+    def decide(
+        self, request: CallRequest, here: RunnerIdentity, stop: Stop | None, by_rules: Verdict | None = None
+    ) -> Verdict | TenureError:
         """Decides one call; `note` comes after it. Earlier calls of the batch may have raised its fence.
 
-        `stop`: one that covers the call.
+        `stop`: one that covers the call. `by_rules`: the verdict of the tenant's rules on a call without a record,
+        unless they allow it.
         """
         task_id = request.key.task_id
         fence = admit(self.fences[task_id], request.fence)
@@ -152,8 +161,11 @@ class AcceptBatch:
             return fence
         if fence != self.fences[task_id]:
             self.fences[task_id] = self.raised[task_id] = fence
-        verdict = decide(self.rows.get(request.key), request, here)
-        return stopped(stop) if stop is not None and isinstance(verdict, RunCall) else verdict
+        row = self.rows.get(request.key)
+        verdict = decide(row, request, here)
+        if isinstance(verdict, RunCall) and stop is not None:
+            return stopped(stop)
+        return by_rules if isinstance(verdict, RunCall) and row is None and by_rules is not None else verdict
 
     def note(self, request: CallRequest, verdict: Verdict | TenureError) -> None:
         """Adds what the verdict changes in the record of the call."""
@@ -208,6 +220,21 @@ async def begin_accepting(postgres: Connection, batch: Sequence[CallRequest], st
         unlocked = [request.key for request in batch if request.key.task_id in missing]
         rows |= await locked_calls(await send_call_query(postgres, unlocked))
     return AcceptBatch(fences, rows)
+
+
+async def conclude(
+    postgres: Connection,
+    accepting: AcceptBatch,
+    batch: Sequence[CallRequest],
+    verdicts: list[Verdict | TenureError],
+    runner_id: UUID,
+) -> None:
+    """Replaces the verdicts of calls whose effect another call makes, and writes what all verdicts change."""
+    await once_each(postgres, batch, accepting.rows, verdicts)
+    for request, verdict in zip(batch, verdicts, strict=True):
+        accepting.note(request, verdict)
+    await accepting.write(postgres, runner_id)
+    await note_effect_calls(postgres, batch, verdicts)
 
 
 def _insert_columns(inserts: Sequence[_Change]) -> dict[str, list[object]]:

@@ -84,7 +84,14 @@ class WaitForEffect:
     holder: CallKey
 
 
-Verdict = RunCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall | WaitForEffect
+@dataclass(frozen=True, slots=True)
+class AskFirst:
+    """A rule asks for a person's approval. Nothing is recorded: the approved call comes again, under a newer claim."""
+
+    outcome: Outcome
+
+
+Verdict = RunCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall | WaitForEffect | AskFirst
 
 
 def admit(row: ToolFenceRow, presented: Fence) -> ToolFenceRow | StaleEpoch:

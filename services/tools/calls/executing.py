@@ -11,13 +11,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 from typing import Final
 from uuid import UUID
 
-from services.tools.calls.accept import begin_accepting
+from services.tools.calls.accept import begin_accepting, conclude
 from services.tools.calls.accept_new import accept_new_calls
+from services.tools.calls.accept_ruled import RuledAccepts
 from services.tools.calls.accept_rules import (
     AnswerFromRecord,
+    AskFirst,
     ConcludeCall,
     JoinCall,
     MarkInDoubt,
@@ -26,7 +29,6 @@ from services.tools.calls.accept_rules import (
     WaitForEffect,
 )
 from services.tools.calls.call_log import log_refusals
-from services.tools.calls.effect_keys import note_effect_calls, once_each
 from services.tools.calls.following import (
     Accepted,
     CallFollower,
@@ -43,14 +45,14 @@ from services.tools.calls.stops import StopView
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from services.tools.tool import ToolWork
-from tenure.domain.errors import LimitReached, TenureError, TryLater
+from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.in_doubt import outcome_in_doubt
 from tenure.domain.states import Reason
 from tenure.domain.tools import Outcome
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import rest, resting
 from tenure.runtime.rpc.status import DRAINING
-from tenure.runtime.store.batching import AGAIN, Answer, Batcher
+from tenure.runtime.store.batching import AGAIN, Answer, Batcher, BatchLimits
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import Pool, connection
 
@@ -118,6 +120,8 @@ class RemoteCallFollower:
 
 
 _OVERHEAD_BYTES: Final = 256
+_MAX_RULED: Final = 16
+"""Calls of a batch whose rules are evaluated. Each may take a moment of processor time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,9 +145,11 @@ class Executor:
         runner: Runner,
         follower: RemoteCallFollower,
         stops: StopView,
+        ruled: RuledAccepts,
     ) -> None:
         self._stops = stops
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
+        self._ruled, self._book = ruled, ruled.book
         self._perhaps_started: set[CallKey] = set()
         """The calls whose first write failed: it may have recorded their start, and this process did not begin them."""
         self._settling: set[asyncio.Task[None]] = set()
@@ -152,6 +158,13 @@ class Executor:
             self._accept,
             key=lambda job: job.request.key,
             size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
+        )
+        self.ruled_accepts: Batcher[ExecuteJob, Accepted] = Batcher(
+            "ruled accepts",
+            self._accept_ruled,
+            key=lambda job: job.request.key,
+            size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
+            limits=BatchLimits(max_items=_MAX_RULED),
         )
 
     def follow(self, job: ExecuteJob, reader: EventReader) -> CallFollower:
@@ -166,11 +179,14 @@ class Executor:
             waiting = job
             if not waits_for_effect:
                 waiting = ExecuteJob(replace(job.request, waits_for_effect=False), job.work)
-            self.accepts.enqueue(waiting, partial(self._pass_on, waiting, answer))
+            self._accepts_of(job).enqueue(waiting, partial(self._pass_on, waiting, answer))
 
         follower = CallFollower(job.request.key, reader, enqueue, self._follower.wait_for_change)
         follower.begin()
         return follower
+
+    def _accepts_of(self, job: ExecuteJob) -> Batcher[ExecuteJob, Accepted]:
+        return self.ruled_accepts if job.request.claims.tenant in self._book.tenants else self.accepts
 
     async def execute(self, job: ExecuteJob) -> AsyncGenerator[Event, None]:
         """Yields the call's events, its outcome last. Raises the errors that `follow` reports."""
@@ -189,8 +205,12 @@ class Executor:
         The statement also marks those STARTED whose lane has a free place. Once a write is durable, this runner begins
         the calls that it got, even if their callers went away.
         """
-        runner_id = self._liveness.runner_id
+        runner_id, book = self._liveness.runner_id, self._book
         await failpoint("tools.before_accept")
+        if monotonic() >= book.fresh_until:
+            await book.refresh()
+        if book.tenants and not book.tenants.isdisjoint(job.request.claims.tenant for job in batch):
+            return await self._accept_without_rules(batch)
         ready = [self._ready_start(job, runner_id) for job in batch]
         try:
             verdicts = await self._write(batch, [start is not None for start in ready], runner_id)
@@ -200,13 +220,36 @@ class Executor:
                     self._perhaps_started.add(job.request.key)
                     self._runner.give_back(start)
             raise
-        # A refused call, such as one of an older claim, may still have the STARTED mark of a first write: see _pass_on.
+        if self._perhaps_started:
+            self._settled(batch, [verdict for verdict, _ in verdicts])
+        return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
+
+    async def _accept_without_rules(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
+        """Accepts the calls of a batch whose tenants have no rules yet. The others come again, the other way."""
+        ruled = self._book.tenants
+        left = [job for job in batch if job.request.claims.tenant not in ruled]
+        accepted = iter(await self._accept(left) if left else ())
+        return [_rules_came() if job.request.claims.tenant in ruled else next(accepted) for job in batch]
+
+    async def _accept_ruled(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
+        """Accepts a batch of calls of tenants with rules."""
+        runner_id = self._liveness.runner_id
+        verdicts = await self._ruled.decide(
+            [job.request for job in batch], runner_id, partial(self._runner.runs.identity, runner_id)
+        )
+        self._settled(batch, verdicts)
+        return [self._answer_to(job, (verdict, False), None) for job, verdict in zip(batch, verdicts, strict=True)]
+
+    def _settled(self, batch: Sequence[ExecuteJob], verdicts: Sequence[Verdict | TenureError]) -> None:
+        """Notes that the records of decided calls are known.
+
+        A refused call, such as one of an older claim, may still have the STARTED mark of a first write: see _pass_on.
+        """
         self._perhaps_started.difference_update(
             job.request.key
-            for job, (verdict, _) in zip(batch, verdicts, strict=True)
+            for job, verdict in zip(batch, verdicts, strict=True)
             if not isinstance(verdict, TenureError)
         )
-        return [self._answer_to(*each) for each in zip(batch, verdicts, ready, strict=True)]
 
     def _ready_start(self, job: ExecuteJob, runner_id: UUID) -> ReadyStart | None:
         """Returns the place of a call that its first write may start; None: it is ACCEPTED first.
@@ -241,11 +284,7 @@ class Executor:
                 accepting.decide(request, self._runner.runs.identity(runner_id, request.key), self._stops.of(request))
                 for request in requests
             ]
-            await once_each(postgres, requests, accepting.rows, verdicts)
-            for request, verdict in zip(requests, verdicts, strict=True):
-                accepting.note(request, verdict)
-            await accepting.write(postgres, runner_id)
-            await note_effect_calls(postgres, requests, verdicts)
+            await conclude(postgres, accepting, requests, verdicts, runner_id)
         log_refusals(accepting.refusals)
         return verdicts
 
@@ -266,7 +305,7 @@ class Executor:
         key, failures = job.request.key, 0
         while key in self._perhaps_started:
             try:
-                await self.accepts.submit(job)
+                await self._accepts_of(job).submit(job)
             except Exception as error:  # noqa: BLE001
                 if isinstance(error, TryLater) and error.reason != Reason.STOPPED:
                     failures += 1
@@ -302,7 +341,7 @@ class Executor:
                 if job.request.own_outcome is not None:
                     count_outcome(job.request, outcome)
                 return self._end_own_run(job.request, outcome)
-            case AnswerFromRecord(outcome):
+            case AnswerFromRecord(outcome) | AskFirst(outcome):
                 return outcome
             case _:
                 return verdict
@@ -312,3 +351,9 @@ class Executor:
         if request.runs_at_caller:
             self._runner.runs.conclude(request, outcome)
         return outcome
+
+
+def _rules_came() -> Unavailable:
+    """Returns the error for a call of a tenant that has just got its first rule: the repeat is decided by it."""
+    message = "the tenant has rules on tool calls since a moment ago; send the request again"
+    return Unavailable(message, reason="RULES_CHANGED", retry_after_seconds=0.05)

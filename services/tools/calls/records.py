@@ -76,6 +76,11 @@ class CallRequest:
         return self.claims.fence
 
     @property
+    def is_approved(self) -> bool:
+        """Whether a person has approved this very call, as its token says."""
+        return f"{self.key.call_id}:{self.arguments_hash.hex()}" in self.claims.approvals
+
+    @property
     def size_bytes(self) -> int:
         """The bytes of its arguments, of its resolution's result and of its caller's outcome."""
         decision = self.resolution.decision if self.resolution is not None else None

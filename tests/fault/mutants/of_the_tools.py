@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fault.mutants.mutation import Edit, Mutation
 
 ACCEPT_RULES = "services.tools.calls.accept_rules"
+ACCEPT_RULED = "services.tools.calls.accept_ruled"
 
 MUTATIONS = (
     Mutation(
@@ -120,6 +121,27 @@ MUTATIONS = (
                 "on conflict (digest) do update set task_id = excluded.task_id, call_id = excluded.call_id;\n\n"
                 "-- name: lock_effects",
                 sql=True,
+            ),
+        ),
+    ),
+    Mutation(
+        "bound_counted",
+        "tools",
+        "the transaction that records a call also counts it against the bounds of its rules",
+        (),
+        (Edit(ACCEPT_RULED, "            await bounds.write(postgres)\n", ""),),
+    ),
+    Mutation(
+        "bound_locked",
+        "tools",
+        "a counter is read under its lock, which lasts until the call is recorded",
+        (),
+        (
+            Edit(
+                ACCEPT_RULED,
+                "            bounds = await lock_bounds(postgres, judgements, ",
+                "            async with self._pool.connection() as other:\n"
+                "                bounds = await lock_bounds(other, judgements, ",
             ),
         ),
     ),

@@ -1,0 +1,116 @@
+"""The rules of tenants in the first write of a call: judged before the locks, counted under the locks of the counters.
+
+A counter changes in the transaction that records the call, and only there. A repeat of a call has a record, so it is
+neither decided nor counted again. A trigger (0004_rules.sql) marks a call that never ran, and the next transaction that
+locks its counter subtracts it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from services.tools.calls.accept_rules import AnswerFromRecord, AskFirst, RunCall, Verdict, decide_unknown
+from services.tools.calls.records import CallKey, CallRequest
+from services.tools.rules.evaluating import Judgement, judge
+from services.tools.statements import RULES
+from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use
+
+if TYPE_CHECKING:
+    from services.tools.rules.book import RuleSet
+    from tenure.runtime.expressions import Expressions
+    from tenure.runtime.store.postgres import Connection
+
+Judgements = Mapping[CallKey, Judgement]
+
+
+async def judge_calls(
+    expressions: Expressions, sets: Mapping[str, RuleSet], batch: Sequence[CallRequest]
+) -> dict[CallKey, Judgement]:
+    """Judges the calls of a batch that would run if they had no record. Raises Unavailable.
+
+    The window of a bound is that of this process's clock: a call at the turn of two windows counts in one of them.
+    """
+    judgements, now = dict[CallKey, Judgement](), time.time()
+    for request in batch:
+        claims = request.claims
+        if isinstance(decide_unknown(request), RunCall):
+            rules = sets[claims.tenant].that_fit(request.tool, claims.agent)
+            called = partial(_called, request)
+            judgements[request.key] = await judge(expressions, rules, called, request.arguments_json, now)
+    return judgements
+
+
+def _called(request: CallRequest, args: Mapping[str, Any]) -> RuledCall:
+    claims = request.claims
+    return RuledCall(claims.tenant, str(request.key.task_id), request.tool, args, claims.agent, dict(claims.labels))
+
+
+class BoundsOfBatch:
+    """The locked counters of a batch, and what its calls take."""
+
+    def __init__(self, judgements: Judgements, counts: Counts[CallKey], ids: Mapping[Counter, int]) -> None:
+        self._judgements, self._counts, self._ids = judgements, counts, ids
+
+    async def verdict(self, request: CallRequest) -> Verdict | None:
+        """Returns the rules' verdict on a call without a record. None: they allow it, and it takes its shares."""
+        judgement = self._judgements.get(request.key)
+        if judgement is None:
+            return None
+        ruling = await judgement.decide(self._counts, is_approved=request.is_approved)
+        if ruling.outcome is None:
+            self._counts.take(request.key, ruling.shares)
+            return None
+        return AskFirst(ruling.outcome) if ruling.asks else AnswerFromRecord(ruling.outcome)
+
+    def keep(self, running: Iterable[CallKey]) -> None:
+        """Gives back the shares of calls that the rules allow and that do not run, such as repeats of an effect."""
+        self._counts.keep(frozenset(running))
+
+    async def write(self, postgres: Connection) -> None:
+        """Writes the counters, and which calls they have counted."""
+        if not self._ids:
+            return
+        used = {counter: self._counts.use(counter) for counter in self._ids}
+        await postgres.execute(
+            RULES.write_counters,
+            {
+                "counter_ids": [self._ids[counter] for counter in used],
+                "calls": [use.calls for use in used.values()],
+                "totals": [use.total for use in used.values()],
+            },
+        )
+        if taken := self._counts.taken:
+            await postgres.execute(
+                RULES.count_calls,
+                {
+                    "task_ids": [key.task_id for key, _ in taken],
+                    "call_ids": [key.call_id for key, _ in taken],
+                    "counter_ids": [self._ids[share.counter] for _, share in taken],
+                    "amounts": [share.amount for _, share in taken],
+                },
+            )
+
+
+async def lock_bounds(postgres: Connection, judgements: Judgements, new: Iterable[CallKey]) -> BoundsOfBatch:
+    """Locks the counters that new calls may take from, in one order. The fences and the calls must be locked before."""
+    keys = set(new)
+    wanted = {each for key, judgement in judgements.items() if key in keys for each in judgement.counters}
+    if not wanted:
+        return BoundsOfBatch(judgements, Counts({}), {})
+    columns = {
+        "tenants": [counter.tenant for counter in wanted],
+        "rules": [counter.rule for counter in wanted],
+        "subjects": [counter.subject for counter in wanted],
+        "windows": [counter.window_seconds for counter in wanted],
+        "begins": [counter.begins_at for counter in wanted],
+    }
+    rows = await (await postgres.execute(RULES.lock_counters, columns)).fetchall()
+    ids = {Counter(*counter): counter_id for counter_id, *counter, _, _ in rows}
+    used = {counter_id: Use(calls, total) for counter_id, *_, calls, total in rows}
+    returned = await postgres.execute(RULES.take_returned, {"counter_ids": list(used)})
+    for counter_id, amount in await returned.fetchall():
+        used[counter_id] = used[counter_id].minus(amount)
+    return BoundsOfBatch(judgements, Counts({counter: used[one] for counter, one in ids.items()}), ids)

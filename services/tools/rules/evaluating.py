@@ -1,0 +1,97 @@
+"""Judges one call by rules: what can be evaluated before the counters are locked, and the rest under their locks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tenure.domain.tool_rules import (
+    Counter,
+    Counts,
+    RuledCall,
+    RuleFinding,
+    Ruling,
+    ToolRule,
+    Undecided,
+    Use,
+    decide_call,
+    read_arguments,
+    share_of,
+)
+from tenure.runtime.expressions import Expressions
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the rules say about a call, before what they have counted is known.
+
+    `open_findings`: the rules whose expressions read `used`; they are evaluated by `decide`.
+    """
+
+    expressions: Expressions
+    values: Mapping[str, Any]
+    findings: Sequence[RuleFinding]
+    open_findings: Sequence[RuleFinding] = ()
+
+    @property
+    def counters(self) -> list[Counter]:
+        """The counters that `decide` reads."""
+        return [each.share.counter for each in (*self.findings, *self.open_findings) if each.share is not None]
+
+    async def decide(self, counts: Counts[Any], *, is_approved: bool) -> Ruling:
+        """Returns the decision. The caller holds the locks of the counters. Raises Unavailable."""
+        findings = [_with_use(each, counts) for each in self.findings]
+        for each in self.open_findings:
+            finding = _with_use(each, counts)
+            used = {"used.count": finding.use.calls, "used.sum": float(finding.use.total)}
+            [value] = await self.expressions.values([each.rule.when], {**self.values, **used})
+            findings.append(_found(finding, value))
+        return decide_call(sorted(findings, key=lambda each: each.rule.name), is_approved=is_approved)
+
+
+async def judge(
+    expressions: Expressions,
+    rules: Sequence[ToolRule],
+    called: Callable[[Mapping[str, Any]], RuledCall],
+    arguments_json: bytes,
+    now: float,
+) -> Judgement:
+    """Judges a call by the rules that fit it. `called`: the call with its arguments. `now`: Unix time.
+
+    Raises Unavailable when the machine is too busy to evaluate an expression.
+    """
+    try:
+        call = called(read_arguments(arguments_json) if rules else {})
+    except Undecided as why:
+        return Judgement(expressions, {}, [RuleFinding(rule, applies=False, problem=str(why)) for rule in rules])
+    values, unused = call.values(), {"used.count": 0, "used.sum": 0.0}
+    at_once = [rule for rule in rules if rule.when and not rule.reads_used]
+    answers = await expressions.values([rule.when for rule in at_once], {**values, **unused})
+    by_name = {rule.name: answer for rule, answer in zip(at_once, answers, strict=True)}
+    findings, later = list[RuleFinding](), list[RuleFinding]()
+    for rule in rules:
+        value = by_name.get(rule.name, True)
+        finding = RuleFinding(rule, applies=value is True, problem="" if isinstance(value, bool) else value)
+        if rule.bounds is not None and (finding.applies or rule.reads_used):
+            finding = _with_share(finding, call, now)
+        (later if rule.reads_used and not finding.problem else findings).append(finding)
+    return Judgement(expressions, values, findings, later)
+
+
+def _with_share(finding: RuleFinding, call: RuledCall, now: float) -> RuleFinding:
+    try:
+        return RuleFinding(finding.rule, finding.applies, share=share_of(finding.rule, call, now))
+    except Undecided as why:
+        return RuleFinding(finding.rule, applies=False, problem=str(why))
+
+
+def _with_use(finding: RuleFinding, counts: Counts[Any]) -> RuleFinding:
+    use = Use() if finding.share is None else counts.use(finding.share.counter)
+    return RuleFinding(finding.rule, finding.applies, finding.problem, finding.share, use)
+
+
+def _found(finding: RuleFinding, value: bool | str) -> RuleFinding:
+    """Returns the finding with the value of its expression. A rule that does not apply takes no share."""
+    problem = "" if isinstance(value, bool) else value
+    return RuleFinding(finding.rule, value is True, problem, finding.share, finding.use)
