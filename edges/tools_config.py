@@ -22,6 +22,7 @@ from edges.mcp_client.settings import McpServers, shared_writable_paths
 from edges.providers.settings import Providers
 from edges.web_search.settings import WebSearchSettings
 from services.tools.sources import Section
+from tenure.domain.tools import EffectClass
 from tenure.runtime.settings import FILE_SUFFIX, ConfigurationError, secret_text
 
 _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
@@ -41,6 +42,20 @@ class ToolsConfig(Section):
     def _names_one_source_each(self) -> ToolsConfig:
         if both := sorted(self.mcp_servers.keys() & self.providers.keys()):
             raise ValueError(f"{', '.join(both)}: an MCP server and a provider cannot have the same name")
+        return self
+
+    @model_validator(mode="after")
+    def _checks_with_pure_tools(self) -> ToolsConfig:
+        """The tools of sources are known only when these are connected: their class is asked for at each call."""
+        settled = [tool.settle for tool in self.http_tools.values() if tool.settle is not None]
+        for of_source in [one.settle for one in self.mcp_servers.values()] + [
+            dict(one.settle) for one in self.providers.values()
+        ]:
+            settled += of_source.values()
+        for check in (settle.check_with for settle in settled if settle.check_with is not None):
+            known = self.http_tools.get(check.tool)
+            if known is not None and known.effect_class is not EffectClass.PURE:
+                raise ValueError(f"check_with needs a PURE tool: {check.tool} is {known.effect_class}")
         return self
 
     @model_validator(mode="after")

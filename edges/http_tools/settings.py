@@ -18,6 +18,7 @@ from services.tools.sources import (
     USUAL_TIMEOUT_SECONDS,
     HeaderValue,
     Section,
+    SettleSettings,
     TenantName,
     require_tls,
 )
@@ -70,6 +71,7 @@ class HttpToolSettings(Section):
     description: str = Field(min_length=1, max_length=MAX_DESCRIPTION_CHARACTERS)
     input_schema: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object"})
     effect_class: EffectClass = EffectClass.UNSAFE
+    settle: SettleSettings | None = None
     timeout_seconds: float = Field(USUAL_TIMEOUT_SECONDS, gt=0, le=LONGEST_TIMEOUT_SECONDS)
     output_limit_bytes: int = Field(USUAL_OUTPUT_BYTES, ge=MIN_OUTPUT_BYTES, le=LARGEST_OUTPUT_BYTES)
     headers: Mapping[HeaderName, HeaderValue] = Field(default_factory=dict)
@@ -105,6 +107,8 @@ class HttpToolSettings(Section):
         if self.ca_file is not None and not self.ca_file.is_file():
             raise ValueError(f"ca_file: {self.ca_file} does not exist")
         require_tls(self.url, allow_insecure=self.allow_insecure)
+        if self.settle is not None and (problem := self.settle.problem(self.effect_class)):
+            raise ValueError(f"settle: {problem}")
         return self
 
     @property
@@ -121,6 +125,7 @@ class HttpToolSettings(Section):
             effect_class=self.effect_class,
             timeout_seconds=self.timeout_seconds,
             output_limit_bytes=self.output_limit_bytes,
+            settlement=None if self.settle is None else self.settle.settlement,
         )
 
 

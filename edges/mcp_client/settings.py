@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.tools.sandbox.command import WORKSPACE_PATH
-from services.tools.sources import Rules, Section, TenantName, require_tls
+from services.tools.sources import Rules, Section, SettleSettings, TenantName, require_tls
 from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024
@@ -37,6 +37,7 @@ class McpServer(Section):
     allow_insecure: accept an http:// URL of another machine.
     allow: the tools to offer; all tools if absent.
     effects: effect classes by tool; they override the hints of the server.
+    settle: how calls of unknown end are settled, by tool.
     max_calls: how many calls run on the server at once.
     start_seconds: how long the server may take to start, until it has answered `initialize`.
     list_seconds: how long it may take to list its tools.
@@ -59,6 +60,7 @@ class McpServer(Section):
 
     allow: frozenset[str] | None = None
     effects: dict[str, EffectClass] = Field(default={})
+    settle: dict[str, SettleSettings] = Field(default={})
     timeout_seconds: float = Field(default=30.0, gt=0, le=3600)
     output_limit_bytes: int = Field(default=64 * 1024, ge=1024, le=MIB)
     max_calls: int = Field(default=8, ge=1, le=256)
@@ -136,7 +138,7 @@ class McpServer(Section):
     @property
     def rules(self) -> Rules:
         """The operator's rules for the server's tools."""
-        return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes)
+        return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes, self.settle)
 
     @property
     def secrets(self) -> list[str]:

@@ -14,6 +14,7 @@ from services.tools.sources import (
     HeaderValue,
     Rules,
     Section,
+    SettleSettings,
     SourceName,
     TenantName,
     require_tls,
@@ -60,6 +61,7 @@ class ProviderSettings(Section):
 
     tls: without it the connection is plaintext, which to another machine needs `allow_insecure`.
     timeout_seconds, output_limit_bytes, effects: override what the provider declares.
+    settle: how calls of unknown end are settled, by tool.
     max_calls: how many calls each replica of the tool service runs at once.
     """
 
@@ -73,6 +75,7 @@ class ProviderSettings(Section):
     output_limit_bytes: int | None = Field(None, ge=MIN_OUTPUT_BYTES, le=LARGEST_OUTPUT_BYTES)
     allow: frozenset[str] | None = None
     effects: Mapping[str, EffectClass] = Field(default_factory=dict)
+    settle: Mapping[str, SettleSettings] = Field(default_factory=dict)
     tenants: frozenset[TenantName] | None = None
     max_calls: int = Field(32, ge=1, le=1024)
     connect_seconds: float = Field(5.0, gt=0, le=60)
@@ -91,7 +94,7 @@ class ProviderSettings(Section):
     @property
     def rules(self) -> Rules:
         """The operator's rules for the provider's tools."""
-        return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes)
+        return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes, self.settle)
 
     @property
     def metadata(self) -> list[tuple[str, str]]:

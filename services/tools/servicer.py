@@ -250,6 +250,7 @@ class ToolServicer(ToolServiceServicer):
             acts_elsewhere=tool is not None and tool.acts_elsewhere,
             runs_at_caller=is_own,
             own_outcome=own_outcome,
+            has_check=tool is not None and not is_own and tool.has_check,
         )
         if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)

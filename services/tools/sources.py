@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.outbound import is_clear_text, origin_only
-from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition, encode
+from tenure.domain.settlement import LONGEST_SECONDS as LONGEST_SETTLEMENT_SECONDS
+from tenure.domain.texts import span_seconds
+from tenure.domain.tools import (
+    USUAL_OUTPUT_BYTES,
+    CheckWith,
+    EffectClass,
+    Settlement,
+    ToolDefinition,
+    encode,
+)
 from tenure.validators.common import MIN_OUTPUT_BYTES
 from tenure.validators.rules import TOOL_NAME
 
@@ -35,6 +45,58 @@ def require_tls(url: str, *, allow_insecure: bool) -> None:
             f"others could read the calls and the credentials on their way to {origin_only(url)}: use TLS, or set "
             "allow_insecure: true"
         )
+
+
+def _read_span(value: object) -> object:
+    """Returns the seconds of `10m` or `1h30m`; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    seconds = span_seconds(value)
+    if seconds is None:
+        raise ValueError("write a duration such as 90s, 10m or 1h30m")
+    return seconds
+
+
+Span = Annotated[float, BeforeValidator(_read_span)]
+"""A duration of the config file, in seconds: a number, or a text such as `10m`."""
+
+ToolReference = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+"""The name of a tool as agents see it, also of another source."""
+
+
+class CheckSettings(Section):
+    """The tool that says whether a call happened. It must be PURE, which is known only when it is called.
+
+    arguments: its arguments by name; a text that begins with `/` is a JSON pointer (tenure/domain/argument_mapping.py).
+    """
+
+    tool: ToolReference
+    arguments: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class SettleSettings(Section):
+    """How calls of unknown end are settled (tenure/domain/settlement.py).
+
+    for: how long; 0: nothing is repeated. All kinds of tools have these settings.
+    """
+
+    for_seconds: Span | None = Field(None, alias="for", ge=0, le=LONGEST_SETTLEMENT_SECONDS)
+    check_with: CheckSettings | None = None
+
+    @property
+    def settlement(self) -> Settlement:
+        """The settings as part of a tool's definition."""
+        check = self.check_with
+        declared = None if check is None else CheckWith(check.tool, json.dumps(dict(check.arguments)))
+        return Settlement(self.for_seconds, declared)
+
+    def problem(self, effect_class: EffectClass) -> str:
+        """Returns why a tool of this class cannot be settled so, or ""."""
+        if effect_class is EffectClass.PURE:
+            return "a PURE tool has nothing to settle"
+        if effect_class is EffectClass.UNSAFE and self.check_with is None:
+            return "an UNSAFE tool is never repeated, so only a check_with can settle its calls"
+        return ""
 
 
 MAX_TOOLS: Final = 256
@@ -79,6 +141,7 @@ class Rules:
     effects: Mapping[str, EffectClass] = field(default_factory=dict)
     timeout_seconds: float | None = None
     output_limit_bytes: int | None = None
+    settle: Mapping[str, SettleSettings] = field(default_factory=dict)
 
 
 def offered(
@@ -113,7 +176,12 @@ def offered(
         if count > 1 and name in taken
     ]
     problems = list(dict.fromkeys(problems))
-    missing = sorted(((rules.allow or frozenset()) | rules.effects.keys()) - seen.keys())
+    problems += [
+        f"settle of {name[:100]!r} has no effect: {problem}"
+        for name, definition in taken.items()
+        if name in rules.settle and (problem := rules.settle[name].problem(definition.effect_class))
+    ]
+    missing = sorted(((rules.allow or frozenset()) | rules.effects.keys() | rules.settle.keys()) - seen.keys())
     return taken, problems + [f"{name!r} is named in the config file, but there is no such tool" for name in missing]
 
 
@@ -147,4 +215,5 @@ def _ruled(source: str, definition: ToolDefinition, rules: Rules) -> ToolDefinit
         effect_class=rules.effects.get(definition.name, definition.effect_class),
         timeout_seconds=min(timeout_seconds, LONGEST_TIMEOUT_SECONDS),
         output_limit_bytes=min(max(limit_bytes, MIN_OUTPUT_BYTES), LARGEST_OUTPUT_BYTES),
+        settlement=rules.settle[definition.name].settlement if definition.name in rules.settle else None,
     )

@@ -67,6 +67,22 @@ class OutcomeStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckWith:
+    """A PURE tool that says whether a call of another tool happened. `arguments_json`: a mapping, as a JSON object."""
+
+    tool: str
+    arguments_json: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How calls of unknown end are settled (tenure/domain/settlement.py). `for_seconds` None: as is usual."""
+
+    for_seconds: float | None = None
+    check_with: CheckWith | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ToolDefinition:
     """A tool that an agent may call. `input_schema_json`: a JSON Schema of an object."""
 
@@ -76,6 +92,7 @@ class ToolDefinition:
     effect_class: EffectClass
     timeout_seconds: float = 30.0
     output_limit_bytes: int = USUAL_OUTPUT_BYTES
+    settlement: Settlement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +153,13 @@ UNUSABLE_CALL: Final = "UNUSABLE_CALL"
 NOT_RUN = Outcome(OutcomeStatus.NOT_RUN, "This call was not run: the task was ended first.")
 IN_DOUBT = Outcome(
     OutcomeStatus.IN_DOUBT,
-    "It is not known whether this call took effect: the process that ran it died. Do not simply repeat the call; "
-    "first find out whether its effect is there.",
+    "It is not known whether this call had its effect: the process that ran it died. Tenure keeps the call in doubt "
+    "until its end is known: do not make it again.",
 )
 UNRECORDED = Outcome(
     OutcomeStatus.FAILED,
-    "The tool service has an outcome of this call, but the ledger refused it. The call may have taken effect.",
+    "The tool service has an outcome of this call, but the ledger refused it. It is not known here whether the call "
+    "had its effect.",
     detail="UNRECORDED",
 )
 """The outcome of a call whose own outcome cannot be written: without one, its task could not end."""
@@ -226,6 +244,7 @@ def within_limit(outcome: Outcome, definition: ToolDefinition) -> Outcome:
     most = MAX_KEPT_BYTES if size > MAX_KEPT_BYTES else definition.output_limit_bytes  # less is kept as a file
     message = (
         f"{definition.name} returned {size} bytes, and may return {most}: its result was not "
-        "recorded. Any effects of the call have happened. Return less, or store the result elsewhere and return where."
+        "recorded. The call itself ran to its end, so do not make it again for its effect. Return less, or store the "
+        "result elsewhere and return where."
     )
     return replace(outcome, status=OutcomeStatus.FAILED, content=message, detail=TOO_LARGE)

@@ -61,12 +61,14 @@ def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
         outcome = unpack_outcome(packed)
         logged.outcome_hash = _outcome_hash(outcome)
         logged.record.outcome.CopyFrom(_without_content(outcome))
-    accepted_at, started_at, finished_at = times
+    accepted_at, started_at, finished_at, settling_since = times
     logged.accept_time.CopyFrom(timestamp(accepted_at))
     if started_at is not None:
         logged.record.start_time.CopyFrom(timestamp(started_at))
     if finished_at is not None:
         logged.finish_time.CopyFrom(timestamp(finished_at))
+    if settling_since is not None:
+        logged.settling_time.CopyFrom(timestamp(settling_since))
     return logged
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from services.tools.calls.accept_rules import (
     JoinCall,
     MarkInDoubt,
     RunCall,
+    SettleCall,
     Verdict,
 )
 from services.tools.calls.call_log import log_refusals
@@ -53,6 +54,7 @@ class _Waiting:
     key: CallKey
     call_attempt: int
     changed: asyncio.Future[None]
+    on_settling: Callable[[], None]
 
 
 class RemoteCallFollower:
@@ -63,17 +65,20 @@ class RemoteCallFollower:
         self._waiting: set[_Waiting] = set()
         self._arrived = asyncio.Event()
 
-    async def wait_for_change(self, key: CallKey, call_attempt: int) -> None:
+    async def wait_for_change(
+        self, key: CallKey, call_attempt: int, on_settling: Callable[[], None] = lambda: None
+    ) -> None:
         """Returns when this attempt no longer runs elsewhere: it ended, was superseded, or its runner died.
 
-        Raises LimitReached when too many requests wait.
+        `on_settling` is called at each look that finds the call being settled. Raises LimitReached when too many
+        requests wait.
         """
         if len(self._waiting) >= _MAX_WAITING:
             raise LimitReached(
                 f"{_MAX_WAITING} requests already wait for calls that other replicas run; retry later",
                 retry_after_seconds=1.0,
             )
-        waiting = _Waiting(key, call_attempt, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(key, call_attempt, asyncio.get_running_loop().create_future(), on_settling)
         self._waiting.add(waiting)
         self._arrived.set()
         try:
@@ -100,9 +105,10 @@ class RemoteCallFollower:
         }
         async with connection(self._pool) as postgres:
             rows = await (await postgres.execute(QUERIES.calls_not_running, parameters)).fetchall()
-        for (ordinal,) in rows:
-            if not waiting[ordinal].changed.done():
-                waiting[ordinal].changed.set_result(None)
+        for ordinal, is_settled in rows:
+            call = waiting[ordinal]
+            if not call.changed.done():
+                call.on_settling() if is_settled else call.changed.set_result(None)
 
 
 _OVERHEAD_BYTES: Final = 256
@@ -251,15 +257,19 @@ class Executor:
             self._runner.give_back(ready)
             ready = None
         match verdict:
-            case RunCall(call_attempt):
+            case RunCall(call_attempt, sent_before):
                 assert job.work is not None, "a call whose outcome is known must not run"
-                return RunningHere(self._runner.begin(job.request, job.work, call_attempt, ready), joined=False)
+                run = self._runner.begin(job.request, job.work, call_attempt, ready, sent_before=sent_before)
+                return RunningHere(run, joined=False)
+            case SettleCall(call_attempt):
+                assert job.work is not None, "a call whose outcome is known is not settled"
+                return RunningHere(self._runner.settle(job.request, job.work, call_attempt), joined=False)
             case JoinCall(call_attempt):
-                run = self._runner.runs.find(job.request.key)
-                if run is None or run.call_attempt != call_attempt:
+                joined = self._runner.runs.find(job.request.key)
+                if joined is None or joined.call_attempt != call_attempt:
                     return RunningElsewhere(call_attempt)
-                run.authorise(job.request.fence.epoch)
-                return RunningHere(run, joined=True)
+                joined.authorise(job.request.fence.epoch)
+                return RunningHere(joined, joined=True)
             case MarkInDoubt(call_attempt, note):
                 count_calls_in_doubt(1)
                 return self._end_own_run(job.request, outcome_in_doubt(call_attempt, doubt_note(note)))

@@ -6,9 +6,20 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from services.tools.calls.runs import Event, EventReader, Listener, Output, RunningCall, Started, Superseded
+from services.tools.calls.runs import (
+    ANNOUNCE_SECONDS,
+    Event,
+    EventReader,
+    Listener,
+    Output,
+    RunningCall,
+    Settling,
+    Started,
+    Superseded,
+)
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.tools import Outcome
 from tenure.runtime.store.batching import Answer
@@ -35,8 +46,8 @@ class RunningElsewhere:
 Accepted = Outcome | RunningHere | RunningElsewhere
 EnqueueAccept = Callable[[Answer[Accepted]], None]
 """Queues the call to be accepted. Raises LimitReached at once."""
-WaitElsewhere = Callable[[int], Awaitable[None]]
-"""Returns when this attempt no longer runs in another replica."""
+WaitElsewhere = Callable[[int, Callable[[], None]], Awaitable[None]]
+"""Returns when this attempt no longer runs in another replica. Calls the function while the call is being settled."""
 
 
 class CallFollower:
@@ -48,6 +59,7 @@ class CallFollower:
         self._sent_started = self._has_left = False
         self._listener: Listener | None = None
         self._waiting: asyncio.Task[None] | None = None
+        self._settling_due = 0.0
 
     def begin(self) -> None:
         """Has the call accepted."""
@@ -106,11 +118,18 @@ class CallFollower:
 
     async def _wait(self, call_attempt: int) -> None:
         try:
-            await self._wait_elsewhere(call_attempt)
+            await self._wait_elsewhere(call_attempt, partial(self._note_settling, call_attempt))
         except Exception as error:  # noqa: BLE001  the reader gets every error
             self._reader.fail(error)
         else:
             self.begin()
+
+    def _note_settling(self, call_attempt: int) -> None:
+        """Passes on, from time to time, that the other replica settles the call."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._settling_due:
+            self._settling_due = now + ANNOUNCE_SECONDS
+            self._reader.put(Settling(call_attempt))
 
 
 class EventQueue:

@@ -37,7 +37,8 @@ class CallRequest:
     `traceparent`: the caller's span, "" for none. `timeout_seconds`: the task's limit for the call, 0: the tool's
     limit. `output_limit_bytes`: the output that the model can read, 0: the tool's limit. `resolution`: a person's
     decision about the call in doubt. `acts_elsewhere`: see `Tool.acts_elsewhere`. `runs_at_caller`: the caller runs the
-    call itself. `own_outcome`: what the caller's run of the attempt `own_outcome.call_attempt` came to.
+    call itself. `own_outcome`: what the caller's run of the attempt `own_outcome.call_attempt` came to. `has_check`: a
+    tool says whether the call happened.
     """
 
     key: CallKey
@@ -53,6 +54,7 @@ class CallRequest:
     acts_elsewhere: bool = False
     runs_at_caller: bool = False
     own_outcome: Outcome | None = None
+    has_check: bool = False
 
     @property
     def fence(self) -> Fence:
@@ -80,7 +82,8 @@ class CallRow:
     """A call record, read under its row lock.
 
     `runner_alive`: the runner's row was renewed in time. `runner_gone`: there is proof that the runner's life is over,
-    which is more than a missed renewal. `doubt_note`: the tool's message about the call in doubt.
+    which is more than a missed renewal. `doubt_note`: the tool's message about the call in doubt. `begun_before`: an
+    earlier attempt may have had its effect. `is_settling`: the end of the call is unknown, and a runner settles it.
     """
 
     key: CallKey
@@ -94,6 +97,8 @@ class CallRow:
     outcome: bytes | None
     runner_gone: bool = False
     doubt_note: str = ""
+    begun_before: bool = False
+    is_settling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
