@@ -234,6 +234,7 @@ class ToolServicer(ToolServiceServicer):
         clear = arguments if isinstance(arguments, Outcome) else None
         is_own = request.HasField("own_tool")
         own_outcome = None
+        settlement = None if tool is None or is_own else tool.definition.settlement
         if is_own and tool is not None and request.HasField("own_outcome"):
             own_outcome = read_own_outcome(request.own_outcome, tool.definition)
         call_request = CallRequest(
@@ -250,7 +251,7 @@ class ToolServicer(ToolServiceServicer):
             acts_elsewhere=tool is not None and tool.acts_elsewhere,
             runs_at_caller=is_own,
             own_outcome=own_outcome,
-            has_check=tool is not None and not is_own and tool.has_check,
+            has_check=settlement is not None and settlement.check_with is not None,
         )
         if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)

@@ -154,12 +154,6 @@ class Tool:
     def name(self) -> str:
         return self.definition.name
 
-    @property
-    def has_check(self) -> bool:
-        """Whether another tool says if a call happened."""
-        settlement = self.definition.settlement
-        return settlement is not None and settlement.check_with is not None
-
 
 @dataclass(frozen=True, slots=True)
 class ToolWork:

@@ -226,6 +226,9 @@ MAX_OWN_OUTPUT_BYTES: Final = 512 * 1024
 NAME_TAKEN: Final = "TOOL_NAME_TAKEN"
 """The detail of a call of an own tool whose name the tool service has given to a tool or a source."""
 
+RAN_TO_ITS_END: Final = "The call itself ran to its end: do not make it again for its effect."
+"""What the model reads of a call that had its effect, and whose result cannot be recorded."""
+
 TOO_LARGE: Final = "OUTPUT_TOO_LARGE"
 OWN_STATUSES: Final = frozenset(
     {OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT}
@@ -244,7 +247,6 @@ def within_limit(outcome: Outcome, definition: ToolDefinition) -> Outcome:
     most = MAX_KEPT_BYTES if size > MAX_KEPT_BYTES else definition.output_limit_bytes  # less is kept as a file
     message = (
         f"{definition.name} returned {size} bytes, and may return {most}: its result was not "
-        "recorded. The call itself ran to its end, so do not make it again for its effect. Return less, or store the "
-        "result elsewhere and return where."
+        f"recorded. {RAN_TO_ITS_END} Return less, or store the result elsewhere and return where."
     )
     return replace(outcome, status=OutcomeStatus.FAILED, content=message, detail=TOO_LARGE)

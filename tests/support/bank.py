@@ -46,15 +46,17 @@ class Bank:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def config(self, *, effect_class: str = "KEYED", settle: dict[str, Any] | None = None, **fields: Any) -> Any:
-        """The HTTP tools `pay` and `find_payment` of this bank."""
+    def config(
+        self, name: str = "", *, effect_class: str = "KEYED", settle: dict[str, Any] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """The HTTP tools `pay` and `find_payment` of this bank, with the name of the bank at their ends."""
         pay = {
             "url": f"{self.url}/pay",
             "description": "Pays.",
             "effect_class": effect_class,
             "timeout_seconds": 2,
             "connect_seconds": 1,
-            **({} if settle is None else {"settle": settle}),
+            **({} if settle is None else {"settle": self._settle(name, settle)}),
             **fields,
         }
         find = {
@@ -65,7 +67,12 @@ class Bank:
             "timeout_seconds": 2,
             "input_schema": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
         }
-        return {"pay": pay, "find_payment": find}
+        return {f"pay{name}": pay, f"find_payment{name}": find}
+
+    def _settle(self, name: str, settle: dict[str, Any]) -> dict[str, Any]:
+        checks = settle.pop("checks", False)
+        check = {"check_with": {"tool": f"find_payment{name}", "arguments": {"key": "/key"}}}
+        return {**settle, **(check if checks else {})}
 
     async def until_asked(self, count: int, path: str = "") -> None:
         """Returns when it was asked so often."""

@@ -42,7 +42,7 @@ class Accepts:
     def enqueue(self, answer: Answer[Accepted]) -> None:
         self.answers.append(answer)
 
-    async def wait(self, _call_attempt: int) -> None:
+    async def wait(self, _call_attempt: int, _on_settling: Any) -> None:
         self.elsewhere.append(asyncio.get_running_loop().create_future())
         await self.elsewhere[-1]
 

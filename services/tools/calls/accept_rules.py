@@ -23,7 +23,7 @@ from tenure.domain.in_doubt import (
 from tenure.domain.settlement import HARMLESS
 from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, OutcomeStatus, bounded
 
-_UNKNOWN: Final = "It is not known whether it had its effect."
+_UNKNOWN: Final = "It is not known whether it had its effect: do not make this call again, under another key."
 _LEAVES_EFFECT_OPEN: Final = frozenset({OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT})
 _HAD_BEGUN: Final = " It is not known whether an earlier attempt of this call had its effect."
 
@@ -271,7 +271,7 @@ def _decide_own_outcome(row: CallRow, request: CallRequest) -> Verdict | None:
     if outcome.status in _LEAVES_EFFECT_OPEN and not row.effect_class.may_run_again:
         return MarkInDoubt(row.call_attempt, outcome.content)
     if outcome.status is OutcomeStatus.IN_DOUBT:
-        content = f"{outcome.content} {HARMLESS if row.effect_class is EffectClass.IDEMPOTENT else _UNKNOWN}".rstrip()
+        content = f"{outcome.content} {_UNKNOWN if row.effect_class is EffectClass.KEYED else HARMLESS}"
         outcome = replace(outcome, status=OutcomeStatus.FAILED, content=content, detail=MAY_HAVE_HAPPENED)
     return ConcludeCall(outcome)
 

@@ -203,9 +203,7 @@ class ToolEffect:
             return self._outcome(ToolAnswer(f"{clause.format('stopped')}. {_UNSENT}", status, detail))
         stop_requested = clause.format("asked to stop") + (". " if gone else ", and has not stopped yet. ")
         goes_on = self._tool.acts_elsewhere or not gone
-        if goes_on and not effect_class.may_run_again:
-            raise ToolInDoubt(stop_requested.rstrip())
-        if self._timed_out and self._must_be_settled and effect_class.may_run_again:
+        if goes_on and (not effect_class.may_run_again or (self._timed_out and self._must_be_settled)):
             raise ToolInDoubt(stop_requested.rstrip(), status, detail)
         message = clause.format("stopped") + ". " if gone and not self._tool.acts_elsewhere else stop_requested
         if effect_class is not EffectClass.PURE:

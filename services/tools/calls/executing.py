@@ -263,7 +263,8 @@ class Executor:
                 return RunningHere(run, joined=False)
             case SettleCall(call_attempt):
                 assert job.work is not None, "a call whose outcome is known is not settled"
-                return RunningHere(self._runner.settle(job.request, job.work, call_attempt), joined=False)
+                run = self._runner.begin(job.request, job.work, call_attempt, sent_before=True, only_settles=True)
+                return RunningHere(run, joined=False)
             case JoinCall(call_attempt):
                 joined = self._runner.runs.find(job.request.key)
                 if joined is None or joined.call_attempt != call_attempt:

@@ -188,23 +188,15 @@ class Runner:
         ready: ReadyStart | None = None,
         *,
         sent_before: bool = False,
+        only_settles: bool = False,
     ) -> RunningCall:
         """Begins to run a call whose record names this runner.
 
-        `ready`: the record says STARTED. `sent_before`: an earlier attempt may have had the effect.
+        `ready`: the record says STARTED. `sent_before`: an earlier attempt may have had the effect. `only_settles`: the
+        effect does not begin, and the end of that attempt is to be learned.
         """
         run = self.runs.add(request, call_attempt)
-        run.marked, run.sent_before = ready is not None, sent_before
-        return self._carry_on(run, work, ready)
-
-    def settle(self, request: CallRequest, work: ToolWork, call_attempt: int) -> RunningCall:
-        """Begins to settle a call whose runner was lost, without its effect. The record names this runner."""
-        run = self.runs.add(request, call_attempt)
-        run.sent_before = run.only_settles = True
-        return self._carry_on(run, work, None)
-
-    def _carry_on(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> RunningCall:
-        request = run.request
+        run.marked, run.sent_before, run.only_settles = ready is not None, sent_before, only_settles
         task = asyncio.create_task(self._carry_out(run, work, ready), name=f"run {run.name}")
         if ready is not None:
             self._settle_ready(ready)
@@ -246,7 +238,10 @@ class Runner:
 
     async def _perform(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
         try:
-            outcome = await self._settled(run, work, ready)
+            try:
+                outcome = await (self._take_over(run) if run.only_settles else self._run_in_lane(run, work, ready))
+            except ToolInDoubt as in_doubt:
+                outcome = await self._settle(run, work, in_doubt)
         except ToolInDoubt as in_doubt:
             return await self._put_in_doubt(run, in_doubt.message)
         except Superseded:
@@ -257,15 +252,11 @@ class Runner:
         count_outcome(run.request, outcome)
         return outcome
 
-    async def _settled(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
-        """Runs the call, and settles it if its end is unknown. Raises ToolInDoubt if that brings nothing."""
-        try:
-            return await (self._take_over(run) if run.only_settles else self._run_in_lane(run, work, ready))
-        except ToolInDoubt as in_doubt:
-            if run.request.runs_at_caller:
-                raise
-            outcome = await self._settler.settle(run, work, in_doubt)
-        return await self._bounded(run, work.tool, outcome)
+    async def _settle(self, run: RunningCall, work: ToolWork, in_doubt: ToolInDoubt) -> Outcome:
+        """Settles a call of unknown end. Raises ToolInDoubt if that brings nothing."""
+        if run.request.runs_at_caller:
+            raise in_doubt
+        return await self._bounded(run, work.tool, await self._settler.settle(run, work, in_doubt))
 
     async def _take_over(self, run: RunningCall) -> Never:
         """Marks the call of a lost runner STARTED here, without its effect. Raises ToolInDoubt: its end is unknown."""
