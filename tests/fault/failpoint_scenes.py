@@ -131,7 +131,12 @@ SCENES: Final = {
 OF_MODEL_RUNNERS: Final = frozenset({"models.before_admission", "models.before_call", "models.before_end"})
 """The suite's workers call models directly: test_model_calls.py meets these."""
 
-ELSEWHERE: Final = OF_MODEL_RUNNERS | {"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"}
+OF_SETTLEMENTS: Final = frozenset({"tools.after_settling", "tools.before_repeat", "tools.before_check"})
+"""The suite's tools lose no answer: tests/edges/http_tools/test_http_settled.py meets these."""
+
+ELSEWHERE: Final = (
+    OF_MODEL_RUNNERS | OF_SETTLEMENTS | {"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"}
+)
 """The suite's tasks are agents', without own tools and large results of functions: test_own_tools.py and
 tests/testing/test_large_results.py meet the others."""
 

@@ -51,6 +51,10 @@ class Checks(Protocol):
         """Returns the PURE tool of a tenant that takes these arguments, or why there is none."""
 
 
+class _TaskEnded(Exception):  # noqa: N818  a fact, not an error
+    """The run was stopped because its task has ended."""
+
+
 class _Standing(NamedTuple):
     """`is_current`: a try may begin under the record's claim. `epoch`: of that claim."""
 
@@ -111,6 +115,8 @@ class Settler:
         announcing = asyncio.create_task(_announce(run), name=f"announce {run.name}")
         try:
             return await self._settle(run, work, doubt, plan)
+        except _TaskEnded:
+            raise ToolInDoubt(f"{doubt.message} {_ENDED}") from None
         except RunnerStopped:
             if run.stop is StopReason.DRAINED:
                 await self._release(run)
@@ -160,7 +166,7 @@ class Settler:
                 self._check_stop(run)
             else:
                 if outcome.status is OutcomeStatus.CANCELLED:  # it was stopped, which says nothing of the call
-                    raise ToolInDoubt(_ENDED)
+                    raise _TaskEnded
                 return outcome
         return None
 
@@ -250,7 +256,7 @@ class Settler:
         if run.stop is StopReason.SUPERSEDED:
             raise Superseded
         if run.stop is not None:
-            raise ToolInDoubt(_ENDED)
+            raise _TaskEnded
 
     async def take_place(self, run: RunningCall, tool: Tool) -> None:
         """Waits for a place in the lane of a tool."""
