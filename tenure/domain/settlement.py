@@ -65,19 +65,15 @@ class SettlementPlan:
         """Whether there is nothing that could bring an answer."""
         return not (self.repeats or self.checks)
 
-    def pause_seconds(
-        self, elapsed_seconds: float, tries: int, random_fraction: float, asked_seconds: float = 0.0
-    ) -> float:
+    def pause_seconds(self, elapsed_seconds: float, tries: int, random_fraction: float) -> float:
         """Returns the pause before the next try, which ends at the end of the settlement at the latest.
-
-        `asked_seconds`: the other side asked for at least this pause.
 
         The first check comes at once; the first repeat comes after a pause, because the other side may be busy with
         the call.
         """
         if not (self.repeats or tries):
             return 0.0
-        pause = PAUSES.wait_seconds(tries + 1 if self.repeats else tries, random_fraction, asked_seconds)
+        pause = PAUSES.wait_seconds(tries + 1 if self.repeats else tries, random_fraction)
         return min(pause, max(0.0, self.seconds - elapsed_seconds))
 
     def next_try(self, elapsed_seconds: float, *, checked_at_end: bool) -> Try | None:

@@ -86,8 +86,6 @@ def test_pauses_grow_and_end_with_the_settlement() -> None:
     assert plan.pause_seconds(0.0, 0, 0.0) == 0.5
     assert plan.pause_seconds(99.0, 6, 1.0) == 1.0
     assert plan.pause_seconds(101.0, 6, 1.0) == 0.0
-    assert plan.pause_seconds(0.0, 0, 1.0, asked_seconds=20.0) == 20.0
-    assert plan.pause_seconds(90.0, 0, 1.0, asked_seconds=3600.0) == 10.0
 
 
 def test_first_check_comes_at_once() -> None:

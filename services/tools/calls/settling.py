@@ -41,6 +41,10 @@ from tenure.runtime.store.postgres import Pool, connection
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+_LOOK_SECONDS: Final = 1.0
+"""The pause while the fence has another claim than the record: its owner joins the call, or has ended the task."""
+
+_LONGEST_ASKED_SECONDS: Final = 60.0
 _ENDED: Final = "Its task ended before the end of the call was known."
 
 
@@ -65,13 +69,16 @@ class _Standing(NamedTuple):
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a settlement is. `began_at`: in the event loop's time. `last`: what the last try brought."""
+    """How far a settlement is. `began_at`: in the event loop's time. `last`: what the last try brought.
+
+    `pause_seconds`: the shortest next pause.
+    """
 
     began_at: float
     tries: int = 0
     checked_at_end: bool = False
     last: str = ""
-    retry_after_seconds: float = 0.0
+    pause_seconds: float = 0.0
 
     @property
     def elapsed_seconds(self) -> float:
@@ -106,7 +113,9 @@ class Settler:
         when the record has a newer attempt.
         """
         definition = work.tool.definition
-        plan = SettlementPlan.of(definition.effect_class, definition.settlement)
+        # The class with which a lost attempt began counts, too: it was UNSAFE, whatever the tool is by now.
+        effect_class = EffectClass.UNSAFE if run.only_settles else definition.effect_class
+        plan = SettlementPlan.of(effect_class, definition.settlement)
         if plan.is_empty:
             raise doubt
         run.sent_before = True
@@ -129,19 +138,18 @@ class Settler:
         if self._is_closing:
             run.stop = run.stop or StopReason.DRAINED
         standing = await self._interruptible(run, self._stand(run))
-        progress = _Progress(_now() - standing.elapsed_seconds, last="" if run.only_settles else doubt.message)
+        progress = _Progress(_now() - standing.elapsed_seconds)
         await failpoint("tools.after_settling")
         while True:
-            elapsed_seconds, asked_seconds = progress.elapsed_seconds, progress.retry_after_seconds
-            pause = plan.pause_seconds(elapsed_seconds, progress.tries, random.random(), asked_seconds)
-            await self._interruptible(run, asyncio.sleep(pause))
-            progress.retry_after_seconds = 0.0
+            pause = plan.pause_seconds(progress.elapsed_seconds, progress.tries, random.random())
+            await self._interruptible(run, asyncio.sleep(max(pause, progress.pause_seconds)))
+            progress.pause_seconds = 0.0
             match plan.next_try(progress.elapsed_seconds, checked_at_end=progress.checked_at_end):
                 case Try.REPEAT:
                     outcome = await self._repeat(run, work, progress)
                 case Try.CHECK:
-                    progress.checked_at_end = progress.elapsed_seconds >= plan.seconds
-                    outcome = await self._check(run, work, progress)
+                    is_late = progress.elapsed_seconds >= plan.seconds
+                    outcome = await self._check(run, work, progress, is_late=is_late)
                 case None:
                     return _given_up(run, work, doubt, progress)
             if outcome is not None:
@@ -161,7 +169,7 @@ class Settler:
                 progress.last = in_doubt.message
             except PutOff as put_off:
                 progress.last = str(put_off.refusal)
-                progress.retry_after_seconds = put_off.refusal.retry_after_seconds or 0.0
+                progress.pause_seconds = min(put_off.refusal.retry_after_seconds or 0.0, _LONGEST_ASKED_SECONDS)
             except NeverBegan:
                 self._check_stop(run)
             else:
@@ -170,19 +178,19 @@ class Settler:
                 return outcome
         return None
 
-    async def _check(self, run: RunningCall, work: ToolWork, progress: _Progress) -> Outcome | None:
+    async def _check(self, run: RunningCall, work: ToolWork, progress: _Progress, *, is_late: bool) -> Outcome | None:
         """Asks the check. None: it does not know, or the call did not happen as far as it knows."""
         settlement = work.tool.definition.settlement
         assert settlement is not None
         assert settlement.check_with is not None, "a plan with checks has one"
         found = self._find_check(run, work, settlement.check_with)
         if isinstance(found, Finding):
-            progress.tries, progress.last = progress.tries + 1, found.text
+            progress.tries, progress.last, progress.checked_at_end = progress.tries + 1, found.text, is_late
             return None
         async with _Place(self, run, found.tool):
             if await self._may_begin(run, progress) is None:
                 return None
-            progress.tries += 1
+            progress.tries, progress.checked_at_end = progress.tries + 1, is_late
             await failpoint("tools.before_check")
             finding = await self._interruptible(run, _ask(run, found))
         progress.last = finding.text
@@ -205,13 +213,19 @@ class Settler:
         A newer owner has joined the call: it runs the call under its own claim, because the other side may refuse the
         older one.
         """
-        may_begin = _MayBegin(self._liveness)
+        try:
+            may_begin = _MayBegin(self._liveness)
+        except TryLater:  # the life of this runner is over
+            raise RunnerStopped from None
         standing = await self._interruptible(run, self._stand(run))
         progress.began_at = _now() - standing.elapsed_seconds
         if standing.epoch > run.request.claims.epoch:
             await self._release(run)
             raise Superseded
-        return may_begin if standing.is_current else None
+        if standing.is_current:
+            return may_begin
+        progress.pause_seconds = _LOOK_SECONDS
+        return None
 
     async def _stand(self, run: RunningCall) -> _Standing:
         """Notes the begin of the settlement in the record, once, and reads how the call stands."""
@@ -337,7 +351,7 @@ async def _ask(run: RunningCall, check: ToolWork) -> Finding:
 def _given_up(run: RunningCall, work: ToolWork, doubt: ToolInDoubt, progress: _Progress) -> Outcome:
     """Returns the outcome of a call of unknown end that may be repeated without harm. Raises ToolInDoubt for others."""
     message = doubt_after(doubt.message, progress.last, progress.elapsed_seconds, progress.tries)
-    if work.tool.definition.effect_class is not EffectClass.IDEMPOTENT:
+    if run.only_settles or work.tool.definition.effect_class is not EffectClass.IDEMPOTENT:
         raise ToolInDoubt(message)
     return Outcome(doubt.status, f"{message} {HARMLESS}", detail=doubt.detail, call_attempt=run.call_attempt)
 
