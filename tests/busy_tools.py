@@ -17,7 +17,7 @@ from services.tools import toolbox
 from services.tools.builtin.records import record_tools
 from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer
 from tenure.domain.errors import LimitReached
-from tenure.domain.tools import Settlement
+from tenure.domain.tools import CallSettlement
 
 BEFORE, AFTER = "busy-before", "busy-after"
 
@@ -29,7 +29,7 @@ def busy_tools(directory: Path | None, threads: Executor) -> list[Tool]:
         replace(
             tool,
             run=partial(_run, directory, tool.run),
-            definition=replace(tool.definition, settlement=Settlement(0.0)),
+            definition=replace(tool.definition, settlement=CallSettlement(0.0)),
         )
         for tool in record_tools(directory, threads)
     ]

@@ -17,9 +17,9 @@ from tenure.domain.settlement import LONGEST_SECONDS as LONGEST_SETTLEMENT_SECON
 from tenure.domain.texts import span_seconds
 from tenure.domain.tools import (
     USUAL_OUTPUT_BYTES,
+    CallSettlement,
     CheckWith,
     EffectClass,
-    Settlement,
     ToolDefinition,
     encode,
 )
@@ -71,7 +71,7 @@ class CheckSettings(Section):
     """
 
     tool: ToolReference
-    arguments: Mapping[str, Any] = Field(default_factory=dict)
+    arguments: Mapping[str, Any] = Field(default_factory=dict, max_length=64)
 
 
 class SettleSettings(Section):
@@ -84,11 +84,11 @@ class SettleSettings(Section):
     check_with: CheckSettings | None = None
 
     @property
-    def settlement(self) -> Settlement:
+    def settlement(self) -> CallSettlement:
         """The settings as part of a tool's definition."""
         check = self.check_with
         declared = None if check is None else CheckWith(check.tool, json.dumps(dict(check.arguments)))
-        return Settlement(self.for_seconds, declared)
+        return CallSettlement(self.for_seconds, declared)
 
     def problem(self, effect_class: EffectClass) -> str:
         """Returns why a tool of this class cannot be settled so, or ""."""

@@ -17,7 +17,7 @@ from tenure.domain.in_doubt import HAPPENED
 from tenure.domain.retry import Jitter, RetryPolicy
 from tenure.domain.texts import one_line
 from tenure.domain.tool_arguments import strict_json
-from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, Settlement
+from tenure.domain.tools import CallSettlement, EffectClass, Outcome, OutcomeStatus
 
 USUAL_SECONDS: Final = 300.0
 """How long a KEYED call, and any call with a check, is settled if its tool does not say how long."""
@@ -50,7 +50,7 @@ class SettlementPlan:
     checks: bool
 
     @classmethod
-    def of(cls, effect_class: EffectClass, declared: Settlement | None) -> SettlementPlan:
+    def of(cls, effect_class: EffectClass, declared: CallSettlement | None) -> SettlementPlan:
         """Returns the plan of a tool. A PURE call has nothing to settle; an IDEMPOTENT one is settled if declared."""
         if effect_class is EffectClass.PURE:
             return cls(0.0, repeats=False, checks=False)
@@ -86,7 +86,7 @@ class SettlementPlan:
         return Try.CHECK if self.checks and not checked_at_end else None
 
 
-def leaves_doubt(effect_class: EffectClass, declared: Settlement | None) -> bool:
+def leaves_doubt(effect_class: EffectClass, declared: CallSettlement | None) -> bool:
     """Whether a call of unknown end is settled, and in doubt if that brings nothing.
 
     False: a repeat does no harm, and the model may decide about it.
@@ -97,7 +97,7 @@ def leaves_doubt(effect_class: EffectClass, declared: Settlement | None) -> bool
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """What a check says. `happened` None: it does not know. `text`: a sentence for the person who resolves the call.
 
     `result`: what the model reads of a call that happened; "": the check gave none.
@@ -108,7 +108,7 @@ class Finding:
     result: str = ""
 
 
-def read_check(tool: str, outcome: Outcome) -> Finding:
+def read_check(tool: str, outcome: Outcome) -> CheckFinding:
     """Reads the outcome of a check: a JSON object with `happened`: true, false or null, and maybe `result`.
 
     Whatever else it says means that it does not know.
@@ -127,15 +127,15 @@ def read_check(tool: str, outcome: Outcome) -> Finding:
     if happened is not None and not isinstance(happened, bool):
         return unreadable(tool, "its member `happened` is not true, false or null")
     if happened is None:
-        return Finding(None, f"{tool} does not know whether it happened.")
+        return CheckFinding(None, f"{tool} does not know whether it happened.")
     if not happened:
-        return Finding(False, f"{tool} said that it did not happen.")
-    return Finding(True, f"{tool} said that it happened.", _as_text(answer.get("result")))
+        return CheckFinding(False, f"{tool} said that it did not happen.")
+    return CheckFinding(True, f"{tool} said that it happened.", _as_text(answer.get("result")))
 
 
-def unreadable(tool: str, why: str) -> Finding:
+def unreadable(tool: str, why: str) -> CheckFinding:
     """Returns the finding of a check that gave no answer that can be read."""
-    return Finding(None, f"{tool} gave no answer that can be read: {one_line(why, _SHOWN_CHARACTERS)}")
+    return CheckFinding(None, f"{tool} gave no answer that can be read: {one_line(why, _SHOWN_CHARACTERS)}")
 
 
 def _as_text(result: Any) -> str:
@@ -144,7 +144,7 @@ def _as_text(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def outcome_of_finding(finding: Finding, call_attempt: int) -> Outcome | None:
+def outcome_of_finding(finding: CheckFinding, call_attempt: int) -> Outcome | None:
     """Returns the outcome of a call that happened, or None: only a person may say that a call did not happen.
 
     A request may still be on its way when the check looks, so "it did not happen" is a fact about that moment.

@@ -75,7 +75,7 @@ class CheckWith:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class CallSettlement:
     """How calls of unknown end are settled (tenure/domain/settlement.py). `for_seconds` None: as is usual."""
 
     for_seconds: float | None = None
@@ -92,7 +92,7 @@ class ToolDefinition:
     effect_class: EffectClass
     timeout_seconds: float = 30.0
     output_limit_bytes: int = USUAL_OUTPUT_BYTES
-    settlement: Settlement | None = None
+    settlement: CallSettlement | None = None
 
 
 @dataclass(frozen=True, slots=True)

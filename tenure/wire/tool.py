@@ -11,12 +11,12 @@ from tenure.domain.outputs import TaskOutput
 from tenure.domain.task import InputFile
 from tenure.domain.texts import KeptContent
 from tenure.domain.tools import (
+    CallSettlement,
     CallStatus,
     CallStatuses,
     CheckWith,
     Outcome,
     ProgramUsage,
-    Settlement,
     ToolDefinition,
 )
 from tenure.v1 import ledger_pb2, tool_pb2, workspace_pb2
@@ -24,7 +24,7 @@ from tenure.wire.codec import pair, union
 from tenure.wire.common import CALL_STATES
 
 pair(CheckWith, tool_pb2.Settlement.CheckWith)
-pair(Settlement, tool_pb2.Settlement, rename={"for_seconds": "for_time"})
+pair(CallSettlement, tool_pb2.Settlement, rename={"for_seconds": "for_time"})
 tool_to_wire, tool_to_domain = pair(ToolDefinition, tool_pb2.ToolDefinition)
 kept_to_wire, kept_to_domain = pair(KeptContent, workspace_pb2.KeptContent)
 pair(Image, workspace_pb2.Image)

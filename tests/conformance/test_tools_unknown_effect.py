@@ -27,7 +27,7 @@ from services.tools.workspace.directories import Workspaces
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
-from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, Settlement
+from tenure.domain.tools import CallSettlement, EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import Duties
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
@@ -89,7 +89,7 @@ def request(bank: Bank, effect_class: EffectClass = EffectClass.UNSAFE, settle_s
     task_id = uuid.uuid4()
     claims = Claims(f"{TASK_PREFIX}{task_id}", "default", 10, "claim", "worker")
     request = CallRequest(CallKey(task_id, "1.0"), claims, "pay", effect_class, b"{}")
-    definition = replace(define("pay", effect_class, "pays", {}), settlement=Settlement(settle_seconds))
+    definition = replace(define("pay", effect_class, "pays", {}), settlement=CallSettlement(settle_seconds))
     return ExecuteJob(request, ToolWork(Tool(definition, bank.pay), {}))
 
 

@@ -13,7 +13,7 @@ from tenure.domain.argument_mapping import mapped_arguments
 from tenure.domain.json_pointers import value_at
 from tenure.domain.settlement import (
     USUAL_SECONDS,
-    Finding,
+    CheckFinding,
     SettlementPlan,
     Try,
     doubt_after,
@@ -21,7 +21,7 @@ from tenure.domain.settlement import (
     outcome_of_finding,
     read_check,
 )
-from tenure.domain.tools import CheckWith, EffectClass, Outcome, OutcomeStatus, Settlement
+from tenure.domain.tools import CallSettlement, CheckWith, EffectClass, Outcome, OutcomeStatus
 
 PURE, IDEMPOTENT, KEYED, UNSAFE = EffectClass
 CHECK = CheckWith("find_payment")
@@ -31,16 +31,16 @@ CHECK = CheckWith("find_payment")
     ("effect_class", "declared", "plan"),
     [
         (KEYED, None, (USUAL_SECONDS, True, False)),
-        (KEYED, Settlement(60.0), (60.0, True, False)),
-        (KEYED, Settlement(0.0), (0.0, False, False)),
-        (KEYED, Settlement(0.0, CHECK), (0.0, False, True)),
-        (KEYED, Settlement(1e9), (86_400.0, True, False)),
+        (KEYED, CallSettlement(60.0), (60.0, True, False)),
+        (KEYED, CallSettlement(0.0), (0.0, False, False)),
+        (KEYED, CallSettlement(0.0, CHECK), (0.0, False, True)),
+        (KEYED, CallSettlement(1e9), (86_400.0, True, False)),
         (IDEMPOTENT, None, (0.0, False, False)),
-        (IDEMPOTENT, Settlement(60.0), (60.0, True, False)),
+        (IDEMPOTENT, CallSettlement(60.0), (60.0, True, False)),
         (UNSAFE, None, (0.0, False, False)),
-        (UNSAFE, Settlement(60.0), (60.0, False, False)),
-        (UNSAFE, Settlement(None, CHECK), (USUAL_SECONDS, False, True)),
-        (PURE, Settlement(60.0, CHECK), (0.0, False, False)),
+        (UNSAFE, CallSettlement(60.0), (60.0, False, False)),
+        (UNSAFE, CallSettlement(None, CHECK), (USUAL_SECONDS, False, True)),
+        (PURE, CallSettlement(60.0, CHECK), (0.0, False, False)),
     ],
 )
 def test_plan_follows_class_and_declaration(effect_class: Any, declared: Any, plan: Any) -> None:
@@ -51,11 +51,11 @@ def test_plan_follows_class_and_declaration(effect_class: Any, declared: Any, pl
     ("effect_class", "declared", "leaves"),
     [
         (KEYED, None, True),
-        (KEYED, Settlement(0.0), True),
+        (KEYED, CallSettlement(0.0), True),
         (UNSAFE, None, True),
         (IDEMPOTENT, None, False),
-        (IDEMPOTENT, Settlement(5.0), True),
-        (PURE, Settlement(5.0, CHECK), False),
+        (IDEMPOTENT, CallSettlement(5.0), True),
+        (PURE, CallSettlement(5.0, CHECK), False),
     ],
 )
 def test_model_decides_only_about_harmless_repeats(effect_class: Any, declared: Any, leaves: bool) -> None:
@@ -63,15 +63,15 @@ def test_model_decides_only_about_harmless_repeats(effect_class: Any, declared: 
 
 
 def test_repeats_end_with_one_check() -> None:
-    plan = SettlementPlan.of(KEYED, Settlement(10.0, CHECK))
+    plan = SettlementPlan.of(KEYED, CallSettlement(10.0, CHECK))
     assert plan.next_try(9.9, checked_at_end=False) is Try.REPEAT
     assert plan.next_try(10.0, checked_at_end=False) is Try.CHECK
     assert plan.next_try(10.1, checked_at_end=True) is None
-    assert SettlementPlan.of(KEYED, Settlement(10.0)).next_try(10.0, checked_at_end=False) is None
+    assert SettlementPlan.of(KEYED, CallSettlement(10.0)).next_try(10.0, checked_at_end=False) is None
 
 
 def test_unsafe_call_is_checked_and_never_repeated() -> None:
-    plan = SettlementPlan.of(UNSAFE, Settlement(10.0, CHECK))
+    plan = SettlementPlan.of(UNSAFE, CallSettlement(10.0, CHECK))
     tries = {
         plan.next_try(elapsed, checked_at_end=late) for elapsed in (0.0, 9.9, 10.0, 99.0) for late in (False, True)
     }
@@ -81,7 +81,7 @@ def test_unsafe_call_is_checked_and_never_repeated() -> None:
 
 
 def test_pauses_grow_and_end_with_the_settlement() -> None:
-    plan = SettlementPlan.of(KEYED, Settlement(100.0))
+    plan = SettlementPlan.of(KEYED, CallSettlement(100.0))
     assert [plan.pause_seconds(0.0, tries, 1.0) for tries in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert plan.pause_seconds(0.0, 0, 0.0) == 0.5
     assert plan.pause_seconds(99.0, 6, 1.0) == 1.0
@@ -89,11 +89,11 @@ def test_pauses_grow_and_end_with_the_settlement() -> None:
 
 
 def test_first_check_comes_at_once() -> None:
-    plan = SettlementPlan.of(UNSAFE, Settlement(100.0, CHECK))
+    plan = SettlementPlan.of(UNSAFE, CallSettlement(100.0, CHECK))
     assert [plan.pause_seconds(0.0, tries, 1.0) for tries in range(3)] == [0.0, 1.0, 2.0]
 
 
-def answered(content: str, status: OutcomeStatus = OutcomeStatus.SUCCEEDED, *, truncated: bool = False) -> Finding:
+def answered(content: str, status: OutcomeStatus = OutcomeStatus.SUCCEEDED, *, truncated: bool = False) -> CheckFinding:
     return read_check("find_payment", Outcome(status, content, truncated=truncated))
 
 

@@ -149,7 +149,7 @@ def test_unsafe_call_of_a_lost_runner_is_settled_by_its_check() -> None:
     assert decide(by_resolution, checked, IDLE) == RunCall(4)
 
 
-def test_keyed_call_of_a_lost_runner_runs_again_and_is_not_only_checked() -> None:
+def test_keyed_call_of_a_lost_runner_runs_again() -> None:
     dead = row(CallState.STARTED, EffectClass.KEYED, runner_alive=False, is_settling=True)
     assert decide(dead, replace(call_request(), has_check=True), IDLE) == RunCall(4, sent_before=True)
     became_unsafe = replace(call_request(), has_check=True, effect_class=EffectClass.UNSAFE)

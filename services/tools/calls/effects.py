@@ -174,7 +174,7 @@ class ToolEffect:
 
     @property
     def _must_be_settled(self) -> bool:
-        """Whether the end of the call must be known before the model goes on.
+        """Whether the model may not go on before Tenure has learned the end of the call.
 
         The caller of a KEYED call that runs it itself settles it: it knows its own tool.
         """

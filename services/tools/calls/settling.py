@@ -26,7 +26,7 @@ from tenure.domain.argument_mapping import mapped_arguments
 from tenure.domain.errors import TryLater
 from tenure.domain.settlement import (
     HARMLESS,
-    Finding,
+    CheckFinding,
     SettlementPlan,
     Try,
     doubt_after,
@@ -183,20 +183,20 @@ class Settler:
         settlement = work.tool.definition.settlement
         assert settlement is not None
         assert settlement.check_with is not None, "a plan with checks has one"
-        found = self._find_check(run, work, settlement.check_with)
-        if isinstance(found, Finding):
-            progress.tries, progress.last, progress.checked_at_end = progress.tries + 1, found.text, is_late
+        check = self._find_check(run, work, settlement.check_with)
+        if isinstance(check, CheckFinding):
+            progress.tries, progress.last, progress.checked_at_end = progress.tries + 1, check.text, is_late
             return None
-        async with _Place(self, run, found.tool):
+        async with _Place(self, run, check.tool):
             if await self._may_begin(run, progress) is None:
                 return None
             progress.tries, progress.checked_at_end = progress.tries + 1, is_late
             await failpoint("tools.before_check")
-            finding = await self._interruptible(run, _ask(run, found))
+            finding = await self._interruptible(run, _ask(run, check))
         progress.last = finding.text
         return outcome_of_finding(finding, run.call_attempt)
 
-    def _find_check(self, run: RunningCall, work: ToolWork, declared: CheckWith) -> ToolWork | Finding:
+    def _find_check(self, run: RunningCall, work: ToolWork, declared: CheckWith) -> ToolWork | CheckFinding:
         if self._checks is None:
             return unreadable(declared.tool, "this service calls no checks")
         values = {"arguments": work.arguments, "key": run.key.idempotency_key, "outcome": None}
@@ -321,7 +321,7 @@ async def _announce(run: RunningCall) -> None:
         await asyncio.sleep(ANNOUNCE_SECONDS)
 
 
-async def _ask(run: RunningCall, check: ToolWork) -> Finding:
+async def _ask(run: RunningCall, check: ToolWork) -> CheckFinding:
     """Calls a check and reads its answer. It has a key of its own, because the call's key stands for another answer."""
     tool, claims = check.tool, run.request.claims
     context = CallContext(

@@ -54,7 +54,7 @@ async def test_keyed_call_of_unknown_end_is_repeated(bank_tools: StartBankTools,
     """Whatever loses the answer: the bank is asked again with the same key, until it answers."""
     async with AsyncExitStack() as stack:
         banks, owner = await opened(stack, LOST), grants.claim()
-        outcomes = await paid_at_each(await bank_tools(banks, timeout_seconds=0.5), owner, banks)
+        outcomes = await paid_at_each(await bank_tools(banks), owner, banks)
     for index, (bank, outcome) in enumerate(zip(banks.values(), outcomes, strict=True)):
         assert (outcome.status, outcome.content) == (OutcomeStatus.SUCCEEDED, "receipt 1")
         assert [asked.key for asked in bank.asked] == [f"{owner.task_id}/1.{index}"] * 3
@@ -65,7 +65,7 @@ async def test_check_settles_an_unsafe_call(bank_tools: StartBankTools, grants: 
     """The bank knows no keys: a repeat would be a second payment."""
     async with AsyncExitStack() as stack:
         banks = await opened(stack, LOST, honours_keys=False)
-        tools = await bank_tools(banks, effect_class="UNSAFE", settle={"checks": True}, timeout_seconds=0.5)
+        tools = await bank_tools(banks, effect_class="UNSAFE", settle={"checks": True})
         outcomes = await paid_at_each(tools, grants.claim(), banks)
     for bank, outcome in zip(banks.values(), outcomes, strict=True):
         assert (outcome.status, outcome.detail) == (OutcomeStatus.SUCCEEDED, "HAPPENED")
@@ -80,7 +80,7 @@ async def test_check_settles_an_unsafe_call(bank_tools: StartBankTools, grants: 
 async def test_check_that_does_not_know_leaves_a_doubt(
     effect_class: str, bank_tools: StartBankTools, grants: Grants, tools_database: Query
 ) -> None:
-    """`It did not happen` is no outcome either: the request may still be on its way. A person gets the finding."""
+    """`It did not happen` does not end the call either: the request may still be on its way. A person gets the finding."""
     says = {f"_{index}": answer for index, answer in enumerate([b'{"happened": false}', *ODD])}
     async with AsyncExitStack() as stack:
         banks = {name: await stack.enter_async_context(open_bank(*["500"] * 9, says=says[name])) for name in says}
@@ -113,14 +113,14 @@ async def test_keyed_call_without_an_answer_is_in_doubt(bank_tools: StartBankToo
 
 async def test_refusal_of_a_repeat_says_nothing_about_the_call(bank_tools: StartBankTools, grants: Grants) -> None:
     """A bank that is away, or that refuses this sender now; a refusal of the payment itself is an answer."""
-    async with open_bank("500", "401", "429", "409") as bank, open_bank("500", "refused") as refusing:
+    async with open_bank("500", "away", "401", "429", "409") as bank, open_bank("500", "refused") as refusing:
         tools, owner = await bank_tools({"": bank, "_no": refusing}, settle={"for": "60s"}), grants.claim()
         paid, refused = await asyncio.gather(tools.outcome(owner, "1.0", "pay"), tools.outcome(owner, "1.1", "pay_no"))
-    assert (paid.content, len(bank.payments), len(bank.asked)) == ("receipt 1", 1, 5)
+    assert (paid.content, len(bank.payments), len(bank.asked)) == ("receipt 1", 1, 6)
     assert (refused.status, refused.detail) == (OutcomeStatus.FAILED, "HTTP_402")
 
 
-async def test_pause_of_a_settlement_holds_no_place(bank_tools: StartBankTools, grants: Grants) -> None:
+async def test_pause_of_a_settlement_holds_no_slot(bank_tools: StartBankTools, grants: Grants) -> None:
     async with open_bank("500", "500", "500") as bank:
         tools, owner = await bank_tools(bank, max_calls=1), grants.claim()
         settled = tools.begin(owner, "1.0", "pay")
@@ -175,17 +175,17 @@ async def test_check_settles_a_call_whose_runner_died(
 
 
 async def test_drain_hands_a_settlement_over(bank_tools: StartBankTools, grants: Grants) -> None:
-    async with open_bank(*["500"] * 4) as bank:
+    """At once: a drain does not wait for a bank that gives no answer."""
+    async with open_bank(*["500"] * 99) as bank:
         draining, other = await bank_tools(bank), await bank_tools(bank)
         owner = grants.claim()
         lost = draining.begin(owner, "1.0", "pay")
-        await bank.until_asked(3)
-        bank.ends.clear()
+        await bank.until_asked(2)
         assert await draining.terminate() == 0
-        asked = len(bank.asked)
+        bank.ends.clear()
         outcome = await other.outcome(owner, "1.0", "pay")
         lost.cancel()
-    assert (outcome.content, len(bank.payments), asked) == ("receipt 1", 1, 3)
+    assert (outcome.content, outcome.call_attempt, len(bank.payments)) == ("receipt 1", 2, 1)
 
 
 async def test_newer_owner_gets_the_settlement_under_its_claim(bank_tools: StartBankTools, grants: Grants) -> None:
