@@ -80,7 +80,7 @@ async def test_check_settles_an_unsafe_call(bank_tools: StartBankTools, grants: 
 async def test_check_that_does_not_know_leaves_a_doubt(
     effect_class: str, bank_tools: StartBankTools, grants: Grants, tools_database: Query
 ) -> None:
-    """`It did not happen` does not end the call either: the request may still be on its way. A person gets the finding."""
+    """`It did not happen` does not end the call either: the request may be on its way. A person gets the finding."""
     says = {f"_{index}": answer for index, answer in enumerate([b'{"happened": false}', *ODD])}
     async with AsyncExitStack() as stack:
         banks = {name: await stack.enter_async_context(open_bank(*["500"] * 9, says=says[name])) for name in says}
