@@ -24,7 +24,7 @@ from edges.providers.settings import Providers, ProviderSettings
 from edges.web_search.settings import WebSearchSettings
 from services.tools.registry import SEPARATOR
 from services.tools.sources import CompensationSettings, EffectKeySettings, Section
-from tenure.domain.tools import unknown_tool_text
+from tenure.domain.tools import EffectClass, unknown_tool_text
 from tenure.runtime.settings import FILE_SUFFIX, ConfigurationError, secret_text
 
 _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
@@ -88,6 +88,20 @@ class ToolsConfig(Section):
             for name, source in sources.items():
                 for tool_name, declared in source.compensations.items():
                     yield f"{section}.{name}.compensations.{tool_name}", declared
+
+    @model_validator(mode="after")
+    def _checks_with_pure_tools(self) -> ToolsConfig:
+        """The tools of sources are known only when these are connected: their class is asked for at each call."""
+        settled = [tool.settle for tool in self.http_tools.values() if tool.settle is not None]
+        for of_source in [one.settle for one in self.mcp_servers.values()] + [
+            dict(one.settle) for one in self.providers.values()
+        ]:
+            settled += of_source.values()
+        for check in (settle.check_with for settle in settled if settle.check_with is not None):
+            known = self.http_tools.get(check.tool)
+            if known is not None and known.effect_class is not EffectClass.PURE:
+                raise ValueError(f"check_with needs a PURE tool: {check.tool} is {known.effect_class}")
+        return self
 
     @model_validator(mode="after")
     def _gives_each_program_paths_of_its_own(self) -> ToolsConfig:

@@ -17,14 +17,22 @@ from services.tools import toolbox
 from services.tools.builtin.records import record_tools
 from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer
 from tenure.domain.errors import LimitReached
+from tenure.domain.tools import CallSettlement
 
 BEFORE, AFTER = "busy-before", "busy-after"
 
 
 def busy_tools(directory: Path | None, threads: Executor) -> list[Tool]:
-    """The record tools, each of which looks for the files at every call."""
+    """The record tools, each of which looks for the files at every call. Their calls are not settled."""
     assert directory is not None
-    return [replace(tool, run=partial(_run, directory, tool.run)) for tool in record_tools(directory, threads)]
+    return [
+        replace(
+            tool,
+            run=partial(_run, directory, tool.run),
+            definition=replace(tool.definition, settlement=CallSettlement(0.0)),
+        )
+        for tool in record_tools(directory, threads)
+    ]
 
 
 async def _run(directory: Path, run: RunTool, context: CallContext, arguments: Arguments) -> ToolAnswer:

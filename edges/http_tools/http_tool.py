@@ -135,6 +135,14 @@ _BUSY_STATUSES: Final = frozenset((429, 503))
 _PROXY_STATUSES: Final = frozenset((408, 499, 502, 503, 504, *range(520, 525)))
 """Statuses that proxies send when the server behind them fails: a repeat may succeed. Some proxies use 499 and 52x."""
 
+_ABOUT_THE_CALL: Final = frozenset(range(400, 500)) - {401, 403, 404, 405, 407, 408, 409, 421, 425, 429, 499}
+"""Statuses of a server that has read the call and refuses it. The others of the class may be about the credentials, the
+route, the rate, or an earlier sending with the same key that still runs.
+"""
+
+_SETTLED: Final = frozenset({EffectClass.KEYED, EffectClass.UNSAFE})
+"""The effect classes of which an unclear answer matters: a repeat by the model could be a second effect."""
+
 _UNCLEAR: Final = "its answer does not show whether the call was carried out"
 
 
@@ -165,16 +173,17 @@ def read_response(who: str, response: Response, effect_class: EffectClass) -> To
         f"HTTP_{response.status}",
         response.truncated,
         no_effect=proves_no_effect(response.status),
+        leaves_earlier_open=response.status not in _ABOUT_THE_CALL,
     )
     after_seconds = retry_after_seconds(response.headers.get("retry-after", ""), datetime.now(UTC))
-    if not effect_class.may_run_again:
-        if leaves_open(response.status):
-            message = f"HTTP {response.status}{': ' if text else ''}{shortened(text)}"
-            raise AnswerLostError(message, again=False, what=_UNCLEAR)
-        return answer
-    if response.status in _BUSY_STATUSES and after_seconds is not None:
-        raise AskedToWaitError(answer, after_seconds)
-    if response.status in _PROXY_STATUSES:
+    is_open = effect_class in _SETTLED and leaves_open(response.status)
+    if response.status in _BUSY_STATUSES and after_seconds is not None and effect_class.may_run_again:
+        raise AskedToWaitError(answer, after_seconds, is_open=is_open)
+    is_of_proxy = response.status in _PROXY_STATUSES and effect_class.may_run_again
+    if is_open:
+        message = f"HTTP {response.status}{': ' if text else ''}{shortened(text)}"
+        raise AnswerLostError(message, again=is_of_proxy, what=_UNCLEAR)
+    if is_of_proxy:
         raise AnswerLostError(f"HTTP {response.status}")
     return answer
 

@@ -20,6 +20,7 @@ from services.tools.sources import (
     EffectKeySettings,
     HeaderValue,
     Section,
+    SettleSettings,
     TenantName,
     require_tls,
 )
@@ -74,6 +75,7 @@ class HttpToolSettings(Section):
     input_schema: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object"})
     effect_class: EffectClass = EffectClass.UNSAFE
     effect_key: EffectKeySettings | None = None
+    settle: SettleSettings | None = None
     timeout_seconds: float = Field(USUAL_TIMEOUT_SECONDS, gt=0, le=LONGEST_TIMEOUT_SECONDS)
     output_limit_bytes: int = Field(USUAL_OUTPUT_BYTES, ge=MIN_OUTPUT_BYTES, le=LARGEST_OUTPUT_BYTES)
     headers: Mapping[HeaderName, HeaderValue] = Field(default_factory=dict)
@@ -110,6 +112,8 @@ class HttpToolSettings(Section):
         if self.ca_file is not None and not self.ca_file.is_file():
             raise ValueError(f"ca_file: {self.ca_file} does not exist")
         require_tls(self.url, allow_insecure=self.allow_insecure)
+        if self.settle is not None and (problem := self.settle.problem(self.effect_class)):
+            raise ValueError(f"settle: {problem}")
         return self
 
     @property
@@ -138,6 +142,7 @@ class HttpToolSettings(Section):
             output_limit_bytes=self.output_limit_bytes,
             compensation=None if self.compensation is None else self.compensation.compensation,
             effect_key=None if self.effect_key is None else self.effect_key.key,
+            settlement=None if self.settle is None else self.settle.settlement,
         )
 
 

@@ -155,24 +155,24 @@ class McpToolCaller:
     async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
         """Makes the call. The call's timeout begins when a session is available.
 
-        Raises ToolFailure, and ToolInDoubt when the answer to a call that must not be sent twice was lost.
+        Raises ToolFailure, and ToolInDoubt when the end of the call is unknown.
         """
         _check_text(arguments)
-        sending = SendAttempt(math.inf, context.check_may_begin)
+        sending = SendAttempt(math.inf, context.check_may_begin, sent_before=context.sent_before)
         try:
             session = await self._session(context, sending)
             sending.ends_at = asyncio.get_running_loop().time() + context.timeout_seconds
             async with asyncio.timeout_at(sending.ends_at):
                 return await self._answered(session, sending, context, arguments)
         except asyncio.CancelledError:
-            if not sending.is_out:
+            if not (sending.is_out or sending.sent_before):
                 context.mark_not_sent()
             raise
         except TimeoutError:
-            if not sending.is_out:
+            if not (sending.is_out or sending.sent_before):
                 unreached = CallNotSent("the connection was lost before the call was sent")
                 raise _unreachable(unreached, sending) from None
-            return no_answer_in_time("The server", self.definition.effect_class, context.timeout_seconds)
+            raise no_answer_in_time("The server", context.timeout_seconds) from None
 
     async def _answered(
         self, session: McpSession, sending: SendAttempt, context: CallContext, arguments: Arguments
@@ -211,10 +211,11 @@ class McpToolCaller:
             )
             raise ToolInDoubt(f"The MCP server {what} ({lost}).") from lost
         if isinstance(lost, AnswerUnreadable):
-            raise ToolFailure(f"The server gave an answer that cannot be read ({lost}).", "BAD_ANSWER") from lost
+            message = f"The server gave an answer that cannot be read ({lost})."
+            raise ToolInDoubt(message, detail="BAD_ANSWER") from lost
         if is_last:
             message = f"The server was lost in the middle of the call, {MAX_SENDS} times in a row ({lost})."
-            raise ToolFailure(message, "CONNECTION_LOST") from lost
+            raise ToolInDoubt(message, detail="CONNECTION_LOST") from lost
 
     async def _answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
         parts = AnswerParts(self.output_store, self.threads)
@@ -244,11 +245,11 @@ def tools_of(
     ]
 
 
-def _unreachable(unreached: CallNotSent, sending: SendAttempt) -> ToolFailure:
-    """Returns the failure of a call that cannot be sent, or not again: then its lost answer may stand for an effect."""
+def _unreachable(unreached: CallNotSent, sending: SendAttempt) -> ToolFailure | ToolInDoubt:
+    """Returns the error of a call that cannot be sent, or not again: then its lost answer may stand for an effect."""
     if sending.sent_before:
         lost = "The server was lost in the middle of the call, and cannot be reached again"
-        return ToolFailure(f"{lost} ({unreached}). The call may have had its effect.", "CONNECTION_LOST")
+        return ToolInDoubt(f"{lost} ({unreached}).", detail="CONNECTION_LOST")
     return ToolFailure(f"The server cannot be reached: {unreached}. Nothing was done.", "UNREACHABLE")
 
 

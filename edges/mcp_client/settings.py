@@ -13,7 +13,15 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.tools.sandbox.command import WORKSPACE_PATH
-from services.tools.sources import CompensationSettings, EffectKeys, Rules, Section, TenantName, require_tls
+from services.tools.sources import (
+    CompensationSettings,
+    EffectKeys,
+    Rules,
+    Section,
+    SettleSettings,
+    TenantName,
+    require_tls,
+)
 from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024
@@ -39,6 +47,7 @@ class McpServer(Section):
     effects: effect classes by tool; they override the hints of the server.
     compensations: how the effects of its tools are undone, by tool.
     effect_keys: effect keys by tool.
+    settle: how calls of unknown end are settled, by tool.
     max_calls: how many calls run on the server at once.
     start_seconds: how long the server may take to start, until it has answered `initialize`.
     list_seconds: how long it may take to list its tools.
@@ -63,6 +72,7 @@ class McpServer(Section):
     effects: dict[str, EffectClass] = Field(default={})
     compensations: dict[str, CompensationSettings] = Field(default={})
     effect_keys: EffectKeys = Field(default={})
+    settle: dict[str, SettleSettings] = Field(default={})
     timeout_seconds: float = Field(default=30.0, gt=0, le=3600)
     output_limit_bytes: int = Field(default=64 * 1024, ge=1024, le=MIB)
     max_calls: int = Field(default=8, ge=1, le=256)
@@ -147,6 +157,7 @@ class McpServer(Section):
             self.output_limit_bytes,
             self.compensations,
             self.effect_keys,
+            self.settle,
         )
 
     @property

@@ -81,7 +81,8 @@ def read_refusal(who: str, error: TenureError | PeerFailed) -> ToolAnswer:
 def _refused(who: str, message: str, reason: str) -> ToolAnswer:
     """Returns the answer for a refusal. `reason`: any text of the provider, which is the detail if it is a code."""
     detail = reason if _DETAIL.match(reason) else ""
-    return ToolAnswer(f"{who} refused the call. Nothing was done: {message}", OutcomeStatus.FAILED, detail)
+    content = f"{who} refused the call. Nothing was done: {message}"
+    return ToolAnswer(content, OutcomeStatus.FAILED, detail, leaves_earlier_open=True)
 
 
 # One call of a provider's tool, with its idempotency key and its claim's fencing token.

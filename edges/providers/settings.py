@@ -16,6 +16,7 @@ from services.tools.sources import (
     HeaderValue,
     Rules,
     Section,
+    SettleSettings,
     SourceName,
     TenantName,
     require_tls,
@@ -64,6 +65,7 @@ class ProviderSettings(Section):
     timeout_seconds, output_limit_bytes, effects: override what the provider declares.
     compensations: how the effects of its tools are undone, by tool.
     effect_keys: effect keys by tool.
+    settle: how calls of unknown end are settled, by tool.
     max_calls: how many calls each replica of the tool service runs at once.
     """
 
@@ -79,6 +81,7 @@ class ProviderSettings(Section):
     effects: Mapping[str, EffectClass] = Field(default_factory=dict)
     compensations: Mapping[str, CompensationSettings] = Field(default_factory=dict)
     effect_keys: EffectKeys = Field(default_factory=dict)
+    settle: Mapping[str, SettleSettings] = Field(default_factory=dict)
     tenants: frozenset[TenantName] | None = None
     max_calls: int = Field(32, ge=1, le=1024)
     connect_seconds: float = Field(5.0, gt=0, le=60)
@@ -104,6 +107,7 @@ class ProviderSettings(Section):
             self.output_limit_bytes,
             self.compensations,
             self.effect_keys,
+            self.settle,
         )
 
     @property

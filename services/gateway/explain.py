@@ -101,7 +101,7 @@ def gather_facts(
     """
     moved = [entry for entry in entries if entry.body.HasField("transition")]
     own = None if claims is None else [claim for claim in claims if claim.epoch == task.epoch]
-    waits, open_calls = task.HasField("wait"), _open_calls(entries, calls or ())
+    waits, open_calls = task.HasField("wait"), _open_calls(entries, calls or (), now)
     return Facts(
         state=STATES.to_domain(task.state),
         reason=task.reason,
@@ -173,16 +173,25 @@ def _until_too_long(task: task_pb2.Task, moved: Sequence[ledger_pb2.Entry], now:
     return max(unix_seconds(moved[-1].record_time), unix_seconds(task.spec.start_time)) + after_seconds - now
 
 
-def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.CallTrail]) -> tuple[CallFact, ...]:
+def _open_calls(
+    entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.CallTrail], now: float
+) -> tuple[CallFact, ...]:
     """Returns the intents without an outcome, with their call states at the tool service."""
     status = {call.record.call_id: CALL_STATES.to_domain(call.record.state).value for call in calls}
+    settled = {
+        call.record.call_id: now - unix_seconds(call.settling_time)
+        for call in calls
+        if call.HasField("settling_time") and call.record.state == tool_pb2.CALL_STATE_STARTED
+    }
     intents = {}
     for entry in entries:
         if entry.body.HasField("tool_intent"):
             intents[entry.body.tool_intent.call_id] = entry.body.tool_intent.tool
         elif entry.body.HasField("tool_outcome"):
             intents.pop(entry.body.tool_outcome.call_id, None)
-    return tuple(CallFact(call_id, tool, status.get(call_id, "")) for call_id, tool in intents.items())
+    return tuple(
+        CallFact(call_id, tool, status.get(call_id, ""), settled.get(call_id)) for call_id, tool in intents.items()
+    )
 
 
 def _open_model_call(

@@ -48,7 +48,7 @@ REASONS: Final = {
     Reason.BUDGET_BUSY: "other model calls had reserved the rest of its budget",
     Reason.TENANT_QUOTA: "its tenant had reached a quota",
     Reason.STOPPED: "an operator stopped it",
-    Reason.TOOL_IN_DOUBT: "a tool call is in doubt: it may have happened and must not happen twice",
+    Reason.TOOL_IN_DOUBT: "a tool call is in doubt: it is not known whether it happened, and it must not happen twice",
     Reason.CALL_RESOLVED: "its calls in doubt were resolved",
     Reason.MODEL_RATE_LIMITED: "the model provider limited its request rate",
     Reason.MODEL_UNAVAILABLE: "the model did not answer",
@@ -102,11 +102,22 @@ class PinFact:
 
 @dataclass(frozen=True, slots=True)
 class CallFact:
-    """A call without an outcome. `standing`: its state at the tool service; "": no state, or no answer."""
+    """A call without an outcome. `standing`: its state at the tool service; "": no state, or no answer.
+
+    `settled_seconds`: since when the tool service tries to learn its end; None: it does not.
+    """
 
     call_id: str
     tool: str
     standing: str = ""
+    settled_seconds: float | None = None
+
+    @property
+    def state_text(self) -> str:
+        """The state for people."""
+        if self.settled_seconds is None:
+            return self.standing or "not begun"
+        return f"its answer was lost: Tenure settles it, for {span(self.settled_seconds)} now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +359,7 @@ def _calls(facts: Facts) -> Iterator[str]:
     if not facts.calls:
         return
     lines = [
-        f"{call.call_id} {call.tool} ({call.standing or 'not begun'})"
-        if facts.tools_answered
-        else f"{call.call_id} {call.tool}"
+        f"{call.call_id} {call.tool} ({call.state_text})" if facts.tools_answered else f"{call.call_id} {call.tool}"
         for call in facts.calls
     ]
     unknown = "" if facts.tools_answered else "; their state is unknown, because the tool service does not answer"
@@ -457,6 +466,8 @@ def _what_continues_after_refusal(error_class: str) -> str:
 def _needed_to_run(facts: Facts) -> str:
     if facts.model_call is not None:
         return "the end of its model call: another worker would join the same call; tenure cancel ends it"
+    if any(call.settled_seconds is not None for call in facts.calls):
+        return "time: Tenure learns the end of its call, or asks a person; tenure cancel ends it"
     if facts.failed_call:
         return "time: its worker makes the model call again within a minute; tenure cancel ends it"
     return "its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it"

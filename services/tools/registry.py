@@ -19,7 +19,15 @@ from services.tools.source_facts import SourceStatuses
 from services.tools.tool import Arguments, Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
-from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSourceKind, UnknownTool, unknown_tools
+from tenure.domain.tools import (
+    EffectClass,
+    Outcome,
+    OutcomeStatus,
+    ToolDefinition,
+    ToolSourceKind,
+    UnknownTool,
+    unknown_tools,
+)
 
 BUILT_IN: Final = "built-in"
 SEPARATOR: Final = "__"
@@ -227,6 +235,17 @@ class ToolRegistry:
         disconnected |= {source for source, expected in self._expected.items() if _is_of(expected.tenants, tenant)}
         checked = [name for name in names if name.partition(SEPARATOR)[0] not in disconnected]
         return await asyncio.to_thread(unknown_tools, checked, known)
+
+    def pure_tool(self, name: str, tenant: str, arguments: Arguments) -> Tool | str:
+        """Returns the PURE tool of a tenant that takes these arguments, or why there is none; for Tenure itself."""
+        entry = self._entries.get(name)
+        if entry is None or not _is_of(entry.tenants, tenant):
+            return f"there is no tool {name} now"
+        if entry.tool.definition.effect_class is not EffectClass.PURE:
+            return f"{name} is {entry.tool.definition.effect_class}, and must be PURE"
+        if problems := entry.schema.problems(arguments):
+            return f"the arguments do not fit {name}: {'; '.join(problems)}"
+        return entry.tool
 
     def check_call(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
         """Returns the arguments for the tool, or the outcome of a call that must not run, written for the model.

@@ -1,8 +1,9 @@
 """Sends a call to the system that brings about its effect, and repeats it only where a repeat is harmless.
 
 After a failure one question decides: may the other side have begun? A call that was not sent may be sent again,
-whatever its effect class. After it was sent, only a call that may run again is repeated, with the same idempotency key;
-an UNSAFE call is in doubt then.
+whatever its effect class. After it was sent, only a call that may run again is repeated, with the same idempotency key.
+Once an answer was lost, only an answer about the call itself counts, not one about a single sending: otherwise the end
+of the call is unknown (ToolInDoubt), and the runner settles it.
 """
 
 from __future__ import annotations
@@ -93,8 +94,7 @@ TELLING_SECONDS: Final = 2.0
 TIMEOUT: Final = "TIMEOUT"
 STALE_EPOCH: Final = "STALE_EPOCH"
 UNREACHABLE: Final = "UNREACHABLE"
-_HAPPENED: Final = "Its effects until then have happened."
-_EARLIER: Final = " It was sent before, and that answer was lost: any effects of that attempt have happened."
+_EARLIER: Final = " The call was sent before, and that answer was lost."
 
 
 class NotSentError(Exception):
@@ -113,11 +113,14 @@ class AnswerLostError(Exception):
 
 
 class AskedToWaitError(Exception):
-    """The other side did nothing now and asks for a repeat after `after_seconds`. `answer`: used without a repeat."""
+    """The other side asks for a repeat after `after_seconds`. `answer`: used without a repeat.
 
-    def __init__(self, answer: ToolAnswer, after_seconds: float) -> None:
+    `is_open`: it may have carried the call out all the same.
+    """
+
+    def __init__(self, answer: ToolAnswer, after_seconds: float, *, is_open: bool = False) -> None:
         super().__init__(answer.content)
-        self.answer, self.after_seconds = answer, after_seconds
+        self.answer, self.after_seconds, self.is_open = answer, after_seconds, is_open
 
 
 @dataclass(slots=True)
@@ -161,25 +164,26 @@ class CallDelivery:
         self._ends_at = _now() + context.timeout_seconds
         self._reached_until = min(self._ends_at, _now() + connect_seconds)
         self._mark_not_sent, self._check_may_begin = context.mark_not_sent, context.check_may_begin
+        self._sent_before = context.sent_before
         self._failures = self._lost = 0
         self._sending = self._next_sending()
         self._was_refused = False
 
     async def carry_out(self, send: Send) -> ToolAnswer:
-        """Returns the answer. Raises ToolFailure, and ToolInDoubt when an UNSAFE call may have happened."""
+        """Returns the answer. Raises ToolFailure, and ToolInDoubt when the end of the call is unknown."""
         try:
             async with asyncio.timeout_at(self._ends_at):
                 answer = await self._answered(send)
         except TimeoutError:
             return self._out_of_time()
         except BaseException as error:
-            if self._lost and isinstance(error, ToolFailure):
-                raise ToolFailure(error.message + _EARLIER, error.detail) from error
+            if self._is_open and isinstance(error, ToolFailure):
+                raise ToolInDoubt(error.message + _EARLIER, detail=error.detail) from error
             if not (self._may_have_begun or self._was_refused):
                 self._mark_not_sent()
             raise
-        if self._lost and answer.status is OutcomeStatus.FAILED:
-            return replace(answer, content=answer.content + _EARLIER, no_effect=False)
+        if self._is_open and answer.leaves_earlier_open:
+            raise ToolInDoubt(answer.content + _EARLIER, detail=answer.detail)
         return answer
 
     async def _answered(self, send: Send) -> ToolAnswer:
@@ -195,9 +199,10 @@ class CallDelivery:
                 raise
             except AskedToWaitError as error:
                 self._was_refused = True
+                self._lost += error.is_open
                 wait_seconds = max(self._next_wait_seconds(), error.after_seconds)
                 if not self._effect_class.may_run_again or _now() + wait_seconds >= self._ends_at:
-                    return error.answer
+                    return replace(error.answer, leaves_earlier_open=True)
             except Exception as error:
                 if not self._may_have_begun:
                     raise
@@ -207,12 +212,17 @@ class CallDelivery:
             await asyncio.sleep(wait_seconds)
 
     def _next_sending(self) -> SendAttempt:
-        return SendAttempt(self._ends_at, self._check_may_begin, sent_before=self._lost > 0)
+        return SendAttempt(self._ends_at, self._check_may_begin, sent_before=self._is_open)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether an earlier sending may have been carried out."""
+        return self._lost > 0 or self._sent_before
 
     @property
     def _may_have_begun(self) -> bool:
         """Whether the other side may have got the call and has not refused it."""
-        return self._sending.is_out or self._lost > 0
+        return self._sending.is_out or self._is_open
 
     def _after_unsent(self, error: NotSentError) -> float:
         """Returns the pause before the next attempt. A call with a lost answer is tried until its timeout."""
@@ -233,28 +243,25 @@ class CallDelivery:
         return AGAIN.wait_seconds(self._failures, random.random())
 
     def _out_of_time(self) -> ToolAnswer:
+        """Returns the answer for a call that was not sent in time. Raises ToolInDoubt for one that was sent."""
         text = f"{self._who} gave no answer within {self._timeout_seconds:g} s"
         if not self._may_have_begun:
             message = f"{text}: the call was not sent, and nothing was done."
             return ToolAnswer(message, OutcomeStatus.TIMED_OUT, UNREACHABLE, no_effect=True)
-        return no_answer_in_time(self._who, self._effect_class, self._timeout_seconds)
+        raise no_answer_in_time(self._who, self._timeout_seconds)
 
 
-def no_answer_in_time(who: str, effect_class: EffectClass, timeout_seconds: float) -> ToolAnswer:
-    """Returns the answer for a sent call that timed out. Raises ToolInDoubt for a call that must not be sent twice."""
-    message = f"{who} gave no answer within {timeout_seconds:g} s"
-    if not effect_class.may_run_again:
-        raise ToolInDoubt(f"{message}, and was asked to stop.")
-    pure = effect_class is EffectClass.PURE
-    return ToolAnswer(f"{message}." if pure else f"{message}. {_HAPPENED}", OutcomeStatus.TIMED_OUT, TIMEOUT)
+def no_answer_in_time(who: str, timeout_seconds: float) -> ToolInDoubt:
+    """Returns the error of a sent call that timed out."""
+    message = f"{who} gave no answer within {timeout_seconds:g} s, and was asked to stop."
+    return ToolInDoubt(message, OutcomeStatus.TIMED_OUT, TIMEOUT)
 
 
 def stale(who: str, text: str = "") -> ToolAnswer:
     """Returns the answer for a provider that fences its own writes and has seen a newer claim of the task."""
     message = f"{who} refused the call: it has seen a newer claim of this task. Nothing was done."
-    return ToolAnswer(
-        f"{message} It says: {text}" if text else message, OutcomeStatus.FAILED, STALE_EPOCH, no_effect=True
-    )
+    content = f"{message} It says: {text}" if text else message
+    return ToolAnswer(content, OutcomeStatus.FAILED, STALE_EPOCH, leaves_earlier_open=True, no_effect=True)
 
 
 def _now() -> float:

@@ -293,6 +293,7 @@ class ToolServicer(ToolServiceServicer):
         clear = arguments if isinstance(arguments, Outcome) else None
         is_own = request.HasField("own_tool")
         own_outcome = None
+        settlement = None if tool is None or is_own else tool.definition.settlement
         if is_own and tool is not None and request.HasField("own_outcome"):
             own_outcome = read_own_outcome(request.own_outcome, tool.definition)
         call_request = CallRequest(
@@ -310,6 +311,7 @@ class ToolServicer(ToolServiceServicer):
             runs_at_caller=is_own,
             own_outcome=own_outcome,
             undoes=request.undoes,
+            has_check=settlement is not None and settlement.check_with is not None,
         )
         if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)

@@ -24,7 +24,17 @@ from tenure.domain.access import TENANT_NAME
 from tenure.domain.argument_mapping import problems_of_mapping
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.outbound import is_clear_text, origin_only
-from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass, ToolDefinition, encode
+from tenure.domain.settlement import LONGEST_SECONDS as LONGEST_SETTLEMENT_SECONDS
+from tenure.domain.texts import span_seconds
+from tenure.domain.tools import (
+    USUAL_OUTPUT_BYTES,
+    CallSettlement,
+    CheckWith,
+    Compensation,
+    EffectClass,
+    ToolDefinition,
+    encode,
+)
 from tenure.validators.common import MIN_OUTPUT_BYTES
 from tenure.validators.rules import TOOL_NAME
 
@@ -47,6 +57,58 @@ def require_tls(url: str, *, allow_insecure: bool) -> None:
             f"others could read the calls and the credentials on their way to {origin_only(url)}: use TLS, or set "
             "allow_insecure: true"
         )
+
+
+def _read_span(value: object) -> object:
+    """Returns the seconds of `10m` or `1h30m`; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    seconds = span_seconds(value)
+    if seconds is None:
+        raise ValueError("write a duration such as 90s, 10m or 1h30m")
+    return seconds
+
+
+Span = Annotated[float, BeforeValidator(_read_span)]
+"""A duration of the config file, in seconds: a number, or a text such as `10m`."""
+
+ToolReference = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+"""The name of a tool as agents see it, also of another source."""
+
+
+class CheckSettings(Section):
+    """The tool that says whether a call happened. It must be PURE, which is known only when it is called.
+
+    arguments: its arguments by name; a text that begins with `/` is a JSON pointer (tenure/domain/argument_mapping.py).
+    """
+
+    tool: ToolReference
+    arguments: Mapping[str, Any] = Field(default_factory=dict, max_length=64)
+
+
+class SettleSettings(Section):
+    """How calls of unknown end are settled (tenure/domain/settlement.py).
+
+    for: how long; 0: nothing is repeated. All kinds of tools have these settings.
+    """
+
+    for_seconds: Span | None = Field(None, alias="for", ge=0, le=LONGEST_SETTLEMENT_SECONDS)
+    check_with: CheckSettings | None = None
+
+    @property
+    def settlement(self) -> CallSettlement:
+        """The settings as part of a tool's definition."""
+        check = self.check_with
+        declared = None if check is None else CheckWith(check.tool, json.dumps(dict(check.arguments)))
+        return CallSettlement(self.for_seconds, declared)
+
+    def problem(self, effect_class: EffectClass) -> str:
+        """Returns why a tool of this class cannot be settled so, or ""."""
+        if effect_class is EffectClass.PURE:
+            return "a PURE tool has nothing to settle"
+        if effect_class is EffectClass.UNSAFE and self.check_with is None:
+            return "an UNSAFE tool is never repeated, so only a check_with can settle its calls"
+        return ""
 
 
 MAX_TOOLS: Final = 256
@@ -159,6 +221,7 @@ class Rules:
     output_limit_bytes: int | None = None
     compensations: Mapping[str, CompensationSettings] = field(default_factory=dict)
     effect_keys: Mapping[str, EffectKeySettings] = field(default_factory=dict)
+    settle: Mapping[str, SettleSettings] = field(default_factory=dict)
 
 
 def offered(
@@ -193,8 +256,13 @@ def offered(
         if count > 1 and name in taken
     ]
     problems = list(dict.fromkeys(problems))
-    named = (rules.allow or frozenset()) | rules.effects.keys() | rules.compensations.keys() | rules.effect_keys.keys()
-    missing = sorted(named - seen.keys())
+    problems += [
+        f"settle of {name[:100]!r} has no effect: {problem}"
+        for name, definition in taken.items()
+        if name in rules.settle and (problem := rules.settle[name].problem(definition.effect_class))
+    ]
+    declared = rules.compensations.keys() | rules.effect_keys.keys() | rules.settle.keys()
+    missing = sorted(((rules.allow or frozenset()) | rules.effects.keys() | declared) - seen.keys())
     return taken, problems + [f"{name!r} is named in the config file, but there is no such tool" for name in missing]
 
 
@@ -233,4 +301,5 @@ def _ruled(source: str, definition: ToolDefinition, rules: Rules) -> ToolDefinit
         output_limit_bytes=min(max(limit_bytes, MIN_OUTPUT_BYTES), LARGEST_OUTPUT_BYTES),
         compensation=None if declared is None else declared.compensation,
         effect_key=None if chosen is None else chosen.key,
+        settlement=rules.settle[definition.name].settlement if definition.name in rules.settle else None,
     )

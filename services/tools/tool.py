@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from tenure.domain.images import Image
+from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage, ToolDefinition
 
@@ -50,6 +51,8 @@ class CallContext:
     never sent is it certain that nothing was done.
     `mark_not_sent`: a tool that ends without an answer calls it when it provably sent nothing and never will.
     `caller`: the caller, for the tool whose calls the caller runs itself.
+    `sent_before`: an earlier attempt, or an earlier try of this one, may have had the effect of the call. Then an
+    answer about this sending alone, such as "it cannot be reached", says nothing about the call.
     """
 
     tenant: str
@@ -65,6 +68,7 @@ class CallContext:
     check_may_begin: Callable[[bool], None] = lambda _sent_before: None
     mark_not_sent: Callable[[], None] = lambda: None
     caller: OwnCaller | None = None
+    sent_before: bool = False
 
     @property
     def provider_headers(self) -> dict[str, str]:
@@ -78,6 +82,7 @@ class ToolAnswer:
 
     `output`: what the ledger lists as an output of the task, only from record_output. `images`: kept in the workspace.
     `no_effect`: see `Outcome.no_effect`.
+    `leaves_earlier_open`: a refusal of this sending, which does not say whether an earlier one was carried out.
     """
 
     content: str
@@ -87,6 +92,7 @@ class ToolAnswer:
     output: TaskOutput | None = None
     images: tuple[Image, ...] = ()
     no_effect: bool = False
+    leaves_earlier_open: bool = False
 
 
 class ToolFailure(Exception):  # noqa: N818  an answer to the model, not an error of the service
@@ -100,13 +106,16 @@ class ToolFailure(Exception):  # noqa: N818  an answer to the model, not an erro
 class ToolInDoubt(Exception):  # noqa: N818  an answer to the model, not an error of the service
     """The tool sent the call and lost the answer: the effect may or may not have happened.
 
-    The message, for people and the model, says what is known. An UNSAFE call is IN_DOUBT then until a person resolves
-    it; a call of another effect class has failed.
+    The message, for people and the model, says what is known. The end of a KEYED or UNSAFE call is unknown then: the
+    runner settles it, and it is IN_DOUBT if that brings nothing. `status`, `detail`: of the outcome of a call that may
+    be repeated without harm, which the model decides about.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(
+        self, message: str, status: OutcomeStatus = OutcomeStatus.FAILED, detail: str = MAY_HAVE_HAPPENED
+    ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message, self.status, self.detail = message, status, detail
 
 
 class RunnerStopped(Exception):  # noqa: N818  a signal to the runner, not an error of the service

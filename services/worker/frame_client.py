@@ -56,6 +56,7 @@ class _Pending:
     size: int
     on_event: OnEvent
     stream: int = 0
+    limit: asyncio.Timeout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,9 @@ class FrameClient:
         Raises Unavailable when it does not come in time: the outcome is unknown.
         """
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
+                if (pending := self._pending.get(tag)) is not None:
+                    pending.limit = limit
                 last = await event
             if last.HasField("refusal"):
                 raise refusal_to_domain(last.refusal)
@@ -151,6 +154,12 @@ class FrameClient:
         finally:
             self.forget(tag)
         return last
+
+    def wait_longer(self, tag: int, seconds: float) -> None:
+        """Waits for the last event of a message for so long from now on, if something waits for it."""
+        pending = self._pending.get(tag)
+        if pending is not None and pending.limit is not None and not pending.limit.expired():
+            pending.limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
     @property
     def in_reach(self) -> bool:

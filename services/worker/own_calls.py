@@ -25,7 +25,7 @@ from tenure.domain.errors import Fenced, Refused, TryLater
 from tenure.domain.long_output import SHORTENED, shortened_output
 from tenure.domain.texts import MAX_KEPT_BYTES, KeptContent
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
-from tenure.domain.tools import TOO_LARGE, Outcome, OutcomeStatus, ToolDefinition, within_limit
+from tenure.domain.tools import RAN_TO_ITS_END, TOO_LARGE, Outcome, OutcomeStatus, ToolDefinition, within_limit
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.rpc.status import PeerFailed
@@ -212,7 +212,7 @@ class _Run:
             _log.warning("an own tool failed", exc_info=True, extra={"tool": name, "call": self.call.intent.call_id})
             return _failure(name, error)
         if not _is_text(content):
-            message = f"{name} returned {type(content).__name__}, and must return text. Any effects have happened."
+            message = f"{name} returned {type(content).__name__}, and must return text. {RAN_TO_ITS_END}"
             return Outcome(OutcomeStatus.FAILED, message, detail="NOT_TEXT")
         outcome = Outcome(OutcomeStatus.SUCCEEDED, _text(content))
         return await (self._shortened(outcome) if isinstance(content, ForModel) else self._kept(outcome))
@@ -244,7 +244,7 @@ class _Run:
         except (Refused, PeerFailed) as refusal:
             why = refusal.message if isinstance(refusal, Refused) else str(refusal)
             message = f"{why} {self.call.tool.name} returned {len(encoded)} bytes, which were not recorded."
-            return Outcome(OutcomeStatus.FAILED, f"{message} Any effects of the call have happened.", detail=TOO_LARGE)
+            return Outcome(OutcomeStatus.FAILED, f"{message} {RAN_TO_ITS_END}", detail=TOO_LARGE)
         beginning = outcome.content[:_BEGINNING_CHARACTERS]
         return replace(outcome, content=beginning, truncated=True, output_path=kept.path)
 

@@ -40,7 +40,8 @@ GRACE_SECONDS: Final = 30.0
 UNKNOWN_TOOL_TIMEOUT_SECONDS: Final = 60.0
 OTHER_CALL: Final = (
     "This call was not run: the tool service has the record of another call in its place, because the task was "
-    "restored to an earlier time. Effects of that time may have happened. Make the call again if it is still needed."
+    "restored to an earlier time. Calls of the time that was lost have had their effects, and this history does not "
+    "show them: find out what they did before you make this call again."
 )
 AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=5.0)
 _LETS_FINISH: Final = frozenset({Interruption.DRAIN, Interruption.STOP})

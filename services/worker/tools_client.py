@@ -37,7 +37,8 @@ DIGEST_TIMEOUT_SECONDS: Final = 60.0
 class CallLimits:
     """The limits of a call.
 
-    `outcome_seconds`: the wait for an outcome; after it the call is executed again. `tool_seconds`: the run time of the
+    `outcome_seconds`: the wait for an outcome, anew after each event that says that the call is being settled; after it
+    the call is executed again. `tool_seconds`: the run time of the
     tool; None: the tool's own limit. `output_bytes`: the output that fits into the conversation; 0: the tool's own
     limit.
     """
@@ -144,6 +145,8 @@ class ToolsClient:
             kind = event.WhichOneof("event")
             if kind != "refusal":
                 on_event()
+            if kind == "settling":
+                self._frames.wait_longer(tag, limits.outcome_seconds)
             if kind == "run_here" and own is not None:
                 own.on_order(event.run_here, answer)
             if kind in {"outcome", "refusal"} and not final_event.done():

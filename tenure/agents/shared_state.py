@@ -34,8 +34,8 @@ def unchanged(shared: Any, what: str) -> Iterator[None]:
         raise NotReplayable(
             f"{what} changed {', '.join(changed)[:200]} of the value that the agent's tools share (deps, context). A "
             "worker that takes the task over would not have the change, because it does not run the tool again. Return "
-            "the change as the tool's result, or declare the tool with effect=None: then it runs again. Any effects of "
-            "the call have happened"
+            "the change as the tool's result, or declare the tool with effect=None: then it runs again. The call "
+            "itself ran to its end"
         )
 
 

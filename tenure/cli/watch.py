@@ -38,7 +38,7 @@ MAX_CALLS: Final = 8
 LONG_QUEUED_SECONDS: Final = 5.0
 """After this time in the queue a task may wait for a worker that was never started."""
 LONG_SILENT_SECONDS: Final = 30.0
-"""After this time without text a model call may wait at its model runner, unsent."""
+"""After this time without text a model call may wait at its model runner, unsent, and a tool call may be settled."""
 
 
 class Screen:
@@ -110,8 +110,10 @@ class Screen:
     def _activities(self) -> list[tuple[str, float]]:
         """Returns what the task waits for, and since when in Unix seconds: open calls, a model call or a state."""
         task = self.task
-        calls = list(task.calls.values())[:MAX_CALLS]
-        shown = [(f"{call.intent.tool} {arguments_text(call.intent.arguments_json)}", call.since) for call in calls]
+        shown = [
+            (self._call(call.intent.tool, call.intent.arguments_json, call.since), call.since)
+            for call in list(task.calls.values())[:MAX_CALLS]
+        ]
         if task.state is TaskState.QUEUED:  # open calls may go on meanwhile
             return [(f"waits for a worker{self._why(task.changed_at, LONG_QUEUED_SECONDS)}", task.changed_at), *shown]
         if shown:
@@ -122,6 +124,9 @@ class Screen:
             why = self._why(task.asked_at, LONG_SILENT_SECONDS) if may_wait else ""
             return [(f"Step {task.step} · {task.attempt.model}{attempt}{why}", task.asked_at)]
         return [(f"{task.state}", task.changed_at)]
+
+    def _call(self, tool: str, arguments_json: str, since: float) -> str:
+        return f"{tool} {arguments_text(arguments_json)}{self._why(since, LONG_SILENT_SECONDS)}"
 
     def _why(self, since: float, long_seconds: float) -> str:
         is_long = time.time() - since > long_seconds

@@ -29,6 +29,9 @@ step
   call_limits.py        limits of a client's calls
   tools.py              tools, call states, outcomes, unknown names, truncation, own tools
   texts.py              tokens of a text, text for people, spans of time, content that is kept as a file
+  settlement.py         what is done to learn the end of a call, and what a check says
+  argument_mapping.py   the arguments of a call that Tenure makes for another call
+  json_pointers.py      one value of a JSON document
   tool_arguments.py     strict JSON, and arguments of tools that the ledger answers
   tool_rules.py         rules of tenants on tool calls: verdicts, and what bounds count
   control.py            the loop of control functions

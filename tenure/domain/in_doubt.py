@@ -27,7 +27,7 @@ ABANDONED: Final = "ABANDONED"
 """Details of outcomes, and reasons of refusals."""
 
 MAY_HAVE_HAPPENED: Final = "MAY_HAVE_HAPPENED"
-"""Detail of a failed call whose tool does not know whether it had its effect."""
+"""Detail of a failed call whose tool does not know whether it had its effect, and that may be repeated without harm."""
 
 RESOLVE_COMMANDS: Final = "tenure tools in-doubt, then tenure tools resolve"
 """The commands that list and resolve calls in doubt, for messages to operators."""
@@ -175,7 +175,7 @@ def is_unsettled(outcome: Outcome) -> bool:
     return outcome.status is OutcomeStatus.IN_DOUBT and outcome.detail != ABANDONED
 
 
-_CARE: Final = "It must not simply be repeated; find out first whether its effect is there."
+_CARE: Final = "Tenure keeps the call in doubt until its end is known: do not make it again."
 
 
 # Whether a task that waits for resolutions still has to wait.

@@ -9,7 +9,7 @@ from typing import Final
 JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 MAX_POINTER_CHARACTERS: Final = 200
 _POINTER: Final = re.compile(r"(/([^~/]|~[01])*)*\Z")
-_INDEX: Final = re.compile(r"(0|[1-9][0-9]*)\Z", re.ASCII)
+_INDEX: Final = re.compile(r"(0|[1-9][0-9]{0,8})\Z", re.ASCII)
 
 
 def check_pointer(pointer: str) -> str:
@@ -28,14 +28,12 @@ def value_at(document: JsonValue, pointer: str) -> JsonValue:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping) and name in value:
             value = value[name]
-        elif (
-            isinstance(value, Sequence)
-            and not isinstance(value, str)
-            and _INDEX.match(name)
-            and len(name) < 10
-            and int(name) < len(value)
-        ):
+        elif isinstance(value, Sequence) and not isinstance(value, str) and _is_index(name, len(value)):
             value = value[int(name)]
         else:
             raise LookupError(pointer)
     return value
+
+
+def _is_index(name: str, length: int) -> bool:
+    return _INDEX.match(name) is not None and int(name) < length

@@ -76,6 +76,22 @@ class Compensation:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckWith:
+    """A PURE tool that says whether a call of another tool happened. `arguments_json`: a mapping, as a JSON object."""
+
+    tool: str
+    arguments_json: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettlement:
+    """How calls of unknown end are settled (tenure/domain/settlement.py). `for_seconds` None: as is usual."""
+
+    for_seconds: float | None = None
+    check_with: CheckWith | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ToolDefinition:
     """A tool that an agent may call. `input_schema_json`: a JSON Schema of an object. `effect_key`: what makes two of
     its calls the same effect; None: each call is an effect of its own. `compensation` None: its effects cannot be
@@ -90,6 +106,7 @@ class ToolDefinition:
     output_limit_bytes: int = USUAL_OUTPUT_BYTES
     effect_key: EffectKey | None = None
     compensation: Compensation | None = None
+    settlement: CallSettlement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +169,13 @@ UNUSABLE_CALL: Final = "UNUSABLE_CALL"
 NOT_RUN = Outcome(OutcomeStatus.NOT_RUN, "This call was not run: the task was ended first.")
 IN_DOUBT = Outcome(
     OutcomeStatus.IN_DOUBT,
-    "It is not known whether this call took effect: the process that ran it died. Do not simply repeat the call; "
-    "first find out whether its effect is there.",
+    "It is not known whether this call had its effect: the process that ran it died. Tenure keeps the call in doubt "
+    "until its end is known: do not make it again.",
 )
 UNRECORDED = Outcome(
     OutcomeStatus.FAILED,
-    "The tool service has an outcome of this call, but the ledger refused it. The call may have taken effect.",
+    "The tool service has an outcome of this call, but the ledger refused it. It is not known here whether the call "
+    "had its effect.",
     detail="UNRECORDED",
 )
 """The outcome of a call whose own outcome cannot be written: without one, its task could not end."""
@@ -224,6 +242,9 @@ MAX_OWN_OUTPUT_BYTES: Final = 512 * 1024
 NAME_TAKEN: Final = "TOOL_NAME_TAKEN"
 """The detail of a call of an own tool whose name the tool service has given to a tool or a source."""
 
+RAN_TO_ITS_END: Final = "The call itself ran to its end: do not make it again for its effect."
+"""What the model reads of a call that had its effect, and whose result cannot be recorded."""
+
 TOO_LARGE: Final = "OUTPUT_TOO_LARGE"
 OWN_STATUSES: Final = frozenset(
     {OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT}
@@ -242,6 +263,6 @@ def within_limit(outcome: Outcome, definition: ToolDefinition) -> Outcome:
     most = MAX_KEPT_BYTES if size > MAX_KEPT_BYTES else definition.output_limit_bytes  # less is kept as a file
     message = (
         f"{definition.name} returned {size} bytes, and may return {most}: its result was not "
-        "recorded. Any effects of the call have happened. Return less, or store the result elsewhere and return where."
+        f"recorded. {RAN_TO_ITS_END} Return less, or store the result elsewhere and return where."
     )
     return replace(outcome, status=OutcomeStatus.FAILED, content=message, detail=TOO_LARGE)

@@ -74,8 +74,8 @@ class _OutcomeStatusEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_OutcomeS
     OUTCOME_STATUS_NOT_RUN: _OutcomeStatus.ValueType  # 6
     """Fenced before it started: it never ran and never will."""
     OUTCOME_STATUS_IN_DOUBT: _OutcomeStatus.ValueType  # 7
-    """The call was started, and its runner died or was stopped, or its tool lost the answer: the effect may or may not
-    have happened. With the detail ABANDONED a person gave the call up: that is final. Otherwise a person may still
+    """The call was started, its runner died or was stopped or its tool lost the answer, and the settlement of the call
+    brought nothing: the effect may or may not have happened. With the detail ABANDONED a person gave the call up: that is final. Otherwise a person may still
     resolve it, see CallResolution.
     """
     OUTCOME_STATUS_CANCELLED: _OutcomeStatus.ValueType  # 8
@@ -99,8 +99,8 @@ OUTCOME_STATUS_NOT_ALLOWED: OutcomeStatus.ValueType  # 5
 OUTCOME_STATUS_NOT_RUN: OutcomeStatus.ValueType  # 6
 """Fenced before it started: it never ran and never will."""
 OUTCOME_STATUS_IN_DOUBT: OutcomeStatus.ValueType  # 7
-"""The call was started, and its runner died or was stopped, or its tool lost the answer: the effect may or may not
-have happened. With the detail ABANDONED a person gave the call up: that is final. Otherwise a person may still
+"""The call was started, its runner died or was stopped or its tool lost the answer, and the settlement of the call
+brought nothing: the effect may or may not have happened. With the detail ABANDONED a person gave the call up: that is final. Otherwise a person may still
 resolve it, see CallResolution.
 """
 OUTCOME_STATUS_CANCELLED: OutcomeStatus.ValueType  # 8
@@ -470,6 +470,7 @@ class ToolDefinition(message.Message):
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     EFFECT_CLASS_FIELD_NUMBER: builtins.int
     EFFECT_KEY_FIELD_NUMBER: builtins.int
+    SETTLEMENT_FIELD_NUMBER: builtins.int
     COMPENSATION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """1 to 64 of [a-zA-Z0-9_-]."""
@@ -492,6 +493,12 @@ class ToolDefinition(message.Message):
         """What makes two of its calls the same effect; absent: each call is an effect of its own."""
 
     @builtins.property
+    def settlement(self) -> Settlement:
+        """How calls of unknown end are settled, as the config file of the tool service says. Absent: as is usual for the effect
+        class. A provider's and a worker's own statement is ignored.
+        """
+
+    @builtins.property
     def compensation(self) -> Compensation:
         """How to undo the effect of a call; absent: it cannot be undone. From the tool service's config file: what a source
         declares itself is ignored.
@@ -507,11 +514,12 @@ class ToolDefinition(message.Message):
         output_limit_bytes: builtins.int = ...,
         effect_class: EffectClass.ValueType = ...,
         effect_key: EffectKey | None = ...,
+        settlement: Settlement | None = ...,
         compensation: Compensation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "effect_key", b"effect_key", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "effect_key", b"effect_key", "settlement", b"settlement", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "description", b"description", "effect_class", b"effect_class", "effect_key", b"effect_key", "input_schema_json", b"input_schema_json", "name", b"name", "output_limit_bytes", b"output_limit_bytes", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "description", b"description", "effect_class", b"effect_class", "effect_key", b"effect_key", "input_schema_json", b"input_schema_json", "name", b"name", "output_limit_bytes", b"output_limit_bytes", "settlement", b"settlement", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -593,7 +601,7 @@ class Outcome(message.Message):
     """The content was truncated at the tool's output limit, or at the caller's."""
     detail: builtins.str
     """A more specific class, for example a sandbox's OUT_OF_MEMORY; may be empty. HAPPENED: a person resolved that the
-    call happened.
+    call happened, or the check of its tool said so (Settlement.check_with).
     """
     call_attempt: builtins.int
     """The call attempt with this outcome; counts from 1."""
@@ -1039,6 +1047,7 @@ class CallTrail(message.Message):
     RECEIPT_NUMBER_FIELD_NUMBER: builtins.int
     RECEIPT_LINK_FIELD_NUMBER: builtins.int
     OUTCOME_MESSAGE_HASH_FIELD_NUMBER: builtins.int
+    SETTLING_TIME_FIELD_NUMBER: builtins.int
     claim_id: builtins.str
     """The claim that last authorised it."""
     runner_id: builtins.str
@@ -1071,6 +1080,12 @@ class CallTrail(message.Message):
     def finish_time(self) -> timestamp_pb2.Timestamp:
         """When it was finished or called off; absent before."""
 
+    @builtins.property
+    def settling_time(self) -> timestamp_pb2.Timestamp:
+        """Since when the tool service tries to learn the end of the call (Settlement); absent: it never had to. The call is
+        being settled while it is STARTED.
+        """
+
     def __init__(
         self,
         *,
@@ -1085,10 +1100,11 @@ class CallTrail(message.Message):
         receipt_number: builtins.int = ...,
         receipt_link: builtins.bytes = ...,
         outcome_message_hash: builtins.bytes = ...,
+        settling_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record", "settling_time", b"settling_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "outcome_hash", b"outcome_hash", "outcome_message_hash", b"outcome_message_hash", "receipt_link", b"receipt_link", "receipt_number", b"receipt_number", "record", b"record", "runner_id", b"runner_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "outcome_hash", b"outcome_hash", "outcome_message_hash", b"outcome_message_hash", "receipt_link", b"receipt_link", "receipt_number", b"receipt_number", "record", b"record", "runner_id", b"runner_id", "settling_time", b"settling_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1363,5 +1379,61 @@ class RuleBounds(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["beyond", b"beyond", "count", b"count", "limit", b"limit", "per", b"per", "sum_of", b"sum_of", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Settlement(message.Message):
+    """How the tool service learns the end of a call whose answer was lost."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class CheckWith(message.Message):
+        """A PURE tool whose answer is a JSON object with `happened`: true, false or null, and maybe `result`."""
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        TOOL_FIELD_NUMBER: builtins.int
+        ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+        tool: builtins.str
+        """Its name, as agents see it."""
+        arguments_json: builtins.str
+        """A JSON object: its arguments by their names. A text that begins with `/` is a JSON pointer into an object with
+        `arguments`, the arguments of the call, and `key`, its idempotency key.
+        """
+        def __init__(
+            self,
+            *,
+            tool: builtins.str = ...,
+            arguments_json: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "tool", b"tool"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FOR_TIME_FIELD_NUMBER: builtins.int
+    CHECK_WITH_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def for_time(self) -> duration_pb2.Duration:
+        """How long it tries, from the moment at which the end was first unknown; then the call is in doubt. 0: it does not
+        repeat the call. Absent: 5 minutes for a KEYED tool and for a tool with a check, else 0. At most a day.
+        """
+
+    @builtins.property
+    def check_with(self) -> Settlement.CheckWith:
+        """The tool that says whether a call happened; absent: there is none."""
+
+    def __init__(
+        self,
+        *,
+        for_time: duration_pb2.Duration | None = ...,
+        check_with: Settlement.CheckWith | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["check_with", b"check_with", "for_time", b"for_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["check_with", b"check_with", "for_time", b"for_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

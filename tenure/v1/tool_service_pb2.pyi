@@ -611,6 +611,7 @@ class ExecuteResponse(message.Message):
     STARTED_FIELD_NUMBER: builtins.int
     OUTPUT_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
+    SETTLING_FIELD_NUMBER: builtins.int
     @builtins.property
     def started(self) -> CallStarted:
         """The call began, or the request joined it."""
@@ -623,18 +624,23 @@ class ExecuteResponse(message.Message):
     def outcome(self) -> tool_pb2.Outcome:
         """The call ended."""
 
+    @builtins.property
+    def settling(self) -> CallSettling:
+        """The end of the call is unknown, and the tool service settles it. Comes again while that takes."""
+
     def __init__(
         self,
         *,
         started: CallStarted | None = ...,
         output: CallOutput | None = ...,
         outcome: tool_pb2.Outcome | None = ...,
+        settling: CallSettling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "settling", b"settling", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "settling", b"settling", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["started", "output", "outcome"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["started", "output", "outcome", "settling"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -796,6 +802,7 @@ class TaggedExecuteEvent(message.Message):
     OUTCOME_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
     RUN_HERE_FIELD_NUMBER: builtins.int
+    SETTLING_FIELD_NUMBER: builtins.int
     tag: builtins.int
     """The caller's tag."""
     @builtins.property
@@ -820,6 +827,10 @@ class TaggedExecuteEvent(message.Message):
     def run_here(self) -> RunHere:
         """The call is started, and the caller runs it now. May come again, with the same attempt or a higher one."""
 
+    @builtins.property
+    def settling(self) -> CallSettling:
+        """The end of the call is unknown, and the tool service settles it. Comes again while that takes."""
+
     def __init__(
         self,
         *,
@@ -829,12 +840,13 @@ class TaggedExecuteEvent(message.Message):
         outcome: tool_pb2.Outcome | None = ...,
         refusal: token_pb2.Refusal | None = ...,
         run_here: RunHere | None = ...,
+        settling: CallSettling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "refusal", b"refusal", "run_here", b"run_here", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "refusal", b"refusal", "run_here", b"run_here", "settling", b"settling", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "refusal", b"refusal", "run_here", b"run_here", "started", b"started", "tag", b"tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "outcome", b"outcome", "output", b"output", "refusal", b"refusal", "run_here", b"run_here", "settling", b"settling", "started", b"started", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["started", "output", "outcome", "refusal", "run_here"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["started", "output", "outcome", "refusal", "run_here", "settling"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1063,5 +1075,25 @@ class ListCallsInFlightResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CallSettling(message.Message):
+    """The call was sent, its answer was lost, and the tool service tries to learn its end (ToolDefinition.settlement)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ATTEMPT_FIELD_NUMBER: builtins.int
+    call_attempt: builtins.int
+    """The call attempt of unknown end."""
+    def __init__(
+        self,
+        *,
+        call_attempt: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

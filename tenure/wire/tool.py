@@ -11,13 +11,24 @@ from tenure.domain.in_doubt import Abandon, CallInDoubt, Decision, DidNotHappen,
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.task import InputFile
 from tenure.domain.texts import KeptContent
-from tenure.domain.tools import CallStatus, CallStatuses, Compensation, Outcome, ProgramUsage, ToolDefinition
+from tenure.domain.tools import (
+    CallSettlement,
+    CallStatus,
+    CallStatuses,
+    CheckWith,
+    Compensation,
+    Outcome,
+    ProgramUsage,
+    ToolDefinition,
+)
 from tenure.v1 import ledger_pb2, tool_pb2, workspace_pb2
 from tenure.wire.codec import pair, union
 from tenure.wire.common import CALL_STATES
 
 pair(EffectKey, tool_pb2.EffectKey)
 compensation_to_wire, compensation_to_domain = pair(Compensation, tool_pb2.Compensation)
+pair(CheckWith, tool_pb2.Settlement.CheckWith)
+pair(CallSettlement, tool_pb2.Settlement, rename={"for_seconds": "for_time"})
 tool_to_wire, tool_to_domain = pair(ToolDefinition, tool_pb2.ToolDefinition)
 kept_to_wire, kept_to_domain = pair(KeptContent, workspace_pb2.KeptContent)
 pair(Image, workspace_pb2.Image)

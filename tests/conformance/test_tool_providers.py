@@ -186,7 +186,7 @@ async def test_an_unsafe_call_is_in_doubt_after_the_provider_died(
 @pytest.mark.nightly
 async def test_shorter_caller_timeout_is_kept(behind: Any, node_provider: StartProvider, grants: Grants) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
-    _, tools = await behind(provider)
+    _, tools = await behind(provider, settle={MOVE.removeprefix("stock__"): {"for": 0}})
     owner = grants.claim()
 
     async def ends(call_id: str, tool: str, **arguments: object) -> Outcome:
@@ -198,7 +198,7 @@ async def test_shorter_caller_timeout_is_kept(behind: Any, node_provider: StartP
     moved, shipped = await asyncio.gather(
         ends("1.0", MOVE, item="tea", delta=1), ends("1.1", SHIP, item="tea", quantity=1)
     )
-    assert (moved.status, moved.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
+    assert moved.status is DOUBT
     assert "no answer within 4 s" in moved.content
     assert shipped.status is DOUBT
 
@@ -272,7 +272,7 @@ async def test_a_started_call_without_its_tool_ends_if_repeatable(
             await tools.outcome(owner, call_id, tool, **arguments) for call_id, (tool, arguments) in called.items()
         ]
         assert moved.status is OutcomeStatus.INVALID_ARGUMENTS
-        assert moved.content.endswith("had begun: its effect may have happened.")
+        assert moved.content.endswith("It is not known whether an earlier attempt of this call had its effect.")
         assert shipped.status is DOUBT
     states = {call_id: call.state for call_id, call in (await tools.fence(owner)).items()}
     assert states == {"1.0": tool_pb2.CALL_STATE_FINISHED, "1.1": tool_pb2.CALL_STATE_IN_DOUBT}

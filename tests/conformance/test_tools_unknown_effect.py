@@ -18,7 +18,7 @@ from services.tools.tool import Tool, ToolAnswer, ToolInDoubt, ToolWork, define
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
-from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.domain.tools import CallSettlement, EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.observability import metrics
 from tests.support.executors import executor_over, last_outcome
 
@@ -50,11 +50,12 @@ async def executor(tools_dsn: str, tmp_path: Path) -> AsyncIterator[Executor]:
         yield made
 
 
-def request(bank: Bank, effect_class: EffectClass = EffectClass.UNSAFE) -> ExecuteJob:
+def request(bank: Bank, effect_class: EffectClass = EffectClass.UNSAFE, settle_seconds: float = 0.0) -> ExecuteJob:
     task_id = uuid.uuid4()
     claims = Claims(f"{TASK_PREFIX}{task_id}", "default", 10, "claim", "worker")
     request = CallRequest(CallKey(task_id, "1.0"), claims, "pay", effect_class, b"{}")
-    return ExecuteJob(request, ToolWork(Tool(define("pay", effect_class, "pays", {}), bank.pay), {}))
+    definition = replace(define("pay", effect_class, "pays", {}), settlement=CallSettlement(settle_seconds))
+    return ExecuteJob(request, ToolWork(Tool(definition, bank.pay), {}))
 
 
 async def outcome_of(executor: Executor, asking: ExecuteJob, word: Resolution | None = None) -> Outcome:
@@ -93,10 +94,29 @@ async def test_person_resolves_an_unknown_effect(executor: Executor, bank: Bank)
     assert bank.payments == 1
 
 
-async def test_a_repeatable_call_of_unknown_effect_has_failed(executor: Executor, bank: Bank) -> None:
-    outcome = await outcome_of(executor, request(bank, EffectClass.KEYED))
+async def test_harmless_repeat_of_unknown_effect_has_failed(executor: Executor, bank: Bank) -> None:
+    outcome = await outcome_of(executor, request(bank, EffectClass.IDEMPOTENT))
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
-    assert outcome.content.endswith("It is not known whether it had its effect.")
+    assert outcome.content.endswith("A repeat of the same call does no harm.")
+
+
+async def test_settled_idempotent_call_without_an_answer_has_failed(executor: Executor, bank: Bank) -> None:
+    outcome = await outcome_of(executor, request(bank, EffectClass.IDEMPOTENT, settle_seconds=0.8))
+    assert (outcome.status, outcome.detail, bank.payments) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED", 2)
+    assert outcome.content.endswith("A repeat of the same call does no harm.")
+
+
+async def test_person_resolves_a_keyed_call_without_an_answer(
+    executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
+    """Its next attempt is settled for the whole time again: the person said that the first did not happen."""
+    asking = request(bank, EffectClass.KEYED, settle_seconds=0.8)
+    first = await outcome_of(executor, asking)
+    assert (first.status, bank.payments) == (OutcomeStatus.IN_DOUBT, 2)
+    (began,) = await tools_database("select settling_since from calls")
+    again = await outcome_of(executor, asking, Resolution(1, DidNotHappen(True), "I looked", "olga"))
+    assert (again.status, again.call_attempt, bank.payments) == (OutcomeStatus.IN_DOUBT, 2, 4)
+    assert (began,) != await tools_database("select settling_since from calls")
 
 
 async def test_a_resolution_of_a_call_with_a_lost_record_is_taken(
@@ -138,7 +158,8 @@ async def test_runner_exit_does_not_prove_effects_elsewhere(
     ("effect_class", "status", "state"),
     [
         (EffectClass.UNSAFE, OutcomeStatus.IN_DOUBT, "IN_DOUBT"),
-        (EffectClass.KEYED, OutcomeStatus.FAILED, "FINISHED"),
+        (EffectClass.KEYED, OutcomeStatus.IN_DOUBT, "IN_DOUBT"),
+        (EffectClass.IDEMPOTENT, OutcomeStatus.FAILED, "FINISHED"),
         (EffectClass.PURE, OutcomeStatus.FAILED, "FINISHED"),
     ],
 )

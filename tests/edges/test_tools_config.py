@@ -9,6 +9,7 @@ import pytest
 
 from edges.tools_config import ToolsConfig, read_config
 from services.tools.settings import ToolsSettings
+from tenure.domain.tools import CallSettlement, CheckWith
 from tenure.runtime.settings import ConfigurationError, load
 
 
@@ -40,6 +41,45 @@ def test_mistake_is_named_with_its_path(tmp_path: Path, text: Any, expected: str
         read_config(path, {"HERE": "y"})
     [problem] = raised.value.problems
     assert problem.startswith(f"{path}: {expected}")
+
+
+PAY = "http_tools: {{pay: {{url: 'https://a.example', description: d, effect_class: {}, settle: {}}}, find: {}}}"
+FIND = "{{url: 'https://a.example', method: GET, description: d, effect_class: {}}}"
+
+
+def test_settlement_has_one_description_for_all_kinds_of_tools(tmp_path: Path) -> None:
+    settle = "{for: 1h30m, check_with: {tool: find, arguments: {key: /key, most: 1}}}"
+    text = f"""
+        mcp_servers: {{a: {{url: 'https://a.example', settle: {{pay: {settle}}}}}}}
+        providers: {{b: {{address: 'localhost:1', settle: {{pay: {settle}}}}}}}
+        {PAY.format("UNSAFE", settle, FIND.format("PURE"))}
+    """
+    config = read_config(written(tmp_path, text), {})
+    declared = [config.mcp_servers["a"].settle["pay"], config.providers["b"].settle["pay"]]
+    settlements = {one.settlement for one in declared} | {config.http_tools["pay"].definition("pay").settlement}
+    assert settlements == {CallSettlement(5400.0, CheckWith("find", '{"key": "/key", "most": 1}'))}
+
+
+@pytest.mark.parametrize(
+    ("effect_class", "settle", "find_class", "expected"),
+    [
+        ("KEYED", "{for: soon}", "PURE", "http_tools.pay.settle.for: Value error, write a duration such as 90s"),
+        ("KEYED", "{for: -1}", "PURE", "greater than or equal to 0"),
+        ("KEYED", "{for: 25h}", "PURE", "less than or equal to 86400"),
+        ("KEYED", "{check_with: {tool: find, arguments: 1}}", "PURE", "check_with.arguments"),
+        ("KEYED", "{check_with: {tool: 'a b'}}", "PURE", "check_with.tool"),
+        ("KEYED", "{check_with: {tool: find}}", "KEYED", "check_with needs a PURE tool: find is KEYED"),
+        ("UNSAFE", "{for: 1m}", "PURE", "only a check_with can settle its calls"),
+        ("PURE", "{for: 1m}", "PURE", "a PURE tool has nothing to settle"),
+    ],
+)
+def test_settlement_that_cannot_be_is_refused(
+    tmp_path: Path, effect_class: str, settle: str, find_class: str, expected: str
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        read_config(written(tmp_path, PAY.format(effect_class, settle, FIND.format(find_class))), {})
+    [problem] = raised.value.problems
+    assert expected in problem
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

@@ -133,9 +133,14 @@ OF_MODEL_RUNNERS: Final = frozenset({"models.before_admission", "models.before_c
 
 OF_RULES: Final = frozenset({"tools.before_ruled_accept", "tools.after_ruled_accept"})
 """The suite's tenants have no rules: tests/conformance/test_tool_rules.py meets these."""
+OF_SETTLEMENTS: Final = frozenset({"tools.after_settling", "tools.before_repeat", "tools.before_check"})
+"""The suite's tools lose no answer: tests/edges/http_tools/test_http_settled.py meets these."""
 
 ELSEWHERE: Final = (
-    OF_MODEL_RUNNERS | OF_RULES | {"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"}
+    OF_MODEL_RUNNERS
+    | OF_RULES
+    | OF_SETTLEMENTS
+    | {"worker.before_own_tool", "worker.after_own_tool", "worker.after_keep"}
 )
 """The suite's tasks are agents', without own tools and large results of functions: test_own_tools.py and
 tests/testing/test_large_results.py meet the others."""

@@ -206,6 +206,15 @@ async def the_call_of_a_dead_runner_is_asked_for_again(arena: Arena) -> None:
     await arena.end(owner, await arena.execute(owner))
 
 
+async def the_keyed_call_of_a_dead_runner_is_asked_for_again(arena: Arena) -> None:
+    """As the settlement of a call sends it again: the records of effects know the call by its key."""
+    owner = await arena.owner_with_a_call(tool=REPEATABLE_TOOL)
+    async with arena.another_replica("tools.after_effect=kill9") as dying:
+        with REFUSED:
+            await arena.execute(owner, dying, tool=REPEATABLE_TOOL)
+    await arena.end(owner, await arena.execute(owner, tool=REPEATABLE_TOOL))
+
+
 async def a_lost_workers_own_call_is_executed_again(arena: Arena) -> None:
     """The worker had the effect and was lost; the next owner may not have it again."""
     lost = await arena.owner_with_a_call(tool=OWN_TOOL)
@@ -307,6 +316,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "own_call_of_lost_worker": a_lost_workers_own_call_is_executed_again,
     "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
     "effect_key": an_effect_is_planned_twice,
+    "repeated_with_its_key": the_keyed_call_of_a_dead_runner_is_asked_for_again,
 }
 HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}
 FAILPOINTS = {"call_started": HELD, "call_off": HELD, **resolution_scenarios.FAILPOINTS}

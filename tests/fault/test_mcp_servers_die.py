@@ -60,7 +60,8 @@ async def test_a_call_of_a_dead_server_is_repeated_or_in_doubt(
 async def test_a_silent_server_is_restarted(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
-    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=SECONDS, effects={"hang": "KEYED"}))
+    effects = {"hang": "IDEMPOTENT"}
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=SECONDS, effects=effects))
     tools, owner = await tool_service(config_file=config), grants.claim()
     await offered(tools, owner, "odd__hang")
 

@@ -85,6 +85,7 @@ def explanations() -> dict[str, str]:
         "running with calls": explained(
             calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2
         ),
+        "running with a call that is being settled": explained(calls=(CallFact("4.0", "pay", "STARTED", 42.0),)),
         "running with a model call that has not ended": explained(model_call=OpenModelCallFact(5, 1, 200.0)),
         "running with a model call that waits": explained(model_call=OpenModelCallFact(5, 1, 200.0, waits=True)),
         "running after a failed model call": explained(
@@ -236,6 +237,10 @@ def test_facts_are_gathered_from_the_services() -> None:
     assert (facts.since_move, facts.since_entry, facts.until_deadline) == (10.0, 7.0, 100.0)
     assert (facts.lease_seconds, facts.workers) == (4.0, ())
     assert facts.calls == (CallFact("2.1", "t", "STARTED"),)
+    settled = tool_pb2.CallTrail(record=started)
+    settled.settling_time.FromSeconds(970)
+    facts = gather_facts(task, entries, claims, [], [settled], 0, now=1000.0)
+    assert facts.calls == (CallFact("2.1", "t", "STARTED", 30.0),)
 
 
 def test_next_escalation_step_has_a_relative_time() -> None:

@@ -15,6 +15,7 @@ from services.tools.calls.accept_rules import (
     MarkInDoubt,
     RunCall,
     RunnerIdentity,
+    SettleCall,
     ToolFenceRow,
     admit,
     admit_fence,
@@ -113,18 +114,53 @@ def test_a_call_without_its_tool_is_concluded_if_repeatable() -> None:
 @pytest.mark.parametrize("state", [CallState.STARTED, CallState.ACCEPTED])
 def test_a_concluded_call_names_a_possible_earlier_effect(state: Any, effect_class: Any) -> None:
     clear = Outcome(OutcomeStatus.FAILED, "Not reached: nothing was done.", detail="UNREACHABLE")
-    verdict = decide(row(state, effect_class, runner_alive=False), call_request(clear=clear), IDLE)
+    begun = row(state, effect_class, runner_alive=False, begun_before=True)
+    verdict = decide(begun, call_request(clear=clear), IDLE)
     assert isinstance(verdict, ConcludeCall)
     assert verdict.outcome.content == (
-        "Not reached: nothing was done. An earlier attempt of this call had begun: its effect may have happened."
+        "Not reached: nothing was done. It is not known whether an earlier attempt of this call had its effect."
     )
+    withdrawn = decide(row(CallState.ACCEPTED, effect_class), call_request(clear=clear), IDLE)
+    assert isinstance(withdrawn, ConcludeCall)
+    assert withdrawn.outcome.content == clear.content
+
+
+@pytest.mark.parametrize("effect_class", list(EffectClass))
+def test_next_attempt_knows_that_the_call_may_have_happened(effect_class: Any) -> None:
+    leaves_effects = effect_class in {EffectClass.IDEMPOTENT, EffectClass.KEYED}
+    accepted = row(CallState.ACCEPTED, effect_class, begun_before=True)
+    assert decide(accepted, call_request(), IDLE) == RunCall(4, sent_before=leaves_effects)
+    assert decide(replace(accepted, begun_before=False), call_request(), IDLE) == RunCall(4)
+
+
+def test_unsafe_call_of_a_lost_runner_is_settled_by_its_check() -> None:
+    """Nothing begins: also not after the runner that settled it was lost before its own mark."""
+    checked = replace(call_request(), has_check=True)
+    dead = row(CallState.STARTED, EffectClass.UNSAFE, runner_alive=False)
+    assert decide(dead, checked, IDLE) == SettleCall(4)
+    assert decide(dead, call_request(), IDLE) == MarkInDoubt(3)
+    handed_over = row(CallState.ACCEPTED, EffectClass.UNSAFE, begun_before=True, is_settling=True)
+    assert decide(handed_over, checked, IDLE) == SettleCall(4)
+    assert decide(handed_over, call_request(), IDLE) == MarkInDoubt(3)
+    assert decide(handed_over, checked, RUNNING) == JoinCall(3)
+    gone = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
+    assert decide(handed_over, replace(checked, clear=gone), IDLE) == MarkInDoubt(3)
+    by_resolution = replace(handed_over, is_settling=False)
+    assert decide(by_resolution, checked, IDLE) == RunCall(4)
+
+
+def test_keyed_call_of_a_lost_runner_runs_again() -> None:
+    dead = row(CallState.STARTED, EffectClass.KEYED, runner_alive=False, is_settling=True)
+    assert decide(dead, replace(call_request(), has_check=True), IDLE) == RunCall(4, sent_before=True)
+    became_unsafe = replace(call_request(), has_check=True, effect_class=EffectClass.UNSAFE)
+    assert decide(dead, became_unsafe, IDLE) == SettleCall(4)
 
 
 def test_a_call_whose_tool_became_unsafe_is_not_run_again() -> None:
     dead = row(CallState.STARTED, runner_alive=False)
     assert decide(dead, replace(call_request(), effect_class=EffectClass.UNSAFE), IDLE) == MarkInDoubt(3)
     assert decide(replace(dead, effect_class=EffectClass.UNSAFE), call_request(), IDLE) == MarkInDoubt(3)
-    assert decide(dead, call_request(), IDLE) == RunCall(4)
+    assert decide(dead, call_request(), IDLE) == RunCall(4, sent_before=True)
     gone = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     response = decide(dead, replace(call_request(clear=gone), effect_class=EffectClass.UNSAFE), IDLE)
     assert isinstance(response, ConcludeCall)
@@ -153,7 +189,8 @@ def test_a_started_call_is_joined_while_its_runner_lives(effect_class: Any) -> N
 )
 def test_only_an_unsafe_call_of_a_lost_runner_is_in_doubt(effect_class: Any, lost: Any) -> None:
     verdict = decide(row(CallState.STARTED, effect_class, **lost), call_request(), IDLE)
-    assert verdict == (MarkInDoubt(3) if effect_class is EffectClass.UNSAFE else RunCall(4))
+    again = RunCall(4, sent_before=effect_class is not EffectClass.PURE)
+    assert verdict == (MarkInDoubt(3) if effect_class is EffectClass.UNSAFE else again)
 
 
 def test_settled_call_is_answered_from_its_record() -> None:
@@ -258,7 +295,8 @@ def test_a_newer_claim_never_waits_for_the_former_worker(runner: dict[str, Any],
     started = row(CallState.STARTED, effect, **runner)
     for here in (IDLE, RUNNING):
         verdict = decide(started, own_call(NEWER, effect=effect), here)
-        assert verdict == (MarkInDoubt(3) if effect is EffectClass.UNSAFE else RunCall(4))
+        again = RunCall(4, sent_before=effect is not EffectClass.PURE)
+        assert verdict == (MarkInDoubt(3) if effect is EffectClass.UNSAFE else again)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

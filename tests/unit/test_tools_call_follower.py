@@ -57,7 +57,7 @@ class Accepts:
         self.answers.append(answer)
         self.patient.append(is_patient)
 
-    async def wait(self, key: CallKey, call_attempt: int) -> None:
+    async def wait(self, key: CallKey, call_attempt: int, _on_settling: Any) -> None:
         self.waited_for.append((key, call_attempt))
         self.elsewhere.append(asyncio.get_running_loop().create_future())
         await self.elsewhere[-1]

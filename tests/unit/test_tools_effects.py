@@ -279,16 +279,23 @@ async def lost(_context: Any, _arguments: Any) -> ToolAnswer:
     raise ToolInDoubt("The connection broke.")
 
 
-async def test_an_unsafe_tool_that_does_not_know_is_in_doubt() -> None:
+@pytest.mark.parametrize("effect_class", [EffectClass.UNSAFE, EffectClass.KEYED])
+async def test_tool_that_does_not_know_leaves_a_doubt(effect_class: Any) -> None:
     with pytest.raises(ToolInDoubt):
-        await outcome_of(lost)
+        await outcome_of(lost, effect_class=effect_class)
 
 
-@pytest.mark.parametrize("effect_class", [EffectClass.PURE, EffectClass.IDEMPOTENT, EffectClass.KEYED])
-async def test_another_tool_that_does_not_know_has_failed(effect_class: Any) -> None:
+@pytest.mark.parametrize(
+    ("effect_class", "known"),
+    [
+        (EffectClass.PURE, ""),
+        (EffectClass.IDEMPOTENT, " It is not known whether it had its effect. A repeat of the same call does no harm."),
+    ],
+)
+async def test_call_that_may_be_repeated_without_harm_has_failed(effect_class: Any, known: str) -> None:
     outcome = await outcome_of(lost, effect_class=effect_class)
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
-    assert outcome.content == "The connection broke. It is not known whether it had its effect."
+    assert outcome.content == f"The connection broke.{known}"
 
 
 def elsewhere(run_tool: Any, effect_class: EffectClass = EffectClass.UNSAFE) -> Tool:
@@ -302,10 +309,11 @@ async def crashes(_context: Any, _arguments: Any) -> ToolAnswer:
 @pytest.mark.parametrize(
     ("run_tool", "words"), [(never_end, "longer than 0.05 s and was asked to stop"), (crashes, "crash")]
 )
-async def test_no_timeout_or_error_decides_an_unsafe_call_elsewhere(run_tool: Any, words: str) -> None:
-    with pytest.raises(ToolInDoubt, match=words):
-        await carried_out(elsewhere(run_tool))
-    assert (await carried_out(elsewhere(run_tool, EffectClass.KEYED))).is_error
+async def test_no_timeout_or_error_decides_a_call_elsewhere(run_tool: Any, words: str) -> None:
+    for effect_class in (EffectClass.UNSAFE, EffectClass.KEYED):
+        with pytest.raises(ToolInDoubt, match=words):
+            await carried_out(elsewhere(run_tool, effect_class))
+    assert (await carried_out(elsewhere(run_tool, EffectClass.IDEMPOTENT))).is_error
 
 
 @pytest.mark.parametrize(
@@ -331,10 +339,11 @@ async def test_unstoppable_tool_is_not_reported_as_stopped(monkeypatch: pytest.M
         await past_return(released.wait())
         return ToolAnswer("late")
 
-    with pytest.raises(ToolInDoubt):
-        await outcome_of(stubborn, timeout_seconds=0.05)
-    outcome = await outcome_of(stubborn, timeout_seconds=0.05, effect_class=EffectClass.KEYED)
+    for effect_class in (EffectClass.UNSAFE, EffectClass.KEYED):
+        with pytest.raises(ToolInDoubt):
+            await outcome_of(stubborn, timeout_seconds=0.05, effect_class=effect_class)
+    outcome = await outcome_of(stubborn, timeout_seconds=0.05, effect_class=EffectClass.IDEMPOTENT)
     assert outcome.status is OutcomeStatus.TIMED_OUT
     assert "and was stopped" not in outcome.content
-    assert outcome.content.endswith("Its effects may still happen.")
+    assert outcome.content.endswith("It is not known whether it had its effect.")
     released.set()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.tools.sources import MAX_TOOLS, Rules, offered
-from tenure.domain.tools import EffectClass, ToolDefinition
+from services.tools.sources import MAX_TOOLS, Rules, SettleSettings, offered
+from tenure.domain.tools import CallSettlement, CheckWith, EffectClass, ToolDefinition
 
 UNSAFE, PURE = EffectClass.UNSAFE, EffectClass.PURE
 
@@ -39,6 +39,32 @@ def test_config_file_outranks_the_source() -> None:
     (x,) = taken.values()
     assert (x.name, x.effect_class, x.timeout_seconds, x.output_limit_bytes) == ("s__x", PURE, 5, 2048)
     assert problems == ["'gone' is named in the config file, but there is no such tool"]
+
+
+def test_settlement_is_that_of_the_config_file() -> None:
+    """A source cannot say of its own calls how they are settled, nor name a check."""
+    settle = {
+        "x": SettleSettings.model_validate(
+            {"for": "10m", "check_with": {"tool": "find", "arguments": {"key": "/key"}}}
+        ),
+        "y": SettleSettings.model_validate({"for": 5}),
+        "z": SettleSettings(),
+        "gone": SettleSettings(),
+    }
+    claims = CallSettlement(1e9, CheckWith("s__x"))
+    tools = [described(name, settlement=claims) for name in ("x", "y", "z", "other")]
+    taken, problems = offered("s", tools, Rules(effects={"z": PURE}, settle=settle))
+    assert {name: tool.settlement for name, tool in taken.items()} == {
+        "x": CallSettlement(600.0, CheckWith("find", '{"key": "/key"}')),
+        "y": CallSettlement(5.0),
+        "z": CallSettlement(),
+        "other": None,
+    }
+    assert problems == [
+        "settle of 'y' has no effect: an UNSAFE tool is never repeated, so only a check_with can settle its calls",
+        "settle of 'z' has no effect: a PURE tool has nothing to settle",
+        "'gone' is named in the config file, but there is no such tool",
+    ]
 
 
 def test_invalid_tool_is_left_out_with_its_reason() -> None:

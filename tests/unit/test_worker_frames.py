@@ -66,3 +66,22 @@ async def test_a_worker_that_stops_warns_of_no_stream(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert [line.levelname for line in caplog.records if line.levelno >= logging.INFO] == levels
+
+
+async def test_wait_for_a_call_that_is_settled_begins_anew() -> None:
+    """The tool service settles it for minutes: the worker neither gives the call up nor its stream."""
+    client = FrameClient(FrameShape("test", NO_CHANNEL, lambda: None, tools_client.build_frame, lambda _: ()), 1)
+    tag = client.send(tools.ExecuteRequest(), lambda _: None)
+    last: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(client.last_event(tag, last, 0.05, "the call"))
+    await asyncio.sleep(0)
+    client.wait_longer(tag, PATIENCE_SECONDS)
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    last.set_result(tools.TaggedExecuteEvent(tag=tag))
+    assert (await waiting).tag == tag
+    client.wait_longer(tag, PATIENCE_SECONDS)
+
+    unheard = client.send(tools.ExecuteRequest(), lambda _: None)
+    with pytest.raises(Unavailable):
+        await client.last_event(unheard, asyncio.get_running_loop().create_future(), 0.05, "the call")

@@ -21,6 +21,7 @@ lanes.py              how many calls of a lane run at once, shared by tenants
 start_and_finish.py   the second write (the start) and its withdrawal; the third write (the outcome)
 effect_keys.py        the same effect once: gives effect keys to calls that are about to run; the end of effects
 caller_runs.py        the tool whose calls their caller runs itself: the order to run, and the wait for the outcome
+settling.py           settles a call whose end is unknown: repeats it with its key, asks its check
 effects.py            one execution of a tool: bounded in time, stopped on request
 runs.py               the calls that this process runs, and the listeners to their events
 answers.py            converts events, call records and refused writes to messages
@@ -36,5 +37,6 @@ metrics.py            metrics and span attributes of calls
 What to touch when:
 - a call gets a new verdict: accept_rules.py, `AcceptBatch` in accept.py, `Executor._answer_to` in executing.py
 - a call record gets a column: a migration, ../sql/queries.sql, `CallRow` in records.py, accept.py, accept_new.py
-- a run is stopped for a new reason: `StopReason` in runs.py, effects.py
+- a run is stopped for a new reason: `StopReason` in runs.py, effects.py, settling.py
+- a call of unknown end gets another way out: tenure/domain/settlement.py, settling.py
 """

@@ -17,6 +17,7 @@ from services.tools.calls.accept_rules import (
     MarkInDoubt,
     RunCall,
     RunnerIdentity,
+    SettleCall,
     ToolFenceRow,
     Verdict,
     WaitForEffect,
@@ -113,6 +114,8 @@ def _call_row(row: tuple[Any, ...]) -> CallRow:
         outcome=row[10],
         runner_gone=row[11],
         doubt_note=row[12],
+        begun_before=row[13],
+        is_settling=row[14],
     )
 
 
@@ -128,6 +131,7 @@ class _Change:
     call_attempt: int
     outcome: Outcome | None = None
     doubt_note: str = ""
+    is_settled: bool = False
 
 
 @dataclass(slots=True)
@@ -186,6 +190,8 @@ class AcceptBatch:
         match verdict:
             case RunCall(call_attempt):
                 self.changes.append(_Change(request, CallState.ACCEPTED, call_attempt))
+            case SettleCall(call_attempt):
+                self.changes.append(_Change(request, CallState.ACCEPTED, call_attempt, is_settled=True))
             case MarkInDoubt(call_attempt, note):
                 self.changes.append(_Change(request, CallState.IN_DOUBT, call_attempt, doubt_note=doubt_note(note)))
             case ConcludeCall(outcome):
@@ -202,7 +208,9 @@ class AcceptBatch:
         if self.inserts:
             await postgres.execute(QUERIES.insert_calls, {**_insert_columns(self.inserts), "runner_id": runner_id})
         if self.changes:
-            await postgres.execute(QUERIES.change_calls, {**_change_columns(self.changes), "runner_id": runner_id})
+            settled = [change.is_settled for change in self.changes]
+            columns = {**_change_columns(self.changes), "settled": settled, "runner_id": runner_id}
+            await postgres.execute(QUERIES.change_calls, columns)
         await insert_refusals(postgres, self.refusals)
 
 

@@ -20,10 +20,12 @@ from tenure.domain.in_doubt import (
     apply_resolution,
     outcome_in_doubt,
 )
+from tenure.domain.settlement import HARMLESS
 from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, OutcomeStatus, bounded
 
+_UNKNOWN: Final = "It is not known whether it had its effect: do not make this call again, under another key."
 _LEAVES_EFFECT_OPEN: Final = frozenset({OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT})
-_HAD_BEGUN: Final = " An earlier attempt of this call had begun: its effect may have happened."
+_HAD_BEGUN: Final = " It is not known whether an earlier attempt of this call had its effect."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,22 @@ class ToolFenceRow:
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """The call runs on this runner, as this attempt. `idempotency_key`: of its effect key; "": the call's own."""
+    """The call runs on this runner, as this attempt.
+
+    `idempotency_key`: of its effect key; "": the call's own. `sent_before`: an earlier attempt may have had its effect.
+    """
+
+    call_attempt: int
+    idempotency_key: str = ""
+    sent_before: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SettleCall:
+    """The call is settled by this runner, as this attempt, without its effect: the runner of an UNSAFE one was lost.
+
+    `idempotency_key`: of its effect key; "": the call's own.
+    """
 
     call_attempt: int
     idempotency_key: str = ""
@@ -91,7 +108,7 @@ class AskFirst:
     outcome: Outcome
 
 
-Verdict = RunCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall | WaitForEffect | AskFirst
+Verdict = RunCall | SettleCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall | WaitForEffect | AskFirst
 
 
 def admit(row: ToolFenceRow, presented: Fence) -> ToolFenceRow | StaleEpoch:
@@ -187,7 +204,7 @@ def _bounded(outcome: Outcome, request: CallRequest) -> Outcome:
 
 def _may_have_begun(row: CallRow) -> bool:
     """Whether an earlier attempt may have had its effect. An UNSAFE call that may run again had no effect."""
-    was_handed_over = row.state is CallState.ACCEPTED and row.call_attempt > 1
+    was_handed_over = row.state is CallState.ACCEPTED and row.begun_before
     has_effects = row.effect_class in {EffectClass.IDEMPOTENT, EffectClass.KEYED}
     return has_effects and (row.state is CallState.STARTED or was_handed_over)
 
@@ -229,7 +246,9 @@ def _decide_accepted(row: CallRow, request: CallRequest, here: RunnerIdentity) -
     """
     if here.running_attempt == row.call_attempt and request.fence == row.fence:
         return JoinCall(row.call_attempt)
-    return RunCall(row.call_attempt + 1)
+    if row.is_settling and not row.effect_class.may_run_again:
+        return _settled_without_effect(row, request)
+    return RunCall(row.call_attempt + 1, sent_before=_may_have_begun(row))
 
 
 def _decide_started(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
@@ -274,7 +293,7 @@ def _decide_own_outcome(row: CallRow, request: CallRequest) -> Verdict | None:
     if outcome.status in _LEAVES_EFFECT_OPEN and not row.effect_class.may_run_again:
         return MarkInDoubt(row.call_attempt, outcome.content)
     if outcome.status is OutcomeStatus.IN_DOUBT:
-        content = f"{outcome.content} It is not known whether it had its effect."
+        content = f"{outcome.content} {_UNKNOWN if row.effect_class is EffectClass.KEYED else HARMLESS}"
         outcome = replace(outcome, status=OutcomeStatus.FAILED, content=content, detail=MAY_HAVE_HAPPENED)
     return ConcludeCall(outcome)
 
@@ -284,5 +303,12 @@ def _after_lost_runner(row: CallRow, request: CallRequest) -> Verdict:
     # The operator may have made a tool UNSAFE because a repeat did harm. A tool that no longer exists does not run.
     may_be_repeated = request.clear is not None or request.effect_class.may_run_again
     if row.effect_class.may_run_again and may_be_repeated:
-        return RunCall(row.call_attempt + 1)
+        return RunCall(row.call_attempt + 1, sent_before=_may_have_begun(row))
+    return _settled_without_effect(row, request)
+
+
+def _settled_without_effect(row: CallRow, request: CallRequest) -> Verdict:
+    """Decides a call that must not run again: a check may say whether it happened."""
+    if request.has_check and request.clear is None:
+        return SettleCall(row.call_attempt + 1)
     return MarkInDoubt(row.call_attempt)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from services.tools.calls.call_log import StoredRefusal
 from services.tools.calls.records import CallSummary
-from services.tools.calls.runs import Event, Output, RunHere, Started
+from services.tools.calls.runs import Event, Output, RunHere, Settling, Started
 from tenure.domain.tools import cut
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.wire.codec import writer
@@ -43,6 +43,8 @@ def _field(event: Event) -> dict[str, Any]:
                 call_attempt=call_attempt, idempotency_key=idempotency_key, timeout=duration(timeout_seconds)
             )
             return {"run_here": order}
+        case Settling(call_attempt):
+            return {"settling": tool_service_pb2.CallSettling(call_attempt=call_attempt)}
         case outcome:
             return {"outcome": outcome_to_wire(outcome)}
 

@@ -66,7 +66,8 @@ def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
         outcome = unpack_outcome(packed)
         logged.outcome_hash = outcome_hash(outcome.status, outcome.detail, outcome.content)
         logged.record.outcome.CopyFrom(_without_content(outcome))
-    logged.receipt_number, logged.receipt_link, idempotency_key, accepted_at, started_at, finished_at = rest
+    logged.receipt_number, logged.receipt_link, idempotency_key, *times = rest
+    accepted_at, started_at, finished_at, settling_since = times
     logged.idempotency_key = idempotency_key
     if logged.receipt_number and packed is not None:
         logged.outcome_message_hash = hashlib.sha256(packed).digest()
@@ -75,6 +76,8 @@ def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
         logged.record.start_time.CopyFrom(timestamp(started_at))
     if finished_at is not None:
         logged.finish_time.CopyFrom(timestamp(finished_at))
+    if settling_since is not None:
+        logged.settling_time.CopyFrom(timestamp(settling_since))
     return logged
 
 

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
-from services.tools.calls.accept_rules import ConcludeCall, MarkInDoubt, RunCall, Verdict, WaitForEffect
+from services.tools.calls.accept_rules import ConcludeCall, MarkInDoubt, RunCall, SettleCall, Verdict, WaitForEffect
 from services.tools.calls.records import CallKey, CallRequest, CallRow, unpack_outcome
 from services.tools.statements import QUERIES
 from tenure.domain.effect_keys import Effect, EffectScope, effect_of, idempotency_key, period_number
@@ -107,7 +107,7 @@ async def once_each(
     places = [
         place
         for place, (request, verdict) in enumerate(zip(batch, verdicts, strict=True))
-        if request.effect is not None and isinstance(verdict, RunCall)
+        if request.effect is not None and isinstance(verdict, RunCall | SettleCall)
     ]
     if not places:
         return
@@ -116,7 +116,7 @@ async def once_each(
     for place, request in zip(places, requests, strict=True):
         assert request.effect is not None
         verdict, row = verdicts[place], effects[request.effect.digest]
-        assert isinstance(verdict, RunCall)
+        assert isinstance(verdict, RunCall | SettleCall)
         verdicts[place] = _decide(verdict, request, rows.get(request.key), row)
     await _take(postgres, requests, effects)
 
@@ -145,10 +145,12 @@ async def note_effect_calls(
     await postgres.execute(QUERIES.note_effect_calls, columns)
 
 
-def _decide(verdict: RunCall, request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -> Verdict:
+def _decide(
+    verdict: RunCall | SettleCall, request: CallRequest, row: CallRow | None, effect_row: _EffectRow
+) -> Verdict:
     effect = request.effect
     assert effect is not None
-    if effect_row.holder != request.key:
+    if isinstance(verdict, RunCall) and effect_row.holder != request.key:
         repeat = _repeat(request, row, effect_row)
         if repeat is Repeat.WAIT:
             if request.waits_for_effect:
@@ -162,7 +164,7 @@ def _decide(verdict: RunCall, request: CallRequest, row: CallRow | None, effect_
             return MarkInDoubt(verdict.call_attempt, question_about_repeat(effect_row.other, effect_row.known))
         effect_row.take(request, effect, is_new=repeat is Repeat.BEGIN)
     key = idempotency_key(effect.digest, effect_row.period, effect_row.round)
-    return RunCall(verdict.call_attempt, key)
+    return replace(verdict, idempotency_key=key)
 
 
 def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -> Repeat:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, StopReason, Superseded
 from services.tools.tool import CallContext, RunnerStopped, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork
 from tenure.domain.errors import TryLater
-from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
+from tenure.domain.settlement import HARMLESS, leaves_doubt
 from tenure.domain.stops import stopped
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.eager import begin_now
@@ -21,6 +21,8 @@ MAX_ATTEMPTS: Final = 5
 """A call whose tool keeps raising TryLater fails with this attempt, so that the model decides how to go on."""
 
 _UNSENT: Final = "It was not sent yet: nothing was done."
+_EFFECTS_STAY: Final = "What it had done until then stays done."
+_EFFECTS_UNKNOWN: Final = "It is not known whether it had its effect."
 
 
 class NeverBegan(Exception):  # noqa: N818  a fact about the call, not an error
@@ -71,8 +73,9 @@ class ToolEffect:
     async def carry_out(self, hold: Callable[[asyncio.Task[Outcome]], None]) -> Outcome:
         """Runs the tool and returns the outcome.
 
-        Raises NeverBegan, PutOff, ToolInDoubt for an UNSAFE tool, and RunnerStopped when the life of this runner is
-        over. `hold` gets the asyncio task of an effect that waits, because one that does not stop outlives this call.
+        Raises NeverBegan, PutOff, ToolInDoubt for a call of unknown end that a repeat by the model could harm, and
+        RunnerStopped when the life of this runner is over. `hold` gets the task of an effect that waits, because
+        one that does not stop outlives this call.
         """
         ends_at = _now() + self._limit_seconds + self._guard_seconds
         effect = self._run.effect = begin_now(self._guarded(), name=f"effect {self._run.name}")
@@ -112,6 +115,7 @@ class ToolEffect:
             check_may_begin=self._check_may_begin,
             mark_not_sent=self._mark_not_sent,
             caller=run,
+            sent_before=run.sent_before,
         )
 
     async def _guarded(self) -> Outcome:
@@ -127,7 +131,7 @@ class ToolEffect:
                 ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail, no_effect=failure.no_effect)
             )
         except ToolInDoubt as in_doubt:
-            return self._unknown(in_doubt.message)
+            return self._unknown(in_doubt)
         except (RunnerStopped, NeverBegan, Superseded):
             raise  # no outcome: the call starts again, or others settle it
         except TryLater as refusal:
@@ -135,16 +139,17 @@ class ToolEffect:
         except Exception as error:
             _log.exception("the tool %s crashed", self._tool.name)
             crash = f"The tool {self._tool.name} crashed. The fault is in the tool, not in its arguments."
-            if self._leaves_doubt and not self._is_unsent:
+            if self._tool.acts_elsewhere and self._must_be_settled and not self._is_unsent:
                 raise ToolInDoubt(crash) from error
             return self._outcome(ToolAnswer(crash, OutcomeStatus.FAILED, type(error).__name__))
 
-    def _unknown(self, message: str) -> Outcome:
-        """Returns the outcome of a call whose effect the tool does not know. Raises ToolInDoubt for an UNSAFE tool."""
-        if not self._tool.definition.effect_class.may_run_again:
-            raise ToolInDoubt(message)
-        text = f"{message} It is not known whether it had its effect."
-        return self._outcome(ToolAnswer(text, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
+    def _unknown(self, in_doubt: ToolInDoubt) -> Outcome:
+        """Returns the outcome of a call of unknown end that may be repeated without harm, or raises ToolInDoubt."""
+        if self._must_be_settled:
+            raise in_doubt
+        is_pure = self._tool.definition.effect_class is EffectClass.PURE
+        text = in_doubt.message if is_pure else f"{in_doubt.message} {HARMLESS}"
+        return self._outcome(ToolAnswer(text, in_doubt.status, in_doubt.detail))
 
     def _put_off(self, refusal: TryLater) -> Outcome:
         """Returns the outcome of a begun call whose tool raised TryLater, or raises PutOff if it may run again."""
@@ -158,10 +163,10 @@ class ToolEffect:
         if self._is_unsent:
             answer = ToolAnswer(f"{message} Nothing was done: try again later.", OutcomeStatus.FAILED, refusal.reason)
             return self._outcome(answer)
-        return self._unknown(message)
+        return self._unknown(ToolInDoubt(message))
 
     def _mark_not_sent(self) -> None:
-        self._is_unsent = True
+        self._is_unsent = not self._run.sent_before
 
     def _check_may_begin(self, sent_before: bool) -> None:
         if self._may_begin.at_all():
@@ -171,9 +176,15 @@ class ToolEffect:
         raise NeverBegan
 
     @property
-    def _leaves_doubt(self) -> bool:
-        """Whether a call without an answer is in doubt: it must not happen twice, and goes on outside this process."""
-        return self._tool.acts_elsewhere and not self._tool.definition.effect_class.may_run_again
+    def _must_be_settled(self) -> bool:
+        """Whether the model may not go on before Tenure has learned the end of the call.
+
+        The caller of a KEYED call that runs it itself settles it: it knows its own tool.
+        """
+        definition = self._tool.definition
+        if self._run.request.runs_at_caller:
+            return not definition.effect_class.may_run_again
+        return leaves_doubt(definition.effect_class, definition.settlement)
 
     def _stopped(self, *, gone: bool) -> Outcome:
         """Returns the outcome of a cancelled effect. `gone`: the asyncio task of the effect has ended.
@@ -196,11 +207,12 @@ class ToolEffect:
         if gone and self._is_unsent:
             return self._outcome(ToolAnswer(f"{clause.format('stopped')}. {_UNSENT}", status, detail))
         stop_requested = clause.format("asked to stop") + (". " if gone else ", and has not stopped yet. ")
-        if self._leaves_doubt or (not gone and not effect_class.may_run_again):
-            raise ToolInDoubt(stop_requested.rstrip())
-        message = clause.format("stopped") + ". " if gone else stop_requested
+        goes_on = self._tool.acts_elsewhere or not gone
+        if goes_on and (not effect_class.may_run_again or (self._timed_out and self._must_be_settled)):
+            raise ToolInDoubt(stop_requested.rstrip(), status, detail)
+        message = clause.format("stopped") + ". " if gone and not self._tool.acts_elsewhere else stop_requested
         if effect_class is not EffectClass.PURE:
-            message += "Its effects until then have happened." if gone else "Its effects may still happen."
+            message += _EFFECTS_UNKNOWN if goes_on else _EFFECTS_STAY
         return self._outcome(ToolAnswer(message.rstrip(), status, detail))
 
     def _why_stopped(self) -> tuple[str, OutcomeStatus, str]:

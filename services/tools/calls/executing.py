@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from services.tools.calls.accept_rules import (
     JoinCall,
     MarkInDoubt,
     RunCall,
+    SettleCall,
     Verdict,
     WaitForEffect,
 )
@@ -40,7 +41,7 @@ from services.tools.calls.following import (
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note
 from services.tools.calls.running import ReadyStart, Runner
-from services.tools.calls.runs import Event, EventReader
+from services.tools.calls.runs import Event, EventReader, RunningCall
 from services.tools.calls.stops import StopView
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
@@ -66,6 +67,7 @@ class _Waiting:
     key: CallKey
     call_attempt: int
     changed: asyncio.Future[None]
+    on_settling: Callable[[], None]
 
 
 class RemoteCallFollower:
@@ -76,18 +78,20 @@ class RemoteCallFollower:
         self._waiting: set[_Waiting] = set()
         self._arrived = asyncio.Event()
 
-    async def wait_for_change(self, key: CallKey, call_attempt: int) -> None:
+    async def wait_for_change(
+        self, key: CallKey, call_attempt: int, on_settling: Callable[[], None] = lambda: None
+    ) -> None:
         """Returns when this attempt no longer runs elsewhere: it ended, was superseded, or its runner died.
 
-        With the attempt `ENDED` it returns when the call has ended, whatever its attempts were. Raises LimitReached
-        when too many requests wait.
+        With the attempt `ENDED` it returns when the call has ended, whatever its attempts were. `on_settling` is called
+        at each look that finds the call being settled. Raises LimitReached when too many requests wait.
         """
         if len(self._waiting) >= _MAX_WAITING:
             raise LimitReached(
                 f"{_MAX_WAITING} requests already wait for calls that other replicas run; retry later",
                 retry_after_seconds=1.0,
             )
-        waiting = _Waiting(key, call_attempt, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(key, call_attempt, asyncio.get_running_loop().create_future(), on_settling)
         self._waiting.add(waiting)
         self._arrived.set()
         try:
@@ -114,9 +118,10 @@ class RemoteCallFollower:
         }
         async with connection(self._pool) as postgres:
             rows = await (await postgres.execute(QUERIES.calls_not_running, parameters)).fetchall()
-        for (ordinal,) in rows:
-            if not waiting[ordinal].changed.done():
-                waiting[ordinal].changed.set_result(None)
+        for ordinal, is_settled in rows:
+            call = waiting[ordinal]
+            if not call.changed.done():
+                call.on_settling() if is_settled else call.changed.set_result(None)
 
 
 _OVERHEAD_BYTES: Final = 256
@@ -322,18 +327,16 @@ class Executor:
             self._runner.give_back(ready)
             ready = None
         match verdict:
-            case RunCall(call_attempt, idempotency_key):
-                assert job.work is not None, "a call whose outcome is known must not run"
-                request = replace(job.request, idempotency_key=idempotency_key) if idempotency_key else job.request
-                return RunningHere(self._runner.begin(request, job.work, call_attempt, ready), joined=False)
+            case RunCall() | SettleCall():
+                return RunningHere(self._begin(job, verdict, ready), joined=False)
             case WaitForEffect(holder):
                 return OtherCallRuns(holder, job.request.patience_seconds)
             case JoinCall(call_attempt):
-                run = self._runner.runs.find(job.request.key)
-                if run is None or run.call_attempt != call_attempt:
+                joined = self._runner.runs.find(job.request.key)
+                if joined is None or joined.call_attempt != call_attempt:
                     return RunningElsewhere(call_attempt)
-                run.authorise(job.request.fence.epoch)
-                return RunningHere(run, joined=True)
+                joined.authorise(job.request.fence.epoch)
+                return RunningHere(joined, joined=True)
             case MarkInDoubt(call_attempt, note):
                 count_calls_in_doubt(1)
                 return self._end_own_run(job.request, outcome_in_doubt(call_attempt, doubt_note(note)))
@@ -345,6 +348,14 @@ class Executor:
                 return outcome
             case _:
                 return verdict
+
+    def _begin(self, job: ExecuteJob, verdict: RunCall | SettleCall, ready: ReadyStart | None) -> RunningCall:
+        assert job.work is not None, "a call whose outcome is known neither runs nor is settled"
+        key = verdict.idempotency_key
+        request = replace(job.request, idempotency_key=key) if key else job.request
+        if isinstance(verdict, SettleCall):
+            return self._runner.begin(request, job.work, verdict.call_attempt, sent_before=True, only_settles=True)
+        return self._runner.begin(request, job.work, verdict.call_attempt, ready, sent_before=verdict.sent_before)
 
     def _end_own_run(self, request: CallRequest, outcome: Outcome) -> Outcome:
         """Returns the recorded outcome, and ends the run of this process that waits for the caller's run."""

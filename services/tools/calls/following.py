@@ -6,10 +6,21 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from services.tools.calls.records import CallKey
-from services.tools.calls.runs import Event, EventReader, Listener, Output, RunningCall, Started, Superseded
+from services.tools.calls.runs import (
+    ANNOUNCE_SECONDS,
+    Event,
+    EventReader,
+    Listener,
+    Output,
+    RunningCall,
+    Settling,
+    Started,
+    Superseded,
+)
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.tools import Outcome
 from tenure.runtime.store.batching import Answer
@@ -50,8 +61,11 @@ EnqueueAccept = Callable[[Answer[Accepted], bool], None]
 
 Raises LimitReached at once.
 """
-WaitElsewhere = Callable[[CallKey, int], Awaitable[None]]
-"""Returns when this attempt of the call no longer runs in another replica, or with `ENDED` when the call has ended."""
+WaitElsewhere = Callable[[CallKey, int, Callable[[], None]], Awaitable[None]]
+"""Returns when this attempt of the call no longer runs in another replica, or with `ENDED` when the call has ended.
+
+Calls the function while the attempt is being settled.
+"""
 
 
 class CallFollower:
@@ -67,6 +81,7 @@ class CallFollower:
         self._sent_started = self._has_left = False
         self._listener: Listener | None = None
         self._waiting: asyncio.Task[None] | None = None
+        self._settling_due = 0.0
 
     def begin(self) -> None:
         """Has the call accepted."""
@@ -141,11 +156,18 @@ class CallFollower:
 
     async def _wait(self, key: CallKey, call_attempt: int) -> None:
         try:
-            await self._wait_elsewhere(key, call_attempt)
+            await self._wait_elsewhere(key, call_attempt, partial(self._note_settling, call_attempt))
         except Exception as error:  # noqa: BLE001  the reader gets every error
             self._reader.fail(error)
         else:
             self.begin()
+
+    def _note_settling(self, call_attempt: int) -> None:
+        """Passes on, from time to time, that the other replica settles the call."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._settling_due:
+            self._settling_due = now + ANNOUNCE_SECONDS
+            self._reader.put(Settling(call_attempt))
 
 
 class EventQueue:

@@ -36,7 +36,8 @@ class CallRequest:
     call itself. `own_outcome`: what the caller's run of the attempt `own_outcome.call_attempt` came to. `undoes`: the
     call that this one undoes, "<task_id>/<call_id>". `effect`: of a tool with an effect key; `waits_for_effect`: the
     call waits for another one that makes the effect, up to `patience_seconds`. `idempotency_key`: of its effect key;
-    "": the call's own.
+    "": the call's own. `has_check`: a tool says whether the call
+    happened.
     """
 
     key: CallKey
@@ -52,6 +53,7 @@ class CallRequest:
     acts_elsewhere: bool = False
     runs_at_caller: bool = False
     own_outcome: Outcome | None = None
+    has_check: bool = False
     undoes: str = ""
     effect: Effect | None = None
     waits_for_effect: bool = True
@@ -102,7 +104,8 @@ class CallRow:
     """A call record, read under its row lock.
 
     `runner_alive`: the runner's row was renewed in time. `runner_gone`: there is proof that the runner's life is over,
-    which is more than a missed renewal. `doubt_note`: the tool's message about the call in doubt.
+    which is more than a missed renewal. `doubt_note`: the tool's message about the call in doubt. `begun_before`: an
+    earlier attempt may have had its effect. `is_settling`: the end of the call is unknown, and a runner settles it.
     """
 
     key: CallKey
@@ -116,6 +119,8 @@ class CallRow:
     outcome: bytes | None
     runner_gone: bool = False
     doubt_note: str = ""
+    begun_before: bool = False
+    is_settling: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Final, Never, Self
 from uuid import UUID
 
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
@@ -25,7 +24,14 @@ from services.tools.calls.lanes import Lane, subtract_one
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
 from services.tools.calls.records import CallKey, CallRequest, doubt_note, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
-from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
+from services.tools.calls.settling import Checks, Settler
+from services.tools.calls.start_and_finish import (
+    OutcomeMark,
+    StartMark,
+    release_start,
+    until_written,
+    withdraw_start,
+)
 from services.tools.output import OutputStore
 from services.tools.runners.liveness import Liveness
 from services.tools.tool import RunnerStopped, Tool, ToolInDoubt, ToolWork
@@ -33,19 +39,20 @@ from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailabl
 from tenure.domain.fairness import has_share
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
+from tenure.domain.settlement import HARMLESS, leaves_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
 from tenure.runtime.failpoints import failpoint, failpoint_armed
 from tenure.runtime.observability import metrics
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.request_context import within_trace
-from tenure.runtime.store.batching import AGAIN, Batcher
+from tenure.runtime.store.batching import Batcher
 from tenure.runtime.store.postgres import Pool
 
 _log: Final = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 _MAX_STARTS: Final = 3
 _LONGEST_CHARACTER_BYTES: Final = 4
-_FAULT: Final = "A fault of the tool service broke off this call after it had begun: its effect may have happened."
+_FAULT: Final = "A fault of the tool service broke off this call after it had begun."
+_LOST_RUNNER: Final = "The process that ran this call died."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +96,14 @@ class Runner:
         writers: CallWriters,
         output_store: OutputStore,
         limits: RunnerLimits,
+        checks: Checks | None = None,
     ) -> None:
         self.runs = runs
         self._output_store = output_store
         self._pool, self._liveness = pool, liveness
         self._writers, self._limits = writers, limits
         self._lanes = {lane: Lane(count) for lane, count in limits.lanes.items()}
+        self._settler = Settler(pool, liveness, self._lanes, runs.hold, checks)
         self._tasks: set[asyncio.Task[None]] = set()
         self._of_tenant, self._own_of_tenant = Counter[str](), Counter[str]()
         self._sampling = ExitStack()
@@ -114,6 +123,7 @@ class Runner:
     async def __aexit__(self, *_: object) -> None:
         self._sampling.close()
         self._is_closing = True
+        self._settler.close()
         if self._ready:  # a call that is being recorded as STARTED begins here, or its start is withdrawn
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.drain_seconds):
@@ -171,11 +181,22 @@ class Runner:
             self._none_ready.set()
 
     def begin(
-        self, request: CallRequest, work: ToolWork, call_attempt: int, ready: ReadyStart | None = None
+        self,
+        request: CallRequest,
+        work: ToolWork,
+        call_attempt: int,
+        ready: ReadyStart | None = None,
+        *,
+        sent_before: bool = False,
+        only_settles: bool = False,
     ) -> RunningCall:
-        """Begins to run a call whose record names this runner. `ready`: the record says STARTED."""
+        """Begins to run a call whose record names this runner.
+
+        `ready`: the record says STARTED. `sent_before`: an earlier attempt may have had the effect. `only_settles`: the
+        effect does not begin, and the end of that attempt is to be learned.
+        """
         run = self.runs.add(request, call_attempt)
-        run.marked = ready is not None
+        run.marked, run.sent_before, run.only_settles = ready is not None, sent_before, only_settles
         task = asyncio.create_task(self._carry_out(run, work, ready), name=f"run {run.name}")
         if ready is not None:
             self._settle_ready(ready)
@@ -217,7 +238,10 @@ class Runner:
 
     async def _perform(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
         try:
-            outcome = await self._run_in_lane(run, work, ready)
+            try:
+                outcome = await (self._take_over(run) if run.only_settles else self._run_in_lane(run, work, ready))
+            except ToolInDoubt as in_doubt:
+                outcome = await self._settle(run, work, in_doubt)
         except ToolInDoubt as in_doubt:
             return await self._put_in_doubt(run, in_doubt.message)
         except Superseded:
@@ -227,6 +251,19 @@ class Runner:
         await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
         count_outcome(run.request, outcome)
         return outcome
+
+    async def _settle(self, run: RunningCall, work: ToolWork, in_doubt: ToolInDoubt) -> Outcome:
+        """Settles a call of unknown end. Raises ToolInDoubt if that brings nothing."""
+        if run.request.runs_at_caller:
+            raise in_doubt
+        return await self._bounded(run, work.tool, await self._settler.settle(run, work, in_doubt))
+
+    async def _take_over(self, run: RunningCall) -> Never:
+        """Marks the call of a lost runner STARTED here, without its effect. Raises ToolInDoubt: its end is unknown."""
+        if run.stop is not None:
+            raise Superseded
+        await self._mark(run)
+        raise ToolInDoubt(_LOST_RUNNER)
 
     async def _run_in_lane(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
         """Runs the call in a place of its tool's lane, which a ready call has already."""
@@ -250,8 +287,11 @@ class Runner:
         try:
             if run.effect is None:
                 await self._withdraw(run)
-            elif tool.definition.effect_class.may_run_again:
-                outcome = Outcome(OutcomeStatus.FAILED, _FAULT, detail=MAY_HAVE_HAPPENED, call_attempt=run.call_attempt)
+            elif not leaves_doubt(tool.definition.effect_class, tool.definition.settlement):
+                fault_text = f"{_FAULT} {HARMLESS}"
+                outcome = Outcome(
+                    OutcomeStatus.FAILED, fault_text, detail=MAY_HAVE_HAPPENED, call_attempt=run.call_attempt
+                )
                 await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
                 return outcome
             else:
@@ -276,7 +316,7 @@ class Runner:
         Raises Superseded when the call has a newer attempt.
         """
         await failpoint("tools.after_effect")
-        if not await _retry_until_written(lambda: self._writers.finishes.submit(finish)):
+        if not await until_written(lambda: self._writers.finishes.submit(finish)):
             raise Superseded
         await failpoint("tools.after_outcome")
 
@@ -347,7 +387,7 @@ class Runner:
 
         Raises Superseded when the call must not be started again.
         """
-        state = await _retry_until_written(lambda: withdraw_start(self._pool, StartMark(run.key, run.call_attempt)))
+        state = await until_written(lambda: withdraw_start(self._pool, StartMark(run.key, run.call_attempt)))
         run.marked = False
         if state is not CallState.ACCEPTED:
             raise Superseded
@@ -355,7 +395,7 @@ class Runner:
 
     async def release_first_start(self, key: CallKey) -> None:
         """Releases the start of a call that may run again and does not run here, for as long as it takes."""
-        await _retry_until_written(lambda: release_start(self._pool, StartMark(key, 1)))
+        await until_written(lambda: release_start(self._pool, StartMark(key, 1)))
 
     async def _release(self, run: RunningCall) -> None:
         """Releases the start, for as long as it takes: a mark that stays would make other replicas wait for the runner.
@@ -363,21 +403,10 @@ class Runner:
         Raises Superseded when the call has a newer attempt or is in doubt.
         """
         start = StartMark(run.key, run.call_attempt)
-        is_released = await _retry_until_written(lambda: release_start(self._pool, start))
+        is_released = await until_written(lambda: release_start(self._pool, start))
         run.marked = False
         if not is_released:
             raise Superseded
-
-
-async def _retry_until_written(write: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Retries a repeatable write until it succeeds, however long the database is unreachable or full."""
-    failures = 0
-    while True:
-        try:
-            return await write()
-        except TryLater as error:
-            failures += 1
-            await asyncio.sleep(AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds))
 
 
 def _runner_stopped() -> Unavailable:

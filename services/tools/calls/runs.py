@@ -18,6 +18,8 @@ from tenure.domain.tools import Outcome, ProgramUsage, encode
 
 _MAX_UNREAD_CHARACTERS: Final = 64 * 1024
 STOPPING_SECONDS: Final = 2.0
+ANNOUNCE_SECONDS: Final = 10.0
+"""How often the listeners to a call hear that it is being settled: a worker gives a call up that is silent for long."""
 
 
 class StopReason(StrEnum):
@@ -59,7 +61,14 @@ class RunHere:
     timeout_seconds: float
 
 
-Event = Started | Output | RunHere | Outcome
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """The end of this attempt is unknown, and the runner settles the call."""
+
+    call_attempt: int
+
+
+Event = Started | Output | RunHere | Settling | Outcome
 
 
 class EventReader(Protocol):
@@ -92,6 +101,9 @@ class Listener:
     def order(self, order: RunHere) -> None:
         self._reader.put(order)
 
+    def note_settling(self, settling: Settling) -> None:
+        self._reader.put(settling)
+
     def hear(self, text: str) -> None:
         if self._characters + len(text) > _MAX_UNREAD_CHARACTERS:
             return
@@ -122,6 +134,8 @@ class RunningCall:
     `ending`: the outcome once it is durable, or the error that tells the listeners what to do instead. `marked`: the
     record may say STARTED. `started`: the effect has begun. `effect`: the asyncio task of the tool, once it exists.
     `order`: the order that its callers got to run it themselves. `stopped_by`: the stop of an operator that cancels it.
+    `sent_before`: an earlier attempt or try of the call
+    may have had its effect. `only_settles`: the effect is not begun, because the runner of an earlier attempt was lost.
     """
 
     request: CallRequest
@@ -136,6 +150,8 @@ class RunningCall:
     usage: ProgramUsage | None = None
     authorised_epoch: int = 0
     order: RunHere | None = None
+    sent_before: bool = False
+    only_settles: bool = False
     _listeners_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -178,6 +194,11 @@ class RunningCall:
             self.started = True
             for listener in list(self.listeners):
                 listener.start()
+
+    def announce_settling(self) -> None:
+        """Tells all listeners that the call is being settled: a listener that hears nothing gives the call up."""
+        for listener in list(self.listeners):
+            listener.note_settling(Settling(self.call_attempt))
 
     def order_caller(self, timeout_seconds: float) -> None:
         """Orders the callers, those that listen and those that join later, to run the call themselves."""

@@ -5,23 +5,26 @@ A start whose effect never began is withdrawn; a start whose effect may have beg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from services.tools.calls.metrics import count_calls_in_doubt
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.stops import StopView
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
-from tenure.domain.errors import TenureError
+from tenure.domain.errors import TenureError, TryLater
 from tenure.domain.stops import stopped
 from tenure.domain.tools import CallState
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.store.batching import Batcher, BatchLimits
+from tenure.runtime.store.batching import AGAIN, Batcher, BatchLimits
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import Connection, Pool, connection
 from tenure.runtime.store.sql_arrays import Byteas, Int4s, Texts, Uuids
 
+_Result = TypeVar("_Result")
 _SIZE_BYTES: Final = 128
 
 
@@ -31,6 +34,17 @@ class StartMark(NamedTuple):
     key: CallKey
     call_attempt: int
     request: CallRequest | None = None
+
+
+async def until_written(write: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Retries a repeatable write until it succeeds, however long the database is unreachable or full."""
+    failures = 0
+    while True:
+        try:
+            return await write()
+        except TryLater as error:
+            failures += 1
+            await asyncio.sleep(AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds))
 
 
 def start_batcher(kept: DedicatedConnection, liveness: Liveness, stops: StopView) -> Batcher[StartMark, bool]:

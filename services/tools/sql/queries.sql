@@ -32,7 +32,7 @@ update fences f
 -- proof, and never for a call that acts elsewhere: the end of a runner ends no effect there.
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
        c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
-       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note
+       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note, c.begun_before, c.settling_since is not null
   from (select task_id, call_id from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as u(task_id, call_id)
          order by task_id, call_id) w
  cross join lateral (select * from calls k where k.task_id = w.task_id and k.call_id = w.call_id
@@ -107,19 +107,22 @@ select w.ord - 1 from w join inserted using (task_id, call_id);
 -- name: change_calls
 -- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
 -- claim authorises them. A call that runs again by a resolution has begun_before: only the resolution says that the
--- effect did not happen.
+-- effect did not happen. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its
+-- effect. The record then names this runner, so no proof about it says anything of the lost one.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
        runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end,
-       acts_elsewhere = c.acts_elsewhere or w.acts_elsewhere,
+       acts_elsewhere = c.acts_elsewhere or w.acts_elsewhere or w.settled,
+       settling_since = case when w.settled then coalesce(c.settling_since, clock_timestamp())
+                             when c.state <> 'IN_DOUBT' then c.settling_since end,
        begun_before = c.begun_before or (c.state in ('STARTED', 'IN_DOUBT') and w.state = 'ACCEPTED'),
        doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = w.doubt_note,
        outcome = nullif(w.outcome, ''::bytea),
        finished_at = case when w.state = 'FINISHED' then clock_timestamp() end
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(states)b::text[], %(attempts)b::int[],
               %(epochs)b::bigint[], %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[],
-              %(doubt_notes)b::text[])
-    as w(task_id, call_id, state, call_attempt, epoch, claim_id, acts_elsewhere, outcome, doubt_note)
+              %(doubt_notes)b::text[], %(settled)b::boolean[])
+    as w(task_id, call_id, state, call_attempt, epoch, claim_id, acts_elsewhere, outcome, doubt_note, settled)
  where c.task_id = w.task_id and c.call_id = w.call_id;
 
 -- name: start_calls
@@ -201,8 +204,22 @@ update calls c
    and c.call_attempt = %(call_attempt)b::int and c.state in ('ACCEPTED', 'STARTED', 'IN_DOUBT')
 returning c.state, coalesce(c.doubted_at >= now(), false) as is_new_doubt;
 
+-- name: go_on_settling
+-- Part of the settlement of a STARTED call of this runner: notes when it began, and asks the fence before each try, under
+-- the share lock that start_calls takes. Returns whether the claim of the record is the newest and not closed, its epoch,
+-- and since how many seconds the call is settled. No row: the call has a newer attempt or an outcome.
+with fence as materialized (
+  select f.epoch, f.claim_id, f.closed from fences f where f.task_id = %(task_id)b::uuid for share
+)
+update calls c set settling_since = coalesce(c.settling_since, clock_timestamp())
+  from fence f
+ where c.task_id = %(task_id)b::uuid and c.call_id = %(call_id)b::text
+   and c.call_attempt = %(call_attempt)b::int and c.state = 'STARTED' and c.runner_id = %(runner_id)b::uuid
+returning not f.closed and c.epoch = f.epoch and c.claim_id = f.claim_id, c.epoch,
+          extract(epoch from clock_timestamp() - c.settling_since)::double precision;
+
 -- name: release_start
--- Releases a start whose effect may have begun, of a call that may run again and whose tool raised TryLater. A STARTED
+-- Releases a start whose effect may have begun, of a call that another attempt may continue. A STARTED
 -- call without a runner is treated like the call of a dead runner: another attempt runs it, or the task's end puts it
 -- in doubt.
 update calls set runner_id = null
@@ -283,7 +300,7 @@ select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started
 -- One page of a task's call log, for the task's tenant only. The order does not depend on the database's collation.
 select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
        c.outcome, coalesce(c.receipt_number, 0), coalesce(c.receipt_link, ''), coalesce(k.idempotency_key, ''), c.accepted_at,
-       c.started_at, c.finished_at
+       c.started_at, c.finished_at, c.settling_since
   from calls c join fences f using (task_id)
   left join effect_calls k on k.task_id = c.task_id and k.call_id = c.call_id
  where c.task_id = %(task_id)b::uuid and f.tenant = %(tenant)b::text
@@ -329,15 +346,18 @@ select task_id, epoch from fences where task_id = any(%(task_ids)b::uuid[]) and 
 
 -- name: calls_not_running
 -- Those of the calls that ran in other replicas that no longer do: they ended, have a newer attempt, or their runner
--- died. Attempt 0: the call ended, whatever its attempt was.
-select w.ord
+-- died. Attempt 0: the call ended, whatever its attempt was. Also those that still run and are being settled, which the
+-- second column says.
+select w.ord, coalesce(c.state = 'STARTED' and c.call_attempt = w.call_attempt
+                       and r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false)
   from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
     as w(ord, task_id, call_id, call_attempt)
   left join calls c using (task_id, call_id)
   left join runners r on r.runner_id = c.runner_id
  where case when w.call_attempt = 0 then coalesce(c.state not in ('ACCEPTED', 'STARTED'), true)
             else c.state is distinct from 'STARTED' or c.call_attempt <> w.call_attempt
-                 or coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true) end;
+                 or coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true)
+                 or c.settling_since is not null end;
 
 -- name: insert_effects
 -- Gives calls the effect keys that no call has. Of two calls with one new key, the first one gets it. A concurrent

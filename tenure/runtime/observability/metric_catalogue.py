@@ -272,6 +272,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _gauge("tenure_tool_calls_held", _TOOLS, "calls that run or wait to run on this replica"),
         _gauge("tenure_tool_calls_held_max", _TOOLS, "the most that this replica takes"),
         _counter("tenure_calls_in_doubt_total", _TOOLS, "calls that were put in doubt"),
+        _counter("tenure_calls_settled_total", _TOOLS, "calls whose end was unknown and was to be learned"),
         _counter("tenure_runner_lapses_total", _TOOLS, "how often this runner could not renew and stopped its calls"),
         _gauge("tenure_tool_source_linked", _TOOLS, "1: the source is connected", **_SOURCE),
         _gauge("tenure_tool_source_tools", _TOOLS, "the number of its tools", **_SOURCE),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from tenure.v1 import admin_service_pb2, task_pb2, tool_pb2
 from tenure.wire.tool import decision_to_wire
 from tests.end_to_end.installation import Installation, check_whole
 from tests.support.fix_provider import NodeProvider, StartProvider
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -58,6 +60,38 @@ async def test_a_killed_tool_service_has_its_effect_once(
     assert outcome.content == f"There are 3 of {item}."
     assert provider.rows("select amount from stock where item = ?", item) == [(3,)]
     assert [key.partition("/")[0] for key, _ in provider.moves()] == [task_id]
+
+
+@pytest.mark.faults
+async def test_keyed_call_of_a_provider_that_is_away_is_settled(
+    own_installation: Installation, provider: NodeProvider, config: dict[str, str]
+) -> None:
+    """It has moved the stock, and dies with the answer; the model reads the answer when the provider is back."""
+    path = Path(config["TENURE_TOOLS_CONFIG_FILE"])
+    path.write_text("providers: {stock: {address: '${ADDRESS}', timeout_seconds: 4, settle: {move_stock: {for: 1h}}}}")
+    tools = own_installation.stack.services["tools"]
+    await provider.kill()
+    await provider.start(answer_after_ms=3_600_000)
+    await tools.drain()
+    tools.start(config)
+    await tools.wait_ready()
+    item = uuid.uuid4().hex
+    task_id = await own_installation.submit("sim-e2e-provider", item)
+    await provider.wrote("move_stock")
+    await provider.kill()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while "Tenure settles it" not in " ".join((await own_installation.client.explain(task_id)).lines):
+            await asyncio.sleep(0.2)
+    await provider.start()
+    task = await own_installation.ended(task_id)
+    assert task.state == task_pb2.TASK_STATE_SUCCEEDED, f"{task.reason}: {task.message}"
+    outcomes = [
+        entry.body.tool_outcome.outcome
+        for entry in await own_installation.entries(task_id)
+        if entry.body.HasField("tool_outcome")
+    ]
+    assert [outcome.content for outcome in outcomes] == [f"There are 3 of {item}."]
+    assert provider.rows("select amount from stock where item = ?", item) == [(3,)]
 
 
 @pytest.mark.faults

@@ -90,6 +90,19 @@ MUTATIONS = (
         (Edit(ACCEPT_RULES, "    if row.effect_class.may_run_again and may_be_repeated:\n", "    if True:\n"),),
     ),
     Mutation(
+        "repeated_with_its_key",
+        "tools",
+        "a call whose end is unknown is sent again with its own idempotency key",
+        ("I13", "I19"),
+        (
+            Edit(
+                "services.tools.calls.effects",
+                "idempotency_key=run.key.idempotency_key,",
+                "idempotency_key=f'{run.key.task_id}/99.0' if run.sent_before else run.key.idempotency_key,",
+            ),
+        ),
+    ),
+    Mutation(
         "own_call_of_lost_worker",
         "tools",
         "a call that its caller runs belongs to the claim under which it was started",
