@@ -116,6 +116,7 @@ def options(board: Board, environment: Mapping[str, str]) -> StackOptions:
         data_dir=board.layout.data_dir,
         workers=1,
         model_runner=True,
+        forked=True,
         model_latency_ms=MODEL_LATENCY_MS,
         log_format="human",
         environment={"*": environment, FIRST: {"TENURE_FAILPOINTS": failpoints}},
