@@ -31,7 +31,7 @@ def test_the_next_owner_shows_the_images_of_a_submit(tenure: Tenure, tmp_path: P
 
 @pytest.mark.parametrize("agent", ["pydantic", "openai"])
 def test_an_image_that_the_provider_refuses_is_left_out(tenure: Tenure, tmp_path: Path, agent: str) -> None:
-    broken = png(4, 4, packed=b"these are no pixels")
+    broken = png(4, 4, packed=b"no pixels")
     tenure.model.script([tool("slow", name="quick"), "I see {{images}}. {{goal}}"])
     tenure.worker(functions=MODULES)
     given = {"trace": str(tmp_path / "trace")}
