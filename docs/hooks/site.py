@@ -41,6 +41,8 @@ PYTHON: Final = {
 }
 """The references of Python packages: the page, its title, the package, and the import."""
 _LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_FENCE: Final = re.compile(r"^( *```\w+) .*$", re.MULTILINE)
+"""The beginning of a block of code whose second word is for a test: the site's renderer takes one word only."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -75,7 +77,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         relative = posixpath.relpath(there, posixpath.dirname(own) or ".")
         return f"{image}[{text}]({relative}{'#' + anchor if anchor else ''})"
 
-    return _LINK.sub(mend, markdown)
+    return _FENCE.sub(r"\1", _LINK.sub(mend, markdown))
 
 
 def _python_reference(title: str, package: str, example: str) -> str:

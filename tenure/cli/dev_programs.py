@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -35,17 +36,17 @@ async def keep_programs(
 
 
 async def _keep(program: Path, environment: Mapping[str, str], output: TextIO, report: Report, *, reload: bool) -> None:
-    from devstack.supervisor import BACKOFF, death_of
+    from devstack.supervisor import BACKOFF, HEALTHY_SECONDS, death_of
 
     files, failures = CodeFiles(program.parent) if reload else None, 0
     while True:
-        process = await _start(program, environment, output)
+        since, process = time.monotonic(), await _start(program, environment, output)
         ending = asyncio.create_task(process.wait())
         changing = asyncio.create_task(files.next_change() if files else _never())
         try:
             await asyncio.wait({ending, changing}, return_when=asyncio.FIRST_COMPLETED)
             if not changing.done():
-                failures += 1
+                failures = failures + 1 if time.monotonic() - since < HEALTHY_SECONDS else 1
                 wait_seconds = BACKOFF.ceiling_seconds(failures)
                 again = "when its code changes" if reload else f"in {wait_seconds:g} s"
                 report(f"{program} {death_of(ending.result())}; it starts again {again}")

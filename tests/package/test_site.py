@@ -40,6 +40,11 @@ def test_no_link_leaves_the_site_for_a_file(site: Path) -> None:
     assert broken == []
 
 
+def test_blocks_of_code_are_no_text(site: Path) -> None:
+    pages = [page for page in site.rglob("index.html") if re.search(r"^(<p>)?```\w", page.read_text(), re.MULTILINE)]
+    assert [page.relative_to(site).as_posix() for page in pages] == []
+
+
 def test_reference_has_every_public_name(site: Path) -> None:
     page = (site / "reference/python/index.html").read_text()
     ids = set(re.findall(r'id="tenure\.[\w.]*?(\w+)"', page))

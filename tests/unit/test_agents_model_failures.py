@@ -25,9 +25,12 @@ from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.function import FunctionModel
 
 from tenure.agents import Agent, durable, function
+from tenure.agents.failures import refuses_images
+from tenure.agents.functions import content_of, function_table
 from tenure.agents.openai_agents import durable as durable_openai
 from tenure.control import Work
 from tenure.control.failures import failure_of
+from tenure.domain.entries import ControlFailure
 from tests.support import openai_script as sdk
 from tests.support.journal_work import JournalWork
 from tests.support.pydantic_script import Script, text_response
@@ -154,3 +157,25 @@ async def test_an_answer_is_requested_whole_without_streaming() -> None:
     work = JournalWork("Hello")
     assert await run(work, None) == "Hello."
     assert work.reports[0].texts == ["Hello."]
+
+
+def test_an_openai_agent_with_a_model_names_it_in_its_revision() -> None:
+    model = sdk.Script(sdk.text_message("Hello"))
+    model.model = "gpt-5-mini"  # type: ignore[attr-defined]
+    durable_agent = durable_openai(agents.Agent(name="support", model=model))
+    content = content_of(function_table([durable_agent])["support"])
+    assert content is not None
+    assert content.model == "openai:gpt-5-mini"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_refusal"),
+    [
+        ("BadRequestError 400: Could not process image", True),
+        ("ModelHTTPError 413: too large", True),
+        ("BadRequestError 400: Unknown parameter", False),
+        ("RateLimitError 429: too many images", False),
+    ],
+)
+def test_a_refusal_that_names_images_is_about_them(message: str, is_refusal: bool) -> None:
+    assert refuses_images(ControlFailure("ModelRequestFailed", message, retryable=False)) is is_refusal

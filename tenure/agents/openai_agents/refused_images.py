@@ -16,14 +16,14 @@ Input: TypeAlias = str | list[TResponseInputItem]
 
 def images_in(given: Input) -> set[str]:
     """Returns the digests of the images."""
-    found = set[str]()
+    digests = set[str]()
 
     def note(image: Mapping[str, Any]) -> Any:
-        found.add(_digest(image))
+        digests.add(_digest(image))
         return image
 
     _with_images(given, note)
-    return found
+    return digests
 
 
 def without_images(given: Input, refused: Collection[str]) -> Any:

@@ -14,14 +14,14 @@ from tenure.domain.images import REFUSED, not_shown
 
 def images_in(messages: Sequence[ModelMessage]) -> set[str]:
     """Returns the digests of the images."""
-    found = set[str]()
+    digests = set[str]()
 
     def note(image: BinaryContent | ImageUrl) -> Any:
-        found.add(_digest(image))
+        digests.add(_digest(image))
         return image
 
     _with_images(messages, note)
-    return found
+    return digests
 
 
 def without_images(messages: Sequence[ModelMessage], refused: Collection[str]) -> list[ModelMessage]:

@@ -118,6 +118,7 @@ def options(board: Board, environment: Mapping[str, str]) -> StackOptions:
         data_dir=board.layout.data_dir,
         workers=1,
         model_runner=True,
+        forked=True,
         model_latency_ms=MODEL_LATENCY_MS,
         tools_config=_tools_config(board),
         log_format="human",
