@@ -46,10 +46,10 @@ class VendorCalls:
         self.ended: ModelAnswer | ModelCallFailed | None = None
         self.leaves: Exception | None = None
 
-    async def send(self, request: VendorRequest) -> Response:
+    async def send(self, request: VendorRequest) -> RunnerResponse:
         """Sends a request, or joins it, and returns when its response begins. Raises VendorCallFailed.
 
-        An attempt is one request: the bill of a second one would be nobody's.
+        An attempt is one request: the ledger has no bill for a second one.
         """
         if self._sent not in {None, request}:
             raise VendorCallFailed(SECOND_REQUEST, status_code=0, retryable=False, retry_after_seconds=None)
@@ -59,14 +59,14 @@ class VendorCalls:
             "max_output_tokens": min(self._max_output_tokens, MAX_OUTPUT_TOKENS),
             "timeout": duration(self._timeout_seconds),
         }
-        response = Response(self._models.pass_on(self._attempt, sent, self._events))
+        response = RunnerResponse(self._models.pass_on(self._attempt, sent, self._events))
         following = asyncio.create_task(self._follow(response), name="a vendor's response")
         self._following.add(following)
         following.add_done_callback(self._following.discard)
         await response.begun()
         return response
 
-    async def _follow(self, response: Response) -> None:
+    async def _follow(self, response: RunnerResponse) -> None:
         """Reads a response to its end, however fast the client reads it."""
         try:
             self.ended = await response.call.answer()
@@ -92,7 +92,7 @@ class VendorCalls:
             following.cancel()
 
 
-class Response:
+class RunnerResponse:
     """Implements tenure.control.VendorResponse for a call at the runner."""
 
     def __init__(self, call: VendorRunnerCall) -> None:
