@@ -18,6 +18,10 @@ SECOND_REQUEST: Final = (
     "a model call made two different requests: make each request a model call of its own, and let the client not retry "
     "or change a request by itself"
 )
+NO_ENDPOINT_REMEDY: Final = (
+    "or set TENURE_WORKER_FUNCTIONS_USE_RUNNER=false for a worker that has the key, and whose functions and agents in "
+    "Python call the provider themselves"
+)
 MAX_OUTPUT_TOKENS: Final = 64_000
 """The limit of the request's field. The runner estimates by it how much of a rate limit the call takes."""
 
@@ -71,6 +75,8 @@ class VendorCalls:
         try:
             self.ended = await response.call.answer()
         except ModelCallFailed as failed:
+            if failed.error_class is FailureClass.NOT_FOUND and not failed.status_code:
+                failed.append(NO_ENDPOINT_REMEDY)
             self.failed = failed
             self.ended = None if failed.error_class is FailureClass.INTERRUPTED else failed
             response.fail(

@@ -132,6 +132,7 @@ async def test_failure_is_an_error_of_the_library(
             await said(client())
     assert isinstance(calls.ended, ModelCallFailed)
     assert calls.ended.error_class == end.failure.error_class
+    assert ("FUNCTIONS_USE_RUNNER" in calls.ended.message) == (end.failure.error_class == "NOT_FOUND")
     if isinstance(raised.value, openai.APIStatusError):
         assert raised.value.status_code == status
         assert "as the runner says" in raised.value.message
