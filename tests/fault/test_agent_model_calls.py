@@ -199,7 +199,7 @@ async def test_call_that_its_function_cancels_is_stopped_and_billed(bench: Worke
 
 
 @pytest.mark.faults
-async def test_worker_that_calls_directly_stops_the_call_and_repeats_it(bench: WorkerBench) -> None:
+async def test_worker_that_calls_directly_stops_and_repeats_the_call(bench: WorkerBench) -> None:
     async with under_way(bench, "pydantic-messages", workers=1) as (task_id, owner, _):
         owner.kill()
         await bench.in_state(task_id, TaskState.QUEUED)
