@@ -66,9 +66,8 @@ class RunReader:
                 run.readers.add(self._news)
                 is_over = run.over.is_set()
                 ready += self._new_parts(is_over=is_over)
-                has_text = any(
-                    part.WhichOneof("part") in _OUTPUT for part in ready
-                )  # usage alone must not delay the first text
+                # usage alone must not delay the first text
+                has_text = any(part.WhichOneof("part") in _OUTPUT for part in ready)
                 if is_over and run.end is not None:
                     ready += parts_of_end(run.end, self._sent_bytes)
                 for message in self._packed(ready):

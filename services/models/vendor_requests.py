@@ -61,9 +61,9 @@ def media_bytes(value: Any) -> int:
     return sum(map(media_bytes, value)) if isinstance(value, list) else 0
 
 
-def check_same(begun: bytes, asked: bytes) -> None:
+def check_same(begun: bytes, requested: bytes) -> None:
     """Raises WrongState if a call began with another request than this one."""
-    if begun != asked:
+    if begun != requested:
         raise WrongState(
             "this attempt began with another request, so it cannot be joined: the function did not make the same "
             "request again. Take times, random values and what other services say out of the prompt, or get them in a "

@@ -238,8 +238,8 @@ class Loop:
         with log_context(step=step):
             await failpoint("worker.after_execute")
 
-    async def _end_model_call(self, kind: Interruption | None = None) -> list[StepEntry]:
-        """Returns the entries that settle the open model attempt. `kind`: the interruption, if it is one.
+    async def _end_model_call(self, kind: Interruption) -> list[StepEntry]:
+        """Returns the entries that settle the open model attempt after an interruption.
 
         Leaves a call that outlives this worker to the next owner after a drain or stop. Any other end stops it.
         """

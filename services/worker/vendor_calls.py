@@ -18,6 +18,10 @@ SECOND_REQUEST: Final = (
     "a model call made two different requests: make each request a model call of its own, and let the client not retry "
     "or change a request by itself"
 )
+NO_ENDPOINT_REMEDY: Final = (
+    "or set TENURE_WORKER_FUNCTIONS_USE_RUNNER=false for a worker that has the key, and whose functions and agents in "
+    "Python call the provider themselves"
+)
 MAX_OUTPUT_TOKENS: Final = 64_000
 """The limit of the request's field. The runner estimates by it how much of a rate limit the call takes."""
 
@@ -46,10 +50,10 @@ class VendorCalls:
         self.ended: ModelAnswer | ModelCallFailed | None = None
         self.leaves: Exception | None = None
 
-    async def send(self, request: VendorRequest) -> Response:
+    async def send(self, request: VendorRequest) -> RunnerResponse:
         """Sends a request, or joins it, and returns when its response begins. Raises VendorCallFailed.
 
-        An attempt is one request: the bill of a second one would be nobody's.
+        An attempt is one request: the ledger has no bill for a second one.
         """
         if self._sent not in {None, request}:
             raise VendorCallFailed(SECOND_REQUEST, status_code=0, retryable=False, retry_after_seconds=None)
@@ -59,18 +63,20 @@ class VendorCalls:
             "max_output_tokens": min(self._max_output_tokens, MAX_OUTPUT_TOKENS),
             "timeout": duration(self._timeout_seconds),
         }
-        response = Response(self._models.pass_on(self._attempt, sent, self._events))
+        response = RunnerResponse(self._models.pass_on(self._attempt, sent, self._events))
         following = asyncio.create_task(self._follow(response), name="a vendor's response")
         self._following.add(following)
         following.add_done_callback(self._following.discard)
         await response.begun()
         return response
 
-    async def _follow(self, response: Response) -> None:
+    async def _follow(self, response: RunnerResponse) -> None:
         """Reads a response to its end, however fast the client reads it."""
         try:
             self.ended = await response.call.answer()
         except ModelCallFailed as failed:
+            if failed.error_class is FailureClass.NOT_FOUND and not failed.status_code:
+                failed.append(NO_ENDPOINT_REMEDY)
             self.failed = failed
             self.ended = None if failed.error_class is FailureClass.INTERRUPTED else failed
             response.fail(
@@ -92,7 +98,7 @@ class VendorCalls:
             following.cancel()
 
 
-class Response:
+class RunnerResponse:
     """Implements tenure.control.VendorResponse for a call at the runner."""
 
     def __init__(self, call: VendorRunnerCall) -> None:

@@ -6,10 +6,10 @@ the model runner as it is, and the client reads the response of the provider. Al
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, Final
 
 import httpx2
@@ -17,11 +17,8 @@ import httpx2
 from tenure.control.model_calls import SendVendorRequest, VendorCallFailed, VendorRequest, VendorResponse
 from tenure.domain.models import VENDOR_PATHS
 
-_ADDRESSES: Final = {
-    "anthropic.AsyncAnthropic": ("ANTHROPIC_BASE_URL", "https://api.anthropic.com"),
-    "openai.AsyncOpenAI": ("OPENAI_BASE_URL", "https://api.openai.com/v1"),
-}
-"""The clients whose requests the model runner understands, with the address of the vendor."""
+_CLIENTS: Final = frozenset({"anthropic.AsyncAnthropic", "openai.AsyncOpenAI"})
+"""The clients whose requests the model runner understands."""
 _KEYS: Final = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
 _BASES: Final = "_tenure_base_urls"
 """The attribute of a prepared HTTP client with the base URLs of the clients that use it."""
@@ -39,24 +36,29 @@ def sending(send: SendVendorRequest | None) -> Iterator[None]:
 
 
 def by_runner(client: Any) -> bool:
-    """Prepares an `AsyncAnthropic` or `AsyncOpenAI` of the vendor's own address, or that of `ANTHROPIC_BASE_URL` or
-    `OPENAI_BASE_URL`: these are the endpoints of the model runner. Repeatable.
+    """Prepares an `AsyncAnthropic` or `AsyncOpenAI` without a base URL of its own. Repeatable.
 
     Returns False for any other client, which goes on calling its server directly, with its own key.
     """
-    kind = type(client)
-    variable, usual = _ADDRESSES.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}", ("", ""))
+    kind: Any = type(client)
     http = getattr(client, "_client", None)
-    if not variable or not isinstance(http, httpx2.AsyncClient):
+    is_known = f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _CLIENTS
+    if not is_known or not isinstance(http, httpx2.AsyncClient):
         return False
     base_url = str(client.base_url).rstrip("/")
-    if base_url not in {usual, os.environ.get(variable, "").rstrip("/")}:
+    if base_url != usual_address(kind):
         return False
     if _BASES not in vars(http):
         vars(http)[_BASES] = set()
         vars(http)["send"] = _by_runner(http)
     vars(http)[_BASES].add(base_url)
     return True
+
+
+@cache
+def usual_address(kind: Any) -> str:
+    """Returns the base URL of a client that is given none: the vendor's, or that of the environment."""
+    return str(kind(api_key="none").base_url).rstrip("/")
 
 
 def name_missing_keys(environment: MutableMapping[str, str]) -> None:

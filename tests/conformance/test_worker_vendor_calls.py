@@ -14,6 +14,7 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from services.worker.vendor_calls import VendorCalls
+from tenure.agents import vendor_clients
 from tenure.agents.vendor_clients import by_runner, name_missing_keys, sending
 from tenure.control.model_calls import VendorCallFailed, VendorRequest
 from tenure.domain.budget import TokenUsage
@@ -131,6 +132,7 @@ async def test_failure_is_an_error_of_the_library(
             await said(client())
     assert isinstance(calls.ended, ModelCallFailed)
     assert calls.ended.error_class == end.failure.error_class
+    assert ("FUNCTIONS_USE_RUNNER" in calls.ended.message) == (end.failure.error_class == "NOT_FOUND")
     if isinstance(raised.value, openai.APIStatusError):
         assert raised.value.status_code == status
         assert "as the runner says" in raised.value.message
@@ -193,11 +195,12 @@ async def test_request_outside_of_a_model_call_goes_to_the_provider() -> None:
 
 def test_only_clients_of_the_runners_endpoints_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://gateway:4000/v1/")
+    monkeypatch.setattr(vendor_clients, "usual_address", vendor_clients.usual_address.__wrapped__)
     at = {url: openai.AsyncOpenAI(api_key="k", base_url=url) for url in ("https://api.openai.com/v1", "http://own/v1")}
     azure = openai.AsyncAzureOpenAI(api_key="k", azure_endpoint="https://a.openai.azure.com", api_version="2024-10-21")
     assert by_runner(openai.AsyncOpenAI(api_key="k"))
     assert [by_runner(made) for made in (*at.values(), azure, openai.OpenAI(api_key="k"), None)] == [
-        True, False, False, False, False,
+        False, False, False, False, False,
     ]  # fmt: skip
 
 

@@ -200,3 +200,10 @@ async def test_a_worker_without_a_stack_uses_defaults(tmp_path: Path) -> None:
     assert dev_settings({"TENURE_DATA": str(tmp_path), "TENURE_WORKER_TOOLS_ADDRESS": "b:1"}) == {}
     (tmp_path / "dev.json").write_text(json.dumps({"pid": os.getpid(), **addresses, "models": "a:4"}))
     assert dev_settings({"TENURE_DATA": str(tmp_path)})["TENURE_WORKER_MODELS_ADDRESS"] == "a:4"
+    simulated = {"pid": os.getpid(), **addresses, "models": "a:4", "simulator": "http://a:5"}
+    (tmp_path / "dev.json").write_text(json.dumps(simulated))
+    own_key = {"TENURE_DATA": str(tmp_path), "OPENAI_API_KEY": "key"}
+    assert dev_settings(own_key)["TENURE_WORKER_FUNCTIONS_USE_RUNNER"] == "false", (
+        "the simulator does not get the calls"
+    )
+    assert "TENURE_WORKER_FUNCTIONS_USE_RUNNER" not in dev_settings({"TENURE_DATA": str(tmp_path)})

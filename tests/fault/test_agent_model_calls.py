@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -55,20 +56,23 @@ WORKER = {"loops": "control", "control_modules": "tests.support.runner_agents"}
 
 @pytest.fixture
 def bench(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> WorkerBench:
-    """A bench whose workers have no key."""
+    """A bench whose workers have no key, unless they call directly."""
     add = bench.stack.add_worker
 
     def without_keys(environment: dict[str, str]) -> ServiceProcess:
-        kept = {name: value for name, value in environment.items() if not name.endswith("_API_KEY")}
+        direct = environment.get("TENURE_WORKER_FUNCTIONS_USE_RUNNER") == "false"
+        kept = {name: value for name, value in environment.items() if direct or not name.endswith("_API_KEY")}
         return add({**kept, "PYTHONPATH": str(REPOSITORY)})
 
     monkeypatch.setattr(bench.stack, "add_worker", without_keys)
     return bench
 
 
-async def begun(bench: WorkerBench, agent: str, *, failpoints: str = "") -> tuple[str, ServiceProcess]:
-    """A task of the agent whose request is at the provider, and its owner. A second worker is there."""
-    workers = [await bench.start_worker(failpoints=failpoints, **WORKER) for _ in range(2)]
+async def begun(
+    bench: WorkerBench, agent: str, *, failpoints: str = "", workers: int = 2
+) -> tuple[str, ServiceProcess]:
+    """A task of the agent whose request is at the provider, and its owner."""
+    started = [await bench.start_worker(failpoints=failpoints, **WORKER) for _ in range(workers)]
     spec = TaskSpec(
         goal="Write",
         agent=AgentSpec(loop="control", model="sim-python"),  # sets no default cap for a model without a price
@@ -81,15 +85,15 @@ async def begun(bench: WorkerBench, agent: str, *, failpoints: str = "") -> tupl
         while not sent(bench, task_id):
             await asyncio.sleep(0.05)
     owner = (await bench.task(task_id)).owner
-    return task_id, next(worker for worker in workers if worker.name == owner)
+    return task_id, next(worker for worker in started if worker.name == owner)
 
 
 @asynccontextmanager
 async def under_way(
-    bench: WorkerBench, agent: str, *, failpoints: str = ""
+    bench: WorkerBench, agent: str, **options: Any
 ) -> AsyncIterator[tuple[str, ServiceProcess, StreamedUpdates]]:
     """A task in the middle of its answer, and what its watcher has read, unless the answer comes as a whole."""
-    task_id, owner = await begun(bench, agent, failpoints=failpoints)
+    task_id, owner = await begun(bench, agent, **options)
     async with watching(bench, task_id) as updates:
         if not agent.endswith(("-whole", "-client", "-clock")):
             await updates.has(50)
@@ -178,4 +182,32 @@ async def test_another_request_of_a_function_is_another_attempt(bench: WorkerBen
     (answer,) = await bench.bodies(task_id, facts.AssistantMessage)
     assert sent(bench, task_id) == {f"{task_id}/1/1": 1, f"{task_id}/1/2": 1}
     await check_budget(bench, task_id, [failure.usage, answer.usage])
+    await check_history(bench, task_id)
+
+
+@pytest.mark.faults
+async def test_call_that_its_function_cancels_is_stopped_and_billed(bench: WorkerBench) -> None:
+    async with under_way(bench, "impatient-client") as (task_id, _, _):
+        task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, f"{task.reason}: {task.message}"
+    (failure,) = await bench.bodies(task_id, facts.ModelFailure)
+    (answer,) = await bench.bodies(task_id, facts.AssistantMessage)
+    assert failure.error_class == "INTERRUPTED"
+    assert sent(bench, task_id) == {f"{task_id}/1/1": 1, f"{task_id}/2/1": 1}
+    await check_budget(bench, task_id, [failure.usage, answer.usage])
+    await check_history(bench, task_id)
+
+
+@pytest.mark.faults
+async def test_worker_that_calls_directly_stops_and_repeats_the_call(bench: WorkerBench) -> None:
+    async with under_way(bench, "pydantic-messages", workers=1) as (task_id, owner, _):
+        owner.kill()
+        await bench.in_state(task_id, TaskState.QUEUED)
+        await bench.start_worker(functions_use_runner="false", **WORKER)
+        task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, f"{task.reason}: {task.message}"
+    (failure,) = await bench.bodies(task_id, facts.ModelFailure)
+    assert sent(bench, task_id) == {f"{task_id}/1/1": 1, f"{task_id}/1/2": 1}
+    ways = [each.outlives_worker for each in await bench.bodies(task_id, facts.ModelAttempt)]
+    assert (failure.error_class, ways) == ("INTERRUPTED", [True, False])
     await check_history(bench, task_id)

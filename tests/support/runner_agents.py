@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, Final
 
@@ -28,14 +29,14 @@ def openai_sdk(name: str, kind: type[Any], *, stream: bool = True) -> Any:
     return durable(agent, stream=stream)
 
 
-async def said(work: Work, prompt: str) -> str:
+async def said(work: Work, prompt: str, model: str = MODEL) -> str:
     """What the model says, by a client of the function's own."""
     client = AsyncAnthropic(max_retries=0)
-    request = ModelCallRequest(model=MODEL, input_tokens=100, max_output_tokens=2000, outlives_worker=by_runner(client))
+    request = ModelCallRequest(model=model, input_tokens=100, max_output_tokens=2000, outlives_worker=by_runner(client))
 
     async def run(report: ModelCallReport) -> ModelCallAnswer:
         answer = await client.messages.create(
-            model=MODEL, max_tokens=report.max_output_tokens, messages=[{"role": "user", "content": prompt}]
+            model=model, max_tokens=report.max_output_tokens, messages=[{"role": "user", "content": prompt}]
         )
         text = answer.content[0].text  # type: ignore[union-attr]  # the simulator writes text
         usage = TokenUsage(answer.usage.input_tokens, answer.usage.output_tokens)
@@ -54,7 +55,16 @@ async def by_the_clock(work: Work, _given: object) -> str:
     return await said(work, f"It is {time.time_ns()}.")
 
 
+@function(name="impatient-client")
+async def impatient_client(work: Work, _given: object) -> str:
+    try:
+        return await asyncio.wait_for(said(work, "Write."), 2)
+    except TimeoutError:
+        return await said(work, "Write less.", "sim-hello")
+
+
 FUNCTIONS = [
+    impatient_client,
     pydantic("pydantic-messages", "anthropic"),
     pydantic("pydantic-messages-whole", "anthropic", stream=False),
     pydantic("pydantic-chat", "openai-chat"),

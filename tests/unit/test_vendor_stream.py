@@ -85,7 +85,7 @@ def test_output_of_a_cut_response_is_estimated(protocol: str) -> None:
     "event",
     [b'event: error\ndata: {"error": {}}\n\n', b'data: {"error": {"code": 1}}\n\n', b'data: {"type": "error"}\n\n'],
 )
-def test_error_in_a_stream_is_no_part_of_the_response(event: bytes) -> None:
+def test_error_in_a_stream_is_not_passed_on(event: bytes) -> None:
     made, sent = call(), streamed(STREAMS["messages"][0])
     made.observe(sent)
     with pytest.raises(ErrorEvent):

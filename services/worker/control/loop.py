@@ -63,7 +63,7 @@ from tenure.domain.control import (
     recorded_step,
     step_limit,
 )
-from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.errors import TryLater, Unavailable, WrongState
 from tenure.domain.images import sees_images
 from tenure.domain.long_output import SHORTENED
 from tenure.domain.next_action import calls_to_make
@@ -72,6 +72,7 @@ from tenure.domain.task import ControlWork
 from tenure.domain.texts import digest_of_path
 from tenure.domain.tools import Outcome, call_id, unknown_tool_text, unknown_tools
 from tenure.runtime.request_context import within_trace
+from tenure.runtime.rpc.status import PeerFailed
 
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 30.0
@@ -197,10 +198,10 @@ class ControlLoop(Loop):
                 return await self._look(request)
             case Returned(step=step, result_json=result):
                 check_end(self._point, step)
-                self._pending += await self._end_model_call()  # that the function no longer waits for
+                self._pending += await self._stopped_call()  # that the function no longer waits for
                 return entries.Transition(TaskState.SUCCEEDED, Reason.FUNCTION_RETURNED, "", result)
             case Raised(failure=failure):
-                self._pending += [*await self._end_model_call(), (self._point.step, failure)]
+                self._pending += [*await self._stopped_call(), (self._point.step, failure)]
                 return after_function_failure(
                     failure, self._point.retries, self._spec.policy.retry, random_fraction=random.random()
                 )
@@ -261,7 +262,7 @@ class ControlLoop(Loop):
                 self._watch.end()
                 if recorded_step(self._point, step, name, is_model_call=True) is None:
                     cancelled = entries.ControlStep(name, failure=CANCELLED)
-                    await self._write([*await self._end_model_call(), (step, cancelled)])
+                    await self._write([*await self._stopped_call(), (step, cancelled)])
                 return None
 
     async def _begin_model_call(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
@@ -272,7 +273,7 @@ class ControlLoop(Loop):
         if self._point.open_attempt is None:
             return await self._reserve_attempt(begin)
         if not self._at_runner.takes(begin.request):
-            await self._write(await self._end_model_call())
+            await self._write(await self._stopped_call())
             return await self._reserve_attempt(begin)
         self._time(begin.step)
         await self._wait_trusted()
@@ -308,8 +309,18 @@ class ControlLoop(Loop):
         await self._watch.begin(report, timeout_seconds)
         return report
 
+    async def _stopped_call(self) -> list[StepEntry]:
+        """Stops the call of the open attempt, if there is one. Returns the entries that settle it."""
+        attempt = self._point.open_attempt
+        is_at_runner = attempt is not None and attempt.outlives_worker
+        return await self._at_runner.stop() if is_at_runner else self._watch.settlement()
+
     async def _cancel_model_call(self) -> list[StepEntry]:
-        return await self._at_runner.cancel()
+        try:
+            return await self._at_runner.stop()
+        except (TryLater, PeerFailed) as error:
+            _log.warning("no model runner stopped a call", extra={"step": self._point.step, "why": str(error)})
+            return []
 
     async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:
         """Settles a failed attempt and reserves the next one. Returns None if no attempt is left."""

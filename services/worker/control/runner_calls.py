@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
-from typing import Final
 
 from services.worker import model_step
 from services.worker.claim_ledger import ClaimLedger, StepEntry
@@ -18,12 +16,9 @@ from services.worker.vendor_calls import VendorCalls
 from tenure.control import ModelCallRequest
 from tenure.control.failures import CallFailure
 from tenure.domain import entries
-from tenure.domain.errors import TryLater, WrongState
+from tenure.domain.errors import WrongState
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed
-from tenure.runtime.rpc.status import PeerFailed
-
-_log: Final = logging.getLogger(__name__)
 
 
 class CallsAtRunner:
@@ -56,18 +51,18 @@ class CallsAtRunner:
             self._runner, self._claimed(attempt), events, max_output_tokens=most, timeout_seconds=timeout_seconds
         )
 
-    async def cancel(self) -> list[StepEntry]:
-        """Stops the call of the open attempt. Returns the entries that settle it, as `ModelStep.cancel`.
+    async def stop(self) -> list[StepEntry]:
+        """Stops the call of the open attempt. Returns the entries that settle it.
 
-        An answer that came before has no use: only the function can make a result of it.
+        An answer that came before has no use: only the function can make a result of it. Raises TryLater or PeerFailed
+        without an answer of a runner.
         """
         attempt, step = self._ledger.point.open_attempt, self._ledger.point.step
         assert attempt is not None, "there is a call to stop"
         try:
             end = await stopped_call(self._models, self._claimed(attempt))
-        except (TryLater, PeerFailed, WrongState) as error:
-            _log.warning("no model runner stopped a call", extra={"step": step, "why": str(error)})
-            return []
+        except WrongState:  # a restored ledger has an older call than the runners
+            end = None
         return self._watch.settlement() if end is None else [(step, _ended(attempt, end))]
 
     async def failure(self, report: AttemptReport, failed: CallFailure) -> entries.ModelFailure:
@@ -83,7 +78,7 @@ class CallsAtRunner:
         said = failure_entry(report, failed) if calls.failed is None else _ended(attempt, calls.failed)
         try:
             end = calls.ended or await stopped_call(self._models, self._claimed(attempt))
-        except WrongState:  # a restored ledger has an older call than the runners
+        except WrongState:  # as in `stop`
             return said
         if end is None:
             return said
