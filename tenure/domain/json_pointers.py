@@ -10,7 +10,7 @@ JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[st
 def value_at(document: JsonValue, pointer: str) -> JsonValue:
     """Returns the value at the pointer; "" is the whole document. Raises LookupError, which says what is missing."""
     if pointer and not pointer.startswith("/"):
-        raise LookupError(f"{pointer!r} is no JSON pointer: it must be empty or begin with /")
+        raise LookupError(f"the JSON pointer {pointer!r} must be empty or begin with /")
     value = document
     for token in pointer.split("/")[1:]:
         value = _member(value, token.replace("~1", "/").replace("~0", "~"), pointer)

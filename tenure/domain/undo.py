@@ -90,14 +90,6 @@ class TaskEffect:
     declaration_changed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredTool:
-    """A tool that the tool service has now, with its compensation."""
-
-    effect_class: EffectClass
-    compensation: Compensation | None = None
-
-
 class EarlierUndo(NamedTuple):
     """The newest undo that has or had an effect.
 
@@ -111,8 +103,8 @@ class EarlierUndo(NamedTuple):
     may_run_again: bool = False
 
 
-Present = Mapping[str, DeclaredTool]
-"""The tools that the tool service has now, by name."""
+Present = Mapping[str, Compensation | None]
+"""The tools that the tool service has now, by name, with their compensations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +206,7 @@ def _judged(call: _Call, before: EarlierUndo | None, present: Present | None) ->
 
 def _compensation_of(tool: ToolDefinition, present: Present | None) -> Compensation | None:
     """Returns the present declaration, or that of the ledger where the tool service does not have the tool any more."""
-    declared = None if present is None else present.get(tool.name)
-    return tool.compensation if declared is None else declared.compensation
+    return tool.compensation if present is None else present.get(tool.name, tool.compensation)
 
 
 def _arguments(compensation: Compensation, call: _Call) -> str:
@@ -316,17 +307,16 @@ def spec_of_undo(
     )
     tools = tuple(sorted({call.tool for call in calls}))
     policy = TaskPolicy(
-        on_lease_lost=TaskPolicy().on_lease_lost,
         on_in_doubt=InDoubtPolicy.WAIT_FOR_PERSON,
         escalations=source.policy.escalations,
         approvers=source.policy.approvers,
         on_no_progress=NoProgressPolicy.IGNORE,
         on_failure=FailurePolicy.KEEP,
     )
-    asked = tuple(name for name in source.agent.approve_tools if name in tools)
+    approve_tools = tuple(name for name in source.agent.approve_tools if name in tools)
     return TaskSpec(
         goal=f"Undo the effects of task {task_id}",
-        agent=AgentSpec(loop=UNDO_LOOP, tools=tools, approve_tools=asked),
+        agent=AgentSpec(loop=UNDO_LOOP, tools=tools, approve_tools=approve_tools),
         limits=Limits(max_steps=len(calls)),
         policy=policy,
         priority=priority,

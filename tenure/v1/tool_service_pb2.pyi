@@ -491,7 +491,8 @@ class ExecuteRequest(message.Message):
     """
     undoes: builtins.str
     """The call that this one undoes, "<task_id>/<call_id>"; empty: none. The idempotency key is then
-    "<tenant>/<task_id>/<call_id>/undo" of the undone call, so that each try of the undo has the same key.
+    "<task_id>/<call_id>/undo/<12 digits of the SHA-256 of the tenant>": the same in each undo of the call, and never one
+    of another tenant.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:

@@ -14,6 +14,7 @@ token.py                 signs and reads fencing tokens
 access.py                the access rules of methods
 audit.py                 audit records, and what a request acts on
 tool.py                  tool definitions, outcomes, call records, calls in doubt
+undo.py                  the effects that an undo lists
 tenant_service.py        quotas
 schedule_service.py      the enums of schedules
 webhook_service.py       the enums of webhooks, and their secrets as text

@@ -150,22 +150,20 @@ async def test_undo_of_unknown_end_is_not_repeated(replica: Checkpoint) -> None:
 async def test_caller_undoes_the_list_that_it_saw(replica: Checkpoint) -> None:
     task_id = await paid(replica)
     seen = (await plan(replica, task_id)).plan_digest
-    changed = tasks_pb.PresentDeclarations(
-        tools=[
-            tasks_pb.PresentDeclarations.Declared(name="pay", compensation=tool_pb2.Compensation(tool="credit")),
-            tasks_pb.PresentDeclarations.Declared(name="mail"),
-            tasks_pb.PresentDeclarations.Declared(name="credit"),
-        ]
-    )
+    credit = tool_pb2.Compensation(tool="credit", arguments_json="{}")
+    changed = [
+        tasks_pb.DeclaredTool(name="pay", compensation=credit),
+        *(tasks_pb.DeclaredTool(name=name) for name in ("mail", "credit")),
+    ]
     with pytest.raises(WrongState, match="no longer those of the list"):
-        await undo(replica, task_id, plan_digest=seen, present=changed)
-    planned = await plan(replica, task_id, present=changed)
+        await undo(replica, task_id, plan_digest=seen, present_tools=changed)
+    planned = await plan(replica, task_id, present_tools=changed)
     assert [(each.undo_tool, each.declaration_changed) for each in planned.effects] == [
         ("", False),
         ("credit", True),
         ("credit", True),
     ]
-    undone = await undo(replica, task_id, plan_digest=planned.plan_digest, present=changed)
+    undone = await undo(replica, task_id, plan_digest=planned.plan_digest, present_tools=changed)
     assert {call.tool for call in undone.spec.undo.calls} == {"credit"}
 
 

@@ -27,7 +27,6 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Priority, TaskPolicy, TaskSpec
 from tenure.domain.tools import Compensation, EffectClass, Outcome, OutcomeStatus, ToolDefinition
 from tenure.domain.undo import (
-    DeclaredTool,
     EarlierUndo,
     EffectsOfTask,
     Present,
@@ -173,12 +172,11 @@ def test_earlier_undo_decides_whether_another_may_follow(earlier: EarlierUndo, v
 
 def test_present_declaration_goes_before_that_of_the_ledger() -> None:
     other = Compensation("credit", "{}")
-    both = {"pay": DeclaredTool(EffectClass.UNSAFE, other), "credit": DeclaredTool(EffectClass.UNSAFE)}
-    [effect] = planned(TOOLS, *call(1), present=both)
+    [effect] = planned(TOOLS, *call(1), present={"pay": other, "credit": None})
     assert (effect.undo_tool, effect.declaration_changed, effect.verdict) == ("credit", True, V.CAN_BE_UNDONE)
-    [withdrawn] = planned(TOOLS, *call(1), present={"pay": DeclaredTool(EffectClass.UNSAFE)})
+    [withdrawn] = planned(TOOLS, *call(1), present={"pay": None})
     assert (withdrawn.verdict, withdrawn.declaration_changed) == (V.NO_COMPENSATION, True)
-    [gone] = planned(TOOLS, *call(1), present={})
+    [gone] = planned(TOOLS, *call(1), present={"mail": None})
     assert (gone.verdict, gone.undo_tool) == (V.NO_TOOL, "refund")
 
 

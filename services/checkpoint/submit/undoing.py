@@ -1,8 +1,8 @@
 """PlanUndo and UndoTask: lists the effects of a task, and creates the task that undoes them.
 
 The plan is made from the ledger under the lock of the task's row, so that a caller chooses no call and no argument. A
-row of `undone_calls` is the exclusive right of one undo to a call. Whoever creates an undo (two people at once, a
-repeat, the policy on_failure) gets only calls that no other undo has or has undone.
+row of `undone_calls` is the exclusive right of one undo to a call: two people at once, a repeat of a request and the
+policy on_failure get only calls that no other undo has or has undone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def plan(pool: Pool, tenant: str, request: tasks_pb.PlanUndoRequest) -> ta
         effects=map(effect_to_wire, effects),
         plan_digest=plan_digest(effects),
         obstacle=obstacle_of(source.state, request.since_step),
-        declarations_unchecked=not request.HasField("present"),
+        declarations_unchecked=not request.present_tools,
     )
 
 
