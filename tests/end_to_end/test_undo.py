@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,9 +17,11 @@ from tenure import UndoVerdict
 from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.shop import Shop
 
 TOOLS = ("order", "pay", "mail")
@@ -146,3 +149,44 @@ async def test_cancelled_task_with_the_policy_is_undone(shopping: tuple[Installa
     undone = await install.undo_of(task_id)
     assert (await install.ended(undone)).reason == "UNDONE"
     assert shop.effects == HAPPENED + UNDONE
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "worker.after_open",
+        "worker.after_intent",
+        "worker.after_execute",
+        "worker.before_close_out",
+        "tools.before_effect",
+        "tools.after_effect",
+        "checkpoint.before_commit",
+        "checkpoint.after_commit",
+    ],
+)
+async def test_process_killed_at_each_step_of_an_undo(
+    shopping: tuple[Installation, Shop], failpoint: str, step: int
+) -> None:
+    """Every compensation is KEYED: the shop sees one refund and one cancelled order, whoever died."""
+    install, shop = shopping
+    task_id = await shopped(install)
+    kind = failpoint.partition(".")[0]
+    armed = [service for name, service in install.stack.services.items() if name.partition("-")[0] == kind]
+    for service in armed:
+        await service.drain()
+        service.start({"TENURE_FAILPOINTS": f"{failpoint}={step}#kill9"})
+        await service.wait_ready()
+    undone = await install.client.undo(api.UndoTaskRequest(task_id=task_id, request_id=f"{failpoint}-{step}"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not any(service.exit_code is not None for service in armed):
+            if (await install.client.get(undone.task_id)).HasField("end_time"):
+                break  # the failpoint was not reached so often
+            await asyncio.sleep(0.05)
+    for service in armed:
+        service.kill()
+        await service.restart()
+    ended = await install.ended(undone.task_id)
+    assert (ended.reason, shop.effects) == ("UNDONE", HAPPENED + UNDONE), ended.message
