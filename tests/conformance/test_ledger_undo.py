@@ -18,7 +18,6 @@ from tests.support.patience import PATIENCE_SECONDS
 
 FAILED = task_pb2.TASK_STATE_FAILED
 REFUND = tool_pb2.Compensation(tool="refund", arguments_json='{"payment":"/outcome/payment","why":"undo"}')
-Status = tool_pb2.OutcomeStatus.ValueType
 
 
 def tool(name: str, compensation: tool_pb2.Compensation | None = None) -> tool_pb2.ToolDefinition:
@@ -31,7 +30,9 @@ def intent(step: int, name: str, undoes: str = "") -> Any:
     return entry(step, tool_intent=call)
 
 
-def outcome(step: int, status: Status = tool_pb2.OUTCOME_STATUS_SUCCEEDED, content: str = "") -> Any:
+def outcome(
+    step: int, status: tool_pb2.OutcomeStatus.ValueType = tool_pb2.OUTCOME_STATUS_SUCCEEDED, content: str = ""
+) -> Any:
     result = tool_pb2.Outcome(status=status, content=content or json.dumps({"payment": f"p{step}"}))
     return entry(step, tool_outcome=ledger_pb2.ToolOutcome(call_id=f"{step}.0", outcome=result))
 
@@ -66,7 +67,7 @@ async def undo(replica: Checkpoint, task_id: str, request_id: str = "", **fields
     return response.task
 
 
-async def carried_out(replica: Checkpoint, undone: task_pb2.Task, *statuses: Status) -> None:
+async def carried_out(replica: Checkpoint, undone: task_pb2.Task, *statuses: tool_pb2.OutcomeStatus.ValueType) -> None:
     """Makes the first calls of an undo, and ends it."""
     owner = await replica.claim(undone.task_id)
     await owner.commit(entry(0, tools_defined=ledger_pb2.ToolsDefined(tools=[tool("refund")])))

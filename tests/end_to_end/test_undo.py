@@ -176,9 +176,7 @@ async def test_process_killed_at_each_step_of_an_undo(
     kind = failpoint.partition(".")[0]
     armed = [service for name, service in install.stack.services.items() if name.partition("-")[0] == kind]
     for service in armed:
-        await service.drain()
-        service.start({"TENURE_FAILPOINTS": f"{failpoint}={step}#kill9"})
-        await service.wait_ready()
+        await service.restart({"TENURE_FAILPOINTS": f"{failpoint}={step}#kill9"})
     undone = await install.client.undo(api.UndoTaskRequest(task_id=task_id, request_id=f"{failpoint}-{step}"))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not any(service.exit_code is not None for service in armed):
@@ -186,7 +184,6 @@ async def test_process_killed_at_each_step_of_an_undo(
                 break  # the failpoint was not reached so often
             await asyncio.sleep(0.05)
     for service in armed:
-        service.kill()
         await service.restart()
     ended = await install.ended(undone.task_id)
     assert (ended.reason, shop.effects) == ("UNDONE", HAPPENED + UNDONE), ended.message

@@ -37,8 +37,14 @@ def test_pointer_without_a_value_is_an_error(pointer: str) -> None:
 
 
 def test_mapping_takes_pointers_and_values() -> None:
-    mapping = {"id": "/outcome/id", "cents": "/arguments/cents", "why": "undo", "n": 3, "path": {"literal": "/etc"}}
-    document = {"arguments": {"cents": 7}, "outcome": parsed('{"id": "p1"}')}
+    mapping: dict[str, JsonValue] = {
+        "id": "/outcome/id",
+        "cents": "/arguments/cents",
+        "why": "undo",
+        "n": 3,
+        "path": {"literal": "/etc"},
+    }
+    document: dict[str, JsonValue] = {"arguments": {"cents": 7}, "outcome": parsed('{"id": "p1"}')}
     assert mapped_arguments(mapping, document) == {"id": "p1", "cents": 7, "why": "undo", "n": 3, "path": "/etc"}
 
 
