@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -167,16 +167,22 @@ class EffectsOfTask:
 
 
 def plan_undo(
-    calls: Iterable[_Call], earlier: Mapping[str, EarlierUndo], present: Present | None
+    calls: Iterable[_Call],
+    earlier: Mapping[str, EarlierUndo],
+    present: Present | None,
+    allowed: Collection[str] | None = None,
 ) -> tuple[TaskEffect, ...]:
     """Returns the effects with their verdicts, in the order of the calls.
 
-    `earlier`: the undos of the calls, by call. `present` None: unknown.
+    `earlier`: the undos of the calls, by call. `present` None: unknown. `allowed`: the tools that the task itself may
+    call; None: all. Its worker wrote the declarations of the ledger, so these cannot reach further.
     """
-    return tuple(_judged(call, earlier.get(call.intent.call_id), present) for call in calls)
+    return tuple(_judged(call, earlier.get(call.intent.call_id), present, allowed) for call in calls)
 
 
-def _judged(call: _Call, before: EarlierUndo | None, present: Present | None) -> TaskEffect:
+def _judged(
+    call: _Call, before: EarlierUndo | None, present: Present | None, allowed: Collection[str] | None
+) -> TaskEffect:
     intent = call.intent
     pinned, compensation = call.tool.compensation, _compensation_of(call.tool, present)
     effect = TaskEffect(
@@ -195,8 +201,7 @@ def _judged(call: _Call, before: EarlierUndo | None, present: Present | None) ->
         return replace(effect, verdict=verdict, why=why)
     if compensation is None:
         return replace(effect, verdict=UndoVerdict.NO_COMPENSATION, why=f"{intent.tool} declares no compensation")
-    if present is not None and compensation.tool not in present:
-        why = f"the tool service has no tool {compensation.tool} now"
+    if why := _why_no_tool(compensation.tool, present, None if intent.tool in (present or ()) else allowed):
         return replace(effect, verdict=UndoVerdict.NO_TOOL, why=why)
     try:
         return replace(effect, undo_arguments_json=_arguments(compensation, call))
@@ -207,6 +212,15 @@ def _judged(call: _Call, before: EarlierUndo | None, present: Present | None) ->
 def _compensation_of(tool: ToolDefinition, present: Present | None) -> Compensation | None:
     """Returns the present declaration, or that of the ledger where the tool service does not have the tool any more."""
     return tool.compensation if present is None else present.get(tool.name, tool.compensation)
+
+
+def _why_no_tool(name: str, present: Present | None, allowed: Collection[str] | None) -> str:
+    """Returns why the undo cannot call the tool, or ""."""
+    if present is not None and name not in present:
+        return f"the tool service has no tool {name} now"
+    if allowed is not None and name not in allowed:
+        return f"the task itself may not call {name}, which only its own ledger declares"
+    return ""
 
 
 def _arguments(compensation: Compensation, call: _Call) -> str:

@@ -41,7 +41,9 @@ class _UndoVerdictEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_UndoVerdic
     UNDO_VERDICT_NO_VALUE: _UndoVerdict.ValueType  # 3
     """The compensation needs a value that the arguments or the outcome do not have."""
     UNDO_VERDICT_NO_TOOL: _UndoVerdict.ValueType  # 4
-    """The tool service offers no tool of the name of the compensation."""
+    """The tool service offers no tool of the name of the compensation; or only the ledger of the task declares it, and the
+    task itself may not call that tool.
+    """
     UNDO_VERDICT_FAILED: _UndoVerdict.ValueType  # 5
     """The call failed: there is nothing to undo."""
     UNDO_VERDICT_IN_DOUBT: _UndoVerdict.ValueType  # 6
@@ -67,7 +69,9 @@ UNDO_VERDICT_NO_COMPENSATION: UndoVerdict.ValueType  # 2
 UNDO_VERDICT_NO_VALUE: UndoVerdict.ValueType  # 3
 """The compensation needs a value that the arguments or the outcome do not have."""
 UNDO_VERDICT_NO_TOOL: UndoVerdict.ValueType  # 4
-"""The tool service offers no tool of the name of the compensation."""
+"""The tool service offers no tool of the name of the compensation; or only the ledger of the task declares it, and the
+task itself may not call that tool.
+"""
 UNDO_VERDICT_FAILED: UndoVerdict.ValueType  # 5
 """The call failed: there is nothing to undo."""
 UNDO_VERDICT_IN_DOUBT: UndoVerdict.ValueType  # 6

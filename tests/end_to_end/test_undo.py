@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 import pytest_asyncio
 import yaml
@@ -16,12 +17,13 @@ from tenure import Client as PublicClient
 from tenure import UndoVerdict
 from tenure.client import Client
 from tenure.domain.errors import WrongState
+from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.shop import Shop
 
 TOOLS = ("order", "pay", "mail")
@@ -84,6 +86,14 @@ async def test_command_undoes_in_reverse_and_only_once(shopping: tuple[Installat
     assert (undone.state, undone.reason, undone.undo_of) == (task_pb2.TASK_STATE_SUCCEEDED, "UNDONE", task_id)
     assert json.loads(undone.result) == {"task_id": task_id, "undone": ["2.0", "1.0"], "failed": [], "left": []}
     assert shop.effects == HAPPENED + UNDONE
+    async with httpx2.AsyncClient(
+        verify=http_tls_context(), base_url=install.stack.http_url, timeout=CALL_SECONDS, trust_env=False
+    ) as http:
+        planned = (await http.get(f"/v1/tasks/{task_id}/undo", params={"since_step": 2})).json()
+        assert [each["verdict"] for each in planned["effects"]] == ["NO_COMPENSATION", "UNDONE"]
+        assert planned["effects"][1]["undo_task_id"] == undone.task_id
+        refused = await http.post(f"/v1/tasks/{task_id}/undo", json={"plan_digest": planned["plan_digest"]})
+        assert (refused.status_code, refused.json()["reason"]) == (409, "NOTHING_TO_UNDO"), refused.text
     again = await tenure("tasks", "undo", task_id, "--yes", address=address)
     assert (again.code, shop.effects) == (3, HAPPENED + UNDONE), again.out
     shown = (await tenure("get", undone.task_id, address=address)).out.splitlines()
@@ -137,7 +147,7 @@ async def test_worker_killed_in_an_undo_refunds_once(shopping: tuple[Installatio
 async def test_cancelled_task_with_the_policy_is_undone(shopping: tuple[Installation, Shop]) -> None:
     install, shop = shopping
     address = install.stack.gateway_address
-    tools = ",".join(TOOLS)
+    tools = ",".join((*TOOLS, "refund", "cancel_order"))
     submitted = await tenure(
         *("submit", "buy tea", "--model", "sim-shopping-slowly", "--tools", tools, "--on-failure", "undo"),
         address=address,

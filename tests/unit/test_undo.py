@@ -180,6 +180,19 @@ def test_present_declaration_goes_before_that_of_the_ledger() -> None:
     assert (gone.verdict, gone.undo_tool) == (V.NO_TOOL, "refund")
 
 
+def test_declaration_of_the_ledger_reaches_no_further_than_its_task() -> None:
+    """The worker of the task wrote it. What the tool service declares is not limited by the tools of the task."""
+    effects = EffectsOfTask()
+    for entry in entries(TOOLS, *call(1)):
+        effects.add(entry)
+    calls, present = effects.newest_first(), {"pay": Compensation("refund", "{}"), "refund": None}
+    verdicts = [
+        plan_undo(calls, {}, known, allowed)[0].verdict
+        for known, allowed in ((None, ["pay"]), (None, ["pay", "refund"]), (None, None), (present, ["pay"]))
+    ]
+    assert verdicts == [V.NO_TOOL, V.CAN_BE_UNDONE, V.CAN_BE_UNDONE, V.CAN_BE_UNDONE]
+
+
 def test_edited_arguments_are_those_that_are_undone() -> None:
     intent, outcome = call(1)
     edited = WaitResolution(
