@@ -7,6 +7,7 @@ forwarder.py      the forward of every method that no file below defines, to the
 client_fields.py  the fields of a request that the gateway sets, whatever the client sent: actor, request id
 tasks.py          TaskService: submit, cancel, resume, fork, files, wait for the end
 tool_names.py     the check of tool names at submit
+undo.py           PlanUndo, UndoTask: adds the present declarations of the tools
 watch.py          WatchTask: entries, live text and heartbeats of one task
 live_text.py      the live text of a task, relayed from the worker that holds it: one stream for all its watchers
 pending_text.py   live text that waits for its reader, within bounds

@@ -13,7 +13,7 @@ from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.tool import tool_to_domain
-from tenure.wire.undo import present_to_wire
+from tenure.wire.undo import declared_to_wire
 
 LIST_SECONDS: Final = 5.0
 """The timeout of the list of tools. Without it, an undo takes the declarations of the ledger, and the plan says so."""
@@ -41,4 +41,4 @@ async def _add_present(peers: Peers, request: api.PlanUndoRequest | api.UndoTask
             raise  # a tool service of an older version does not have the method
         _log.warning("an undo is planned without the present declarations", extra={"error": str(error)})
         return
-    request.present.CopyFrom(present_to_wire(tool_to_domain(tool.definition) for tool in listed.tools))
+    request.present_tools.extend(declared_to_wire(tool_to_domain(tool.definition)) for tool in listed.tools)

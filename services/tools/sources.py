@@ -150,8 +150,15 @@ class CompensationSettings(Section):
     arguments: its arguments, each as a JSON pointer (/arguments/…, /outcome/…) or as a value.
     """
 
-    tool: str = Field(pattern=TOOL_NAME.pattern.replace(r"\Z", "$"))
+    tool: str
     arguments: Mapping[str, Any] = Field(default_factory=dict)
+
+    @field_validator("tool")
+    @classmethod
+    def _is_name(cls, tool: str) -> str:
+        if not TOOL_NAME.match(tool):
+            raise ValueError("must be the name of a tool: 1 to 64 characters of [a-zA-Z0-9_-]")
+        return tool
 
     @field_validator("arguments")
     @classmethod

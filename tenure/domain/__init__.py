@@ -50,6 +50,8 @@ close-out
   retry.py              backoff, and which failures are retried
   timeouts.py           phase timeouts and their actions
   requeue.py            requeues and grants by operators
+  undo.py               which effects can be undone, and the course of the undo
+  argument_mapping.py   arguments of a call from another call; json_pointers.py
 access
   access.py             identities, permissions, and whether a caller may call a method
 outside

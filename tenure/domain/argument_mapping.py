@@ -62,7 +62,7 @@ def problems_of_mapping(mapping: Mapping[str, JsonValue], roots: tuple[str, ...]
 
 
 def parsed(text: str) -> JsonValue:
-    """Returns the value of a JSON text, or the text itself if it is no JSON."""
+    """Returns the value of a JSON text, and any other text as it is."""
     try:
         return json.loads(text)  # type: ignore[no-any-return]
     except (ValueError, RecursionError):

@@ -22,7 +22,9 @@ def check_pointer(pointer: str) -> str:
 
 
 def value_at(document: JsonValue, pointer: str) -> JsonValue:
-    """Returns the value at the place. Raises LookupError if the document has no such place."""
+    """Returns the value at the pointer; "" is the whole document. Raises LookupError, which says what is missing."""
+    if pointer and not pointer.startswith("/"):
+        raise LookupError(f"the JSON pointer {pointer!r} must be empty or begin with /")
     value = document
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -31,7 +33,7 @@ def value_at(document: JsonValue, pointer: str) -> JsonValue:
         elif isinstance(value, Sequence) and not isinstance(value, str) and _is_index(name, len(value)):
             value = value[int(name)]
         else:
-            raise LookupError(pointer)
+            raise LookupError(f"there is no value at {pointer}")
     return value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -90,14 +90,6 @@ class TaskEffect:
     declaration_changed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredTool:
-    """A tool that the tool service has now, with its compensation."""
-
-    effect_class: EffectClass
-    compensation: Compensation | None = None
-
-
 class EarlierUndo(NamedTuple):
     """The newest undo that has or had an effect.
 
@@ -111,8 +103,8 @@ class EarlierUndo(NamedTuple):
     may_run_again: bool = False
 
 
-Present = Mapping[str, DeclaredTool]
-"""The tools that the tool service has now, by name."""
+Present = Mapping[str, Compensation | None]
+"""The tools that the tool service has now, by name, with their compensations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +167,22 @@ class EffectsOfTask:
 
 
 def plan_undo(
-    calls: Iterable[_Call], earlier: Mapping[str, EarlierUndo], present: Present | None
+    calls: Iterable[_Call],
+    earlier: Mapping[str, EarlierUndo],
+    present: Present | None,
+    allowed: Collection[str] | None = None,
 ) -> tuple[TaskEffect, ...]:
     """Returns the effects with their verdicts, in the order of the calls.
 
-    `earlier`: the undos of the calls, by call. `present` None: unknown.
+    `earlier`: the undos of the calls, by call. `present` None: unknown. `allowed`: the tools that the task itself may
+    call; None: all. Its worker wrote the declarations of the ledger, so these cannot reach further.
     """
-    return tuple(_judged(call, earlier.get(call.intent.call_id), present) for call in calls)
+    return tuple(_judged(call, earlier.get(call.intent.call_id), present, allowed) for call in calls)
 
 
-def _judged(call: _Call, before: EarlierUndo | None, present: Present | None) -> TaskEffect:
+def _judged(
+    call: _Call, before: EarlierUndo | None, present: Present | None, allowed: Collection[str] | None
+) -> TaskEffect:
     intent = call.intent
     pinned, compensation = call.tool.compensation, _compensation_of(call.tool, present)
     effect = TaskEffect(
@@ -203,8 +201,7 @@ def _judged(call: _Call, before: EarlierUndo | None, present: Present | None) ->
         return replace(effect, verdict=verdict, why=why)
     if compensation is None:
         return replace(effect, verdict=UndoVerdict.NO_COMPENSATION, why=f"{intent.tool} declares no compensation")
-    if present is not None and compensation.tool not in present:
-        why = f"the tool service has no tool {compensation.tool} now"
+    if why := _why_no_tool(compensation.tool, present, None if intent.tool in (present or ()) else allowed):
         return replace(effect, verdict=UndoVerdict.NO_TOOL, why=why)
     try:
         return replace(effect, undo_arguments_json=_arguments(compensation, call))
@@ -214,8 +211,16 @@ def _judged(call: _Call, before: EarlierUndo | None, present: Present | None) ->
 
 def _compensation_of(tool: ToolDefinition, present: Present | None) -> Compensation | None:
     """Returns the present declaration, or that of the ledger where the tool service does not have the tool any more."""
-    declared = None if present is None else present.get(tool.name)
-    return tool.compensation if declared is None else declared.compensation
+    return tool.compensation if present is None else present.get(tool.name, tool.compensation)
+
+
+def _why_no_tool(name: str, present: Present | None, allowed: Collection[str] | None) -> str:
+    """Returns why the undo cannot call the tool, or ""."""
+    if present is not None and name not in present:
+        return f"the tool service has no tool {name} now"
+    if allowed is not None and name not in allowed:
+        return f"the task itself may not call {name}, which only its own ledger declares"
+    return ""
 
 
 def _arguments(compensation: Compensation, call: _Call) -> str:
@@ -316,17 +321,16 @@ def spec_of_undo(
     )
     tools = tuple(sorted({call.tool for call in calls}))
     policy = TaskPolicy(
-        on_lease_lost=TaskPolicy().on_lease_lost,
         on_in_doubt=InDoubtPolicy.WAIT_FOR_PERSON,
         escalations=source.policy.escalations,
         approvers=source.policy.approvers,
         on_no_progress=NoProgressPolicy.IGNORE,
         on_failure=FailurePolicy.KEEP,
     )
-    asked = tuple(name for name in source.agent.approve_tools if name in tools)
+    approve_tools = tuple(name for name in source.agent.approve_tools if name in tools)
     return TaskSpec(
         goal=f"Undo the effects of task {task_id}",
-        agent=AgentSpec(loop=UNDO_LOOP, tools=tools, approve_tools=asked),
+        agent=AgentSpec(loop=UNDO_LOOP, tools=tools, approve_tools=approve_tools),
         limits=Limits(max_steps=len(calls)),
         policy=policy,
         priority=priority,

@@ -163,7 +163,7 @@ public(
     task_pb2.TaskSpec,
     within=("agent",),
     rename={"function": "control", "agent_revision": "agent_pin.revision"},
-    skip="source start_time context_window_tokens",
+    skip="source start_time context_window_tokens undo",
 )
 _CLASSES["tenure.v1.TaskSpec"] = TaskTemplate
 ScheduleInfo: Final[Any] = _shape(
@@ -421,9 +421,14 @@ AgingTaskInfo: Final[Any] = _shape(
 ToolInfo: Final[Any] = _shape(
     "ToolInfo",
     tool_pb2.OfferedTool,
-    "A tool as agents get it. `effect_class`: PURE, IDEMPOTENT, KEYED or UNSAFE.",
-    "name source effect_class timeout_seconds output_limit_bytes description input_schema",
+    "A tool as agents get it. `effect_class`: PURE, IDEMPOTENT, KEYED or UNSAFE. `undo_tool` and `undo_arguments`: the "
+    "declared compensation; empty: none.",
+    "name source effect_class timeout_seconds output_limit_bytes description input_schema undo_tool undo_arguments",
     within=("definition",),
+    rename={
+        "undo_tool": "definition.compensation.tool",
+        "undo_arguments": "definition.compensation.arguments_json",
+    },
 )
 HeldToolInfo: Final[Any] = _part(
     "HeldToolInfo",

@@ -141,7 +141,7 @@ class TaskInfo(PublicValue):
     without one; `claim_count`, how often a worker opened the task; `wait`; `calls_in_doubt`, ids of calls; `usage` and
     `cost_usd` of the task's own model calls; `budget` of its tree.
 
-    `undo_of`: the task whose effects it undoes; empty: it is no undo.
+    `undo_of`: the task whose effects it undoes; empty: none.
 
     What it came to: `result`, the agent's last text; `result_data`, the JSON value of a task with a result schema,
     or what a function returned; `outputs`.

@@ -41,7 +41,9 @@ class _UndoVerdictEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_UndoVerdic
     UNDO_VERDICT_NO_VALUE: _UndoVerdict.ValueType  # 3
     """The compensation needs a value that the arguments or the outcome do not have."""
     UNDO_VERDICT_NO_TOOL: _UndoVerdict.ValueType  # 4
-    """The tool service offers no tool of the name of the compensation."""
+    """The tool service offers no tool of the name of the compensation; or only the ledger of the task declares it, and the
+    task itself may not call that tool.
+    """
     UNDO_VERDICT_FAILED: _UndoVerdict.ValueType  # 5
     """The call failed: there is nothing to undo."""
     UNDO_VERDICT_IN_DOUBT: _UndoVerdict.ValueType  # 6
@@ -67,7 +69,9 @@ UNDO_VERDICT_NO_COMPENSATION: UndoVerdict.ValueType  # 2
 UNDO_VERDICT_NO_VALUE: UndoVerdict.ValueType  # 3
 """The compensation needs a value that the arguments or the outcome do not have."""
 UNDO_VERDICT_NO_TOOL: UndoVerdict.ValueType  # 4
-"""The tool service offers no tool of the name of the compensation."""
+"""The tool service offers no tool of the name of the compensation; or only the ledger of the task declares it, and the
+task itself may not call that tool.
+"""
 UNDO_VERDICT_FAILED: UndoVerdict.ValueType  # 5
 """The call failed: there is nothing to undo."""
 UNDO_VERDICT_IN_DOUBT: UndoVerdict.ValueType  # 6
@@ -141,77 +145,51 @@ class PlanUndoRequest(message.Message):
 
     TASK_ID_FIELD_NUMBER: builtins.int
     SINCE_STEP_FIELD_NUMBER: builtins.int
-    PRESENT_FIELD_NUMBER: builtins.int
+    PRESENT_TOOLS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     since_step: builtins.int
     """Only effects of this step and later ones; 0: all."""
     @builtins.property
-    def present(self) -> PresentDeclarations:
-        """For the ledger, set by the gateway: the present declarations of the tenant's tools."""
+    def present_tools(self) -> containers.RepeatedCompositeFieldContainer[DeclaredTool]:
+        """For the ledger, set by the gateway: all tools that the tenant's tasks may use now. Empty: they are not known."""
 
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         since_step: builtins.int = ...,
-        present: PresentDeclarations | None = ...,
+        present_tools: abc.Iterable[DeclaredTool] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["present", b"present"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["present", b"present", "since_step", b"since_step", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["present_tools", b"present_tools", "since_step", b"since_step", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class PresentDeclarations(message.Message):
-    """The declarations that the tool service has now."""
+class DeclaredTool(message.Message):
+    """A tool that the tenant's tasks may use now, and its compensation."""
 
     DESCRIPTOR: descriptor.Descriptor
 
-    @typing.final
-    class Declared(message.Message):
-        """A tool and its compensation."""
-
-        DESCRIPTOR: descriptor.Descriptor
-
-        NAME_FIELD_NUMBER: builtins.int
-        EFFECT_CLASS_FIELD_NUMBER: builtins.int
-        COMPENSATION_FIELD_NUMBER: builtins.int
-        name: builtins.str
-        """The tool."""
-        effect_class: tool_pb2.EffectClass.ValueType
-        """Its effect class."""
-        @builtins.property
-        def compensation(self) -> tool_pb2.Compensation:
-            """How its effects are undone; absent: they cannot be undone."""
-
-        def __init__(
-            self,
-            *,
-            name: builtins.str = ...,
-            effect_class: tool_pb2.EffectClass.ValueType = ...,
-            compensation: tool_pb2.Compensation | None = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation"]  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "effect_class", b"effect_class", "name", b"name"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    TOOLS_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    COMPENSATION_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The tool."""
     @builtins.property
-    def tools(self) -> containers.RepeatedCompositeFieldContainer[PresentDeclarations.Declared]:
-        """One for each tool that the tenant's tasks may use."""
+    def compensation(self) -> tool_pb2.Compensation:
+        """How its effects are undone; absent: they cannot be undone."""
 
     def __init__(
         self,
         *,
-        tools: abc.Iterable[PresentDeclarations.Declared] | None = ...,
+        name: builtins.str = ...,
+        compensation: tool_pb2.Compensation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["compensation", b"compensation", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,7 +238,7 @@ class UndoTaskRequest(message.Message):
     SINCE_STEP_FIELD_NUMBER: builtins.int
     PLAN_DIGEST_FIELD_NUMBER: builtins.int
     GO_ON_FIELD_NUMBER: builtins.int
-    PRESENT_FIELD_NUMBER: builtins.int
+    PRESENT_TOOLS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The caller's id of this undo, as in a submit: unique in the tenant, 1 to 128 characters, kept as long as the task.
     Empty: the gateway creates one.
@@ -274,8 +252,8 @@ class UndoTaskRequest(message.Message):
     go_on: builtins.bool
     """Go on with the next effect after a call that failed. Otherwise the undo ends there."""
     @builtins.property
-    def present(self) -> PresentDeclarations:
-        """For the ledger, set by the gateway: the present declarations of the tenant's tools."""
+    def present_tools(self) -> containers.RepeatedCompositeFieldContainer[DeclaredTool]:
+        """For the ledger, set by the gateway: as in PlanUndoRequest."""
 
     def __init__(
         self,
@@ -285,11 +263,11 @@ class UndoTaskRequest(message.Message):
         since_step: builtins.int = ...,
         plan_digest: builtins.str = ...,
         go_on: builtins.bool = ...,
-        present: PresentDeclarations | None = ...,
+        present_tools: abc.Iterable[DeclaredTool] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["present", b"present"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["go_on", b"go_on", "plan_digest", b"plan_digest", "present", b"present", "request_id", b"request_id", "since_step", b"since_step", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["go_on", b"go_on", "plan_digest", b"plan_digest", "present_tools", b"present_tools", "request_id", b"request_id", "since_step", b"since_step", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

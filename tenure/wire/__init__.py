@@ -16,6 +16,7 @@ audit.py                 audit records, and what a request acts on
 tool_rules.py            rules on tool calls
 tool.py                  tool definitions, outcomes, call records, calls in doubt
 stops.py                 stops, and what a request for one selects
+undo.py                  the effects that an undo lists
 tenant_service.py        quotas
 schedule_service.py      the enums of schedules
 webhook_service.py       the enums of webhooks, and their secrets as text

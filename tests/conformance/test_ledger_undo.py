@@ -18,7 +18,6 @@ from tests.support.patience import PATIENCE_SECONDS
 
 FAILED = task_pb2.TASK_STATE_FAILED
 REFUND = tool_pb2.Compensation(tool="refund", arguments_json='{"payment":"/outcome/payment","why":"undo"}')
-Status = tool_pb2.OutcomeStatus.ValueType
 
 
 def tool(name: str, compensation: tool_pb2.Compensation | None = None) -> tool_pb2.ToolDefinition:
@@ -31,7 +30,9 @@ def intent(step: int, name: str, undoes: str = "") -> Any:
     return entry(step, tool_intent=call)
 
 
-def outcome(step: int, status: Status = tool_pb2.OUTCOME_STATUS_SUCCEEDED, content: str = "") -> Any:
+def outcome(
+    step: int, status: tool_pb2.OutcomeStatus.ValueType = tool_pb2.OUTCOME_STATUS_SUCCEEDED, content: str = ""
+) -> Any:
     result = tool_pb2.Outcome(status=status, content=content or json.dumps({"payment": f"p{step}"}))
     return entry(step, tool_outcome=ledger_pb2.ToolOutcome(call_id=f"{step}.0", outcome=result))
 
@@ -66,7 +67,7 @@ async def undo(replica: Checkpoint, task_id: str, request_id: str = "", **fields
     return response.task
 
 
-async def carried_out(replica: Checkpoint, undone: task_pb2.Task, *statuses: Status) -> None:
+async def carried_out(replica: Checkpoint, undone: task_pb2.Task, *statuses: tool_pb2.OutcomeStatus.ValueType) -> None:
     """Makes the first calls of an undo, and ends it."""
     owner = await replica.claim(undone.task_id)
     await owner.commit(entry(0, tools_defined=ledger_pb2.ToolsDefined(tools=[tool("refund")])))
@@ -150,22 +151,20 @@ async def test_undo_of_unknown_end_is_not_repeated(replica: Checkpoint) -> None:
 async def test_caller_undoes_the_list_that_it_saw(replica: Checkpoint) -> None:
     task_id = await paid(replica)
     seen = (await plan(replica, task_id)).plan_digest
-    changed = tasks_pb.PresentDeclarations(
-        tools=[
-            tasks_pb.PresentDeclarations.Declared(name="pay", compensation=tool_pb2.Compensation(tool="credit")),
-            tasks_pb.PresentDeclarations.Declared(name="mail"),
-            tasks_pb.PresentDeclarations.Declared(name="credit"),
-        ]
-    )
+    credit = tool_pb2.Compensation(tool="credit", arguments_json="{}")
+    changed = [
+        tasks_pb.DeclaredTool(name="pay", compensation=credit),
+        *(tasks_pb.DeclaredTool(name=name) for name in ("mail", "credit")),
+    ]
     with pytest.raises(WrongState, match="no longer those of the list"):
-        await undo(replica, task_id, plan_digest=seen, present=changed)
-    planned = await plan(replica, task_id, present=changed)
+        await undo(replica, task_id, plan_digest=seen, present_tools=changed)
+    planned = await plan(replica, task_id, present_tools=changed)
     assert [(each.undo_tool, each.declaration_changed) for each in planned.effects] == [
         ("", False),
         ("credit", True),
         ("credit", True),
     ]
-    undone = await undo(replica, task_id, plan_digest=planned.plan_digest, present=changed)
+    undone = await undo(replica, task_id, plan_digest=planned.plan_digest, present_tools=changed)
     assert {call.tool for call in undone.spec.undo.calls} == {"credit"}
 
 

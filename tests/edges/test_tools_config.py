@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from edges.tools_config import ToolsConfig, read_config
 from services.tools.settings import ToolsSettings
-from tenure.domain.tools import CallSettlement, CheckWith
+from services.tools.sources import CompensationSettings, Rules, offered
+from tenure.domain.tools import CallSettlement, CheckWith, Compensation, EffectClass, ToolDefinition
 from tenure.runtime.settings import ConfigurationError, load
 
 
@@ -113,3 +115,39 @@ def test_a_uid_of_the_system_is_refused_as_a_setting(tmp_path: Path) -> None:
     assert load(ToolsSettings, environment, prefix="TENURE_TOOLS_").sandbox_first_uid == 61_000
     with pytest.raises(ConfigurationError, match="TENURE_TOOLS_SANDBOX_FIRST_UID"):
         load(ToolsSettings, {**environment, "TENURE_TOOLS_SANDBOX_FIRST_UID": "999"}, prefix="TENURE_TOOLS_")
+
+
+_PAY = "http_tools: {{pay: {{url: 'https://a.example', description: d, compensation: {0}}}, {1}}}"
+_REFUND: Any = (
+    "refund: {url: 'https://a.example', description: d, input_schema: {type: object, additionalProperties: false, "
+    "properties: {payment: {type: string}}, required: [payment]}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("compensation", "problem"),
+    [
+        ("{tool: refnd}", "there is no tool 'refnd'; did you mean refund?"),
+        ("{tool: bank__refund}", "there is no source 'bank' for the tool bank__refund"),
+        ("{tool: delete_file}", "there is no tool 'delete_file'"),
+        ("{tool: refund}", "http_tools.pay.compensation: refund requires payment"),
+        ("{tool: refund, arguments: {payment: 1, why: x}}", "refund has no why"),
+        ("{tool: refund, arguments: {payment: /key}}", "must begin with /arguments or /outcome"),
+        ("{tool: 'no name'}", "http_tools.pay.compensation.tool"),
+    ],
+)
+def test_compensation_that_cannot_work_is_refused(tmp_path: Path, compensation: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(problem)):
+        read_config(written(tmp_path, _PAY.format(compensation, _REFUND)), {})
+
+
+def test_compensations_are_part_of_the_definitions(tmp_path: Path) -> None:
+    declared = "{tool: refund, arguments: {payment: /outcome/id}}"
+    config = read_config(written(tmp_path, _PAY.format(declared, _REFUND)), {})
+    expected = Compensation("refund", '{"payment":"/outcome/id"}')
+    assert config.http_tools["pay"].definition("pay").compensation == expected
+    own = ToolDefinition("pay", "", "{}", EffectClass.UNSAFE, compensation=Compensation("steal", "{}"))
+    compensations = {"pay": CompensationSettings(tool="refund", arguments={"payment": "/outcome/id"})}
+    taken, problems = offered("bank", [own], Rules(compensations=compensations))
+    assert (taken["pay"].compensation, problems) == (expected, [])
+    assert offered("bank", [own], Rules())[0]["pay"].compensation is None, "the source's own word does not count"

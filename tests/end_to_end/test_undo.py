@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 import pytest_asyncio
 import yaml
@@ -15,10 +17,13 @@ from tenure import Client as PublicClient
 from tenure import UndoVerdict
 from tenure.client import Client
 from tenure.domain.errors import WrongState
+from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.shop import Shop
 
 TOOLS = ("order", "pay", "mail")
@@ -81,6 +86,14 @@ async def test_command_undoes_in_reverse_and_only_once(shopping: tuple[Installat
     assert (undone.state, undone.reason, undone.undo_of) == (task_pb2.TASK_STATE_SUCCEEDED, "UNDONE", task_id)
     assert json.loads(undone.result) == {"task_id": task_id, "undone": ["2.0", "1.0"], "failed": [], "left": []}
     assert shop.effects == HAPPENED + UNDONE
+    async with httpx2.AsyncClient(
+        verify=http_tls_context(), base_url=install.stack.http_url, timeout=CALL_SECONDS, trust_env=False
+    ) as http:
+        planned = (await http.get(f"/v1/tasks/{task_id}/undo", params={"since_step": 2})).json()
+        assert [each["verdict"] for each in planned["effects"]] == ["NO_COMPENSATION", "UNDONE"]
+        assert planned["effects"][1]["undo_task_id"] == undone.task_id
+        refused = await http.post(f"/v1/tasks/{task_id}/undo", json={"plan_digest": planned["plan_digest"]})
+        assert (refused.status_code, refused.json()["reason"]) == (409, "NOTHING_TO_UNDO"), refused.text
     again = await tenure("tasks", "undo", task_id, "--yes", address=address)
     assert (again.code, shop.effects) == (3, HAPPENED + UNDONE), again.out
     shown = (await tenure("get", undone.task_id, address=address)).out.splitlines()
@@ -134,7 +147,7 @@ async def test_worker_killed_in_an_undo_refunds_once(shopping: tuple[Installatio
 async def test_cancelled_task_with_the_policy_is_undone(shopping: tuple[Installation, Shop]) -> None:
     install, shop = shopping
     address = install.stack.gateway_address
-    tools = ",".join(TOOLS)
+    tools = ",".join((*TOOLS, "refund", "cancel_order"))
     submitted = await tenure(
         *("submit", "buy tea", "--model", "sim-shopping-slowly", "--tools", tools, "--on-failure", "undo"),
         address=address,
@@ -146,3 +159,41 @@ async def test_cancelled_task_with_the_policy_is_undone(shopping: tuple[Installa
     undone = await install.undo_of(task_id)
     assert (await install.ended(undone)).reason == "UNDONE"
     assert shop.effects == HAPPENED + UNDONE
+
+
+@pytest.mark.faults
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "worker.after_open",
+        "worker.after_intent",
+        "worker.after_execute",
+        "worker.before_close_out",
+        "tools.before_effect",
+        "tools.after_effect",
+        "checkpoint.before_commit",
+        "checkpoint.after_commit",
+    ],
+)
+async def test_process_killed_at_each_step_of_an_undo(
+    shopping: tuple[Installation, Shop], failpoint: str, step: int
+) -> None:
+    """Every compensation is KEYED: the shop sees one refund and one cancelled order, whoever died."""
+    install, shop = shopping
+    task_id = await shopped(install)
+    kind = failpoint.partition(".")[0]
+    armed = [service for name, service in install.stack.services.items() if name.partition("-")[0] == kind]
+    for service in armed:
+        await service.restart({"TENURE_FAILPOINTS": f"{failpoint}={step}#kill9"})
+    undone = await install.client.undo(api.UndoTaskRequest(task_id=task_id, request_id=f"{failpoint}-{step}"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not any(service.exit_code is not None for service in armed):
+            if (await install.client.get(undone.task_id)).HasField("end_time"):
+                break  # the failpoint was not reached so often
+            await asyncio.sleep(0.05)
+    for service in armed:
+        await service.restart()
+    ended = await install.ended(undone.task_id)
+    assert (ended.reason, shop.effects) == ("UNDONE", HAPPENED + UNDONE), ended.message

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 from checker.collect import collect_tasks, read_effects
 from checker.history import (
@@ -30,6 +31,7 @@ from tenure.domain.tools import Outcome
 from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2, tool_pb2, tool_service_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.common import STATES, duration
 from tenure.wire.tool import (
@@ -78,7 +80,9 @@ class Arena:
         self.task_ids.append((await self.ledger.create()).task_id)
         return self.task_ids[-1]
 
-    async def owner_with_a_call(self, delay_ms: int = 0, tool: str = TOOL, calls: int = 1) -> Owner:
+    async def owner_with_a_call(
+        self, delay_ms: int = 0, tool: str = TOOL, *defined: tool_pb2.ToolDefinition, calls: int = 1
+    ) -> Owner:
         """A task's first owner, whose model asked for one tool: the intent is committed, the tool not called.
 
         `calls`: how often it asked for the same.
@@ -86,6 +90,8 @@ class Arena:
         owner = await self.ledger.claim(await self.task())
         arguments = {"file": owner.task.task_id, "line": "x", "delay_ms": delay_ms}
         self.arguments_json = json.dumps(arguments)
+        if defined:
+            await owner.commit(entry(0, tools_defined=ledger_pb2.ToolsDefined(tools=defined)))
         await owner.commit(reserve=reserve())
         await owner.commit(*_asked_for(arguments, tool, calls))
         return owner
@@ -149,6 +155,20 @@ class Arena:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(json.dumps({"key": key, "epoch": owner.claims.epoch, "line": "own"}) + "\n")
+
+    async def undo(self, task_id: str) -> None:
+        """An undo of the task's call by the tool list_files, carried out. Raises what the ledger refuses."""
+        request = tasks_pb.UndoTaskRequest(request_id=str(uuid4()), task_id=task_id)
+        undone = (await self.ledger.stub.UndoTask(request, timeout=CALL_SECONDS)).task
+        self.task_ids.append(undone.task_id)
+        owner, undoes = await self.ledger.claim(undone.task_id), f"{task_id}/{CALL}"
+        intent = ledger_pb2.ToolIntent(call_id=CALL, tool="list_files", arguments_json="{}", undoes=undoes)
+        await owner.commit(entry(1, tool_intent=intent))
+        execute = tool_service_pb2.ExecuteRequest(
+            token=owner.token, call_id=CALL, tool="list_files", arguments_json="{}", undoes=undoes
+        )
+        answers = [answer async for answer in self.tools.Execute(execute, timeout=CALL_SECONDS)]
+        await self.end(owner, outcome_to_domain(answers[-1].outcome))
 
     async def fence(self, owner: Owner, *, close: bool = False) -> dict[str, Any]:
         """How the calls stand, by call_id."""

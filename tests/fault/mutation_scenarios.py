@@ -286,6 +286,18 @@ async def a_call_is_answered(arena: Arena) -> None:
     await owner.end()
 
 
+async def a_task_is_undone_twice(arena: Arena) -> None:
+    undo = tool_pb2.Compensation(tool="list_files", arguments_json="{}")
+    defined = tool_pb2.ToolDefinition(
+        name=TOOL, input_schema_json="{}", effect_class=tool_pb2.EFFECT_CLASS_UNSAFE, compensation=undo
+    )
+    owner = await arena.owner_with_a_call(0, TOOL, defined)
+    await arena.end(owner, await arena.execute(owner))
+    for _ in range(2):
+        with REFUSED:
+            await arena.undo(owner.task.task_id)
+
+
 SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     **resolution_scenarios.SCENARIOS,
     "ledger_fence": a_fenced_owner_commits,
@@ -306,6 +318,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "settle_counts_use": a_call_is_answered,
     "calls_end_with_their_worker": a_worker_gives_its_own_call_back,
     "joined_calls_stay_open": a_worker_leaves_a_call_of_a_runner,
+    "undo_right": a_task_is_undone_twice,
     "tool_fence": a_fenced_owner_calls_its_tool,
     "tool_fence_of_new_calls": a_fenced_owner_calls_a_repeatable_tool,
     "tool_fence_closes": a_call_comes_after_the_end,

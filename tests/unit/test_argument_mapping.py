@@ -37,12 +37,18 @@ def test_pointer_without_a_value_is_an_error(pointer: str) -> None:
 
 
 def test_mapping_takes_pointers_and_values() -> None:
-    mapping = {"id": "/outcome/id", "cents": "/arguments/cents", "why": "undo", "n": 3, "path": {"literal": "/etc"}}
-    document = {"arguments": {"cents": 7}, "outcome": parsed('{"id": "p1"}')}
+    mapping: dict[str, JsonValue] = {
+        "id": "/outcome/id",
+        "cents": "/arguments/cents",
+        "why": "undo",
+        "n": 3,
+        "path": {"literal": "/etc"},
+    }
+    document: dict[str, JsonValue] = {"arguments": {"cents": 7}, "outcome": parsed('{"id": "p1"}')}
     assert mapped_arguments(mapping, document) == {"id": "p1", "cents": 7, "why": "undo", "n": 3, "path": "/etc"}
 
 
-def test_outcome_that_is_no_json_is_a_text() -> None:
+def test_outcome_without_json_counts_as_a_text() -> None:
     assert mapped_arguments({"id": "/outcome"}, {"outcome": parsed("payment 7")}) == {"id": "payment 7"}
     with pytest.raises(LookupError, match="the argument id: there is no value at /outcome/id"):
         mapped_arguments({"id": "/outcome/id"}, {"outcome": parsed("payment 7")})

@@ -128,7 +128,16 @@ def test_the_document_declares_request_ids_and_problem_fields() -> None:
         if any(one["name"] == "Idempotency-Key" for one in operation["parameters"])
     }
     assert declared == {
-        *("submit", "send_message", "fork_task", "answer_wait", "resolve_call", "send_signal", "trigger_schedule"),
+        *(
+            "submit",
+            "send_message",
+            "fork_task",
+            "undo_task",
+            "answer_wait",
+            "resolve_call",
+            "send_signal",
+            "trigger_schedule",
+        ),
         *("requeue_task", "grant_budget", "close_out_task", "begin_wait"),
     }
     problem = problem_of(LimitReached("too many", retry_after_seconds=2))

@@ -11,6 +11,7 @@ from services.coordinator.pools import WorkerPools, parse_pools
 from services.coordinator.sessions.session import WorkerProfile
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.pools import MalformedPools, pool_of, read_pools
+from tenure.domain.task import UNDO_LOOP
 from tenure.v1 import coordinator_service_pb2 as pb
 
 ACME: dict[str, Any] = {
@@ -46,6 +47,14 @@ def test_a_queue_or_loop_outside_of_the_pool_is_refused(
     assert refused.value.reason == "OUTSIDE_POOL"
     assert f"the pool acme of worker acme-1 does not serve {outside}" in str(refused.value)
     assert variable in str(refused.value)
+
+
+def test_loops_of_a_pool_do_not_limit_undos() -> None:
+    """Each worker offers them: what an undo calls is fixed by the ledger."""
+    pool = pool_of(read_pools(FILE), "acme-1")
+    pool.check("acme-1", ["gpu"], ["messages", UNDO_LOOP])
+    with pytest.raises(PermissionDenied):
+        pool.check("acme-1", ["secret"], [UNDO_LOOP])
 
 
 @pytest.mark.parametrize("identity", ["acme", "acme-3", "acme-1-x", ""])

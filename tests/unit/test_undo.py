@@ -27,7 +27,6 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Priority, TaskPolicy, TaskSpec
 from tenure.domain.tools import Compensation, EffectClass, Outcome, OutcomeStatus, ToolDefinition
 from tenure.domain.undo import (
-    DeclaredTool,
     EarlierUndo,
     EffectsOfTask,
     Present,
@@ -173,13 +172,25 @@ def test_earlier_undo_decides_whether_another_may_follow(earlier: EarlierUndo, v
 
 def test_present_declaration_goes_before_that_of_the_ledger() -> None:
     other = Compensation("credit", "{}")
-    both = {"pay": DeclaredTool(EffectClass.UNSAFE, other), "credit": DeclaredTool(EffectClass.UNSAFE)}
-    [effect] = planned(TOOLS, *call(1), present=both)
+    [effect] = planned(TOOLS, *call(1), present={"pay": other, "credit": None})
     assert (effect.undo_tool, effect.declaration_changed, effect.verdict) == ("credit", True, V.CAN_BE_UNDONE)
-    [withdrawn] = planned(TOOLS, *call(1), present={"pay": DeclaredTool(EffectClass.UNSAFE)})
+    [withdrawn] = planned(TOOLS, *call(1), present={"pay": None})
     assert (withdrawn.verdict, withdrawn.declaration_changed) == (V.NO_COMPENSATION, True)
-    [gone] = planned(TOOLS, *call(1), present={})
+    [gone] = planned(TOOLS, *call(1), present={"mail": None})
     assert (gone.verdict, gone.undo_tool) == (V.NO_TOOL, "refund")
+
+
+def test_declaration_of_the_ledger_reaches_no_further_than_its_task() -> None:
+    """The worker of the task wrote it. What the tool service declares is not limited by the tools of the task."""
+    effects = EffectsOfTask()
+    for entry in entries(TOOLS, *call(1)):
+        effects.add(entry)
+    calls, present = effects.newest_first(), {"pay": Compensation("refund", "{}"), "refund": None}
+    verdicts = [
+        plan_undo(calls, {}, known, allowed)[0].verdict
+        for known, allowed in ((None, ["pay"]), (None, ["pay", "refund"]), (None, None), (present, ["pay"]))
+    ]
+    assert verdicts == [V.NO_TOOL, V.CAN_BE_UNDONE, V.CAN_BE_UNDONE, V.CAN_BE_UNDONE]
 
 
 def test_edited_arguments_are_those_that_are_undone() -> None:

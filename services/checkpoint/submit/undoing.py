@@ -1,8 +1,8 @@
 """PlanUndo and UndoTask: lists the effects of a task, and creates the task that undoes them.
 
 The plan is made from the ledger under the lock of the task's row, so that a caller chooses no call and no argument. A
-row of `undone_calls` is the exclusive right of one undo to a call. Whoever creates an undo (two people at once, a
-repeat, the policy on_failure) gets only calls that no other undo has or has undone.
+row of `undone_calls` is the exclusive right of one undo to a call: two people at once, a repeat of a request and the
+policy on_failure get only calls that no other undo has or has undone.
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ from tenure.wire.undo import effect_to_wire, present_to_domain
 
 
 class _Source(NamedTuple):
-    """The task whose effects are undone, as its row is now."""
+    """The task whose effects are undone, as its row is now. `tools`: those that it may call; None: all."""
 
+    task_id: str
     state: TaskState
     queue: str
     priority: Priority
-    attempt: int
+    tools: list[str] | None
 
 
 async def plan(pool: Pool, tenant: str, request: tasks_pb.PlanUndoRequest) -> tasks_pb.PlanUndoResponse:
     """Returns the effects of a task. Raises NotFound and WrongState (UNDO_TOO_LARGE)."""
     async with ledger_connection(pool) as connection:
         source = await _source(connection, UNDOS.unlocked_source, tenant, request.task_id)
-        effects, _ = await _plan(connection, tenant, request.task_id, request.since_step, present_to_domain(request))
+        effects, _ = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
     return tasks_pb.PlanUndoResponse(
         effects=map(effect_to_wire, effects),
         plan_digest=plan_digest(effects),
         obstacle=obstacle_of(source.state, request.since_step),
-        declarations_unchecked=not request.HasField("present"),
+        declarations_unchecked=not request.present_tools,
     )
 
 
@@ -93,7 +94,7 @@ async def undo_in(
         return earlier
     if obstacle := obstacle_of(source.state, request.since_step):
         raise WrongState(obstacle, metadata={"state": source.state.value})
-    effects, ended = await _plan(connection, tenant, request.task_id, request.since_step, present_to_domain(request))
+    effects, ended = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
     if refusal := refuse_plan(effects, request.plan_digest):
         raise refusal
     spec = spec_of_undo(
@@ -114,7 +115,7 @@ async def _source(connection: Connection, statement: bytes, tenant: str, task_id
     row = await fetch_one(connection, statement, {"task_id": task_id, "tenant": tenant})
     if row is None:
         raise await task_not_found(connection, tenant, task_id)
-    return _Source(TaskState(row[0]), row[1], Priority(row[2]), row[3])
+    return _Source(task_id, TaskState(row[0]), row[1], Priority(row[2]), row[4])
 
 
 async def _earlier_result(
@@ -149,20 +150,20 @@ async def _take_calls(
 
 
 async def _plan(
-    connection: Connection, tenant: str, task_id: str, since_step: int, present: Present | None
+    connection: Connection, tenant: str, source: _Source, since_step: int, present: Present | None
 ) -> tuple[tuple[TaskEffect, ...], list[str]]:
     """Returns the effects, and the undos whose calls a new undo may take: those that have ended."""
     effects = EffectsOfTask(since_step)
-    async for entry in _entries(connection, tenant, task_id, PLAN_KINDS):
+    async for entry in _entries(connection, tenant, source.task_id, PLAN_KINDS):
         effects.add(entry)
-    rows = await fetch_all(connection, UNDOS.undos_of, {"task_id": task_id})
+    rows = await fetch_all(connection, UNDOS.undos_of, {"task_id": source.task_id})
     undos = {undo_id: None if state is None else TaskState(state) for _, undo_id, state in rows}
     outcomes = {undo_id: await _outcomes(connection, tenant, undo_id) for undo_id, state in undos.items() if state}
     earlier = {
         call_id: _earlier(call_id, undo_id, undos[undo_id], outcomes.get(undo_id)) for call_id, undo_id, _ in rows
     }
     ended = [undo_id for undo_id, state in undos.items() if state in TERMINAL]
-    return plan_undo(effects.newest_first(), earlier, present), ended
+    return plan_undo(effects.newest_first(), earlier, present, source.tools), ended
 
 
 async def _entries(connection: Connection, tenant: str, task_id: str, kinds: Sequence[str]) -> AsyncIterator[Entry]:

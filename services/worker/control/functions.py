@@ -16,7 +16,7 @@ from tenure.validators.rules import FUNCTION_NAME
 
 TABLE: Final = "FUNCTIONS"
 MAX_FUNCTIONS: Final = MAX_CHOICES - 1
-"""The maximum number of functions. Each is offered like a loop, beside the loop of agents."""
+"""The maximum number of functions. Each is offered like a loop, beside those of agents and undos."""
 NO_FUNCTIONS: Final[Mapping[str, Function]] = {}
 
 

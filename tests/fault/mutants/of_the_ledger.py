@@ -9,6 +9,7 @@ BUDGET = "tenure.domain.budget"
 COMMITTING = "services.checkpoint.commit.committing"
 DRAFT = "services.checkpoint.commit.draft"
 LOST_CALLS = "tenure.domain.in_doubt"
+UNDOING = "services.checkpoint.submit.undoing"
 
 MUTATIONS = (
     Mutation(
@@ -188,5 +189,18 @@ MUTATIONS = (
         "a call of a model runner is not settled before the next owner, who joins it",
         ("I32",),
         (Edit(LOST_CALLS, "return outlives_worker and to_state in", "return False and to_state in"),),
+    ),
+    Mutation(
+        "undo_right",
+        "checkpoint",
+        "One undo at a time has a call",
+        ("I47",),
+        (
+            Edit(
+                UNDOING,
+                "    await _take_calls(connection, request.task_id, created.task.task_id, effects, ended)\n",
+                "",
+            ),
+        ),
     ),
 )
