@@ -1,0 +1,2 @@
+-- Taken by another change; the merge deletes this file.
+select 1;
