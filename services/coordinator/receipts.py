@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
+from uuid import UUID
 
 from services.coordinator.claims.issuing import Issuer
 from services.coordinator.ledger_client import LedgerClient
@@ -49,31 +50,29 @@ class Receipts:
 
         Raises NotFound, and WrongState (RECEIPT_CHAIN_BROKEN) if a record is not the one that its receipt was made of.
         """
-        fence, trails = await self._tools.calls(request.task_id)
-        facts = await self._ledger_facts(request.task_id)  # the later read: an approval is older than its call's record
-        records = {trail.record.call_id: _record(request.task_id, trail) for trail in trails if trail.receipt_number}
+        task_id = str(UUID(request.task_id))
+        fence, trails = await self._tools.calls(task_id)
+        facts = await self._ledger_facts(task_id)  # the later read: an approval is older than its call's record
+        records = {trail.record.call_id: _record(task_id, trail) for trail in trails if trail.receipt_number}
         chain = _checked(records.values(), Head(fence.receipts, fence.receipt_head or NO_LINK))
         wanted = [one for one in chain if one["number"] > request.after_number and request.call_id in ("", one["call"])]
         if request.call_id and not wanted:
             raise _no_receipt(request, trails)
-        keys = {trail.record.call_id: trail.idempotency_key for trail in trails}
         page = wanted[: request.page_size or DEFAULT_RECEIPTS]
         more = len(page) < len(wanted)
         return pb.GetReceiptsResponse(
-            receipts=[self._receipt(one, records[one["call"]], keys[one["call"]], facts[one["call"]]) for one in page],
-            head="" if more or request.call_id else self._head(request.task_id, chain, trails),
+            receipts=[self._receipt(one, records[one["call"]], facts[one["call"]]) for one in page],
+            head="" if more or request.call_id else self._head(task_id, chain, trails),
             more=more,
         )
 
-    def _receipt(
-        self, chained: Mapping[str, Any], record: EffectRecord, idempotency_key: str, facts: Mapping[str, Any]
-    ) -> str:
+    def _receipt(self, chained: Mapping[str, Any], record: EffectRecord, facts: Mapping[str, Any]) -> str:
         outcome = {
             "detail": record.outcome_detail,
             "sha256": record.outcome_hash.hex(),
             "status": record.outcome_status.value,
         }
-        of_tools = {"record": chained, "outcome": outcome, "idempotency_key": idempotency_key}
+        of_tools = {"record": chained, "outcome": outcome, "idempotency_key": record.idempotency_key}
         signed = {"tool_service": of_tools, "ledger": facts, "sign_time": utc_text(datetime.now(UTC))}
         return self._issuer.sign_receipt("receipt", signed)
 
@@ -147,6 +146,7 @@ def _record(task_id: str, trail: tool_pb2.CallTrail) -> EffectRecord:
         outcome_status=OUTCOME_STATUSES.to_domain(record.outcome.status),
         outcome_detail=record.outcome.detail,
         outcome_hash=trail.outcome_hash,
+        idempotency_key=trail.idempotency_key or f"{task_id}/{record.call_id}",
     )
 
 

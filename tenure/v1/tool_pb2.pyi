@@ -871,10 +871,10 @@ class CallTrail(message.Message):
     OUTCOME_HASH_FIELD_NUMBER: builtins.int
     ACCEPT_TIME_FIELD_NUMBER: builtins.int
     FINISH_TIME_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     RECEIPT_NUMBER_FIELD_NUMBER: builtins.int
     RECEIPT_LINK_FIELD_NUMBER: builtins.int
     OUTCOME_MESSAGE_HASH_FIELD_NUMBER: builtins.int
-    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     claim_id: builtins.str
     """The claim that last authorised it."""
     runner_id: builtins.str
@@ -885,14 +885,14 @@ class CallTrail(message.Message):
     """SHA-256 of the outcome's status (SUCCEEDED, ...), a NUL, its detail, a NUL, its content; empty before it is
     FINISHED.
     """
+    idempotency_key: builtins.str
+    """The idempotency key that the other side got; empty: <task_id>/<call_id>."""
     receipt_number: builtins.int
     """Its place in the chain of its task's receipts, from 1; 0: it has no receipt."""
     receipt_link: builtins.bytes
     """The link of its receipt, see docs/receipts.md; empty: it has no receipt."""
     outcome_message_hash: builtins.bytes
     """SHA-256 of the outcome as the record stores it, a serialized Outcome; empty: it has no receipt."""
-    idempotency_key: builtins.str
-    """The idempotency key of the effect."""
     @builtins.property
     def record(self) -> CallRecord:
         """The record. The outcome has no content: the ledger has the content, and `outcome_hash` compares them."""
@@ -915,10 +915,10 @@ class CallTrail(message.Message):
         outcome_hash: builtins.bytes = ...,
         accept_time: timestamp_pb2.Timestamp | None = ...,
         finish_time: timestamp_pb2.Timestamp | None = ...,
+        idempotency_key: builtins.str = ...,
         receipt_number: builtins.int = ...,
         receipt_link: builtins.bytes = ...,
         outcome_message_hash: builtins.bytes = ...,
-        idempotency_key: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from services.tools.calls.records import CallKey, unpack_outcome
+from services.tools.calls.records import unpack_outcome
 from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.fencing import Claims, describe_epoch
@@ -32,21 +32,20 @@ async def list_calls(pool: Pool, tenant: str, request: admin_pb.ListCallsRequest
     The query asks for one row more than the page has, to learn whether there is a next page.
     """
     page_size = request.page_size or DEFAULT_CALLS
-    task_id = UUID(request.task_id)
-    task = {"task_id": task_id, "tenant": tenant}
+    task = {"task_id": UUID(request.task_id), "tenant": tenant}
     async with connection(pool) as postgres:
         selection = {"after_call_id": request.after_call_id, "call_ids": list(request.call_ids)}
         page = {**task, **selection, "limit": page_size + 1}
         rows = await (await postgres.execute(QUERIES.call_log, page)).fetchall()
         fence = await (await postgres.execute(QUERIES.read_fence, task)).fetchone()
     return admin_pb.ListCallsResponse(
-        calls=[_logged_call(task_id, row) for row in rows[:page_size]],
+        calls=[_logged_call(row) for row in rows[:page_size]],
         fence=None if fence is None or not fence[0] else _fence(fence),
         more=len(rows) > page_size,
     )
 
 
-def _logged_call(task_id: UUID, row: tuple[Any, ...]) -> tool_pb2.CallTrail:
+def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
     call_id, tool, effect_class, state, call_attempt, epoch, claim_id, runner_id, arguments_hash, packed, *rest = row
     record = tool_pb2.CallRecord(
         call_id=call_id,
@@ -66,7 +65,6 @@ def _logged_call(task_id: UUID, row: tuple[Any, ...]) -> tool_pb2.CallTrail:
     logged.receipt_number, logged.receipt_link, accepted_at, started_at, finished_at = rest
     if logged.receipt_number and packed is not None:
         logged.outcome_message_hash = hashlib.sha256(packed).digest()
-        logged.idempotency_key = CallKey(task_id, call_id).idempotency_key
     logged.accept_time.CopyFrom(timestamp(accepted_at))
     if started_at is not None:
         logged.record.start_time.CopyFrom(timestamp(started_at))
