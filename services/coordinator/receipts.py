@@ -53,7 +53,9 @@ class Receipts:
         task_id = str(UUID(request.task_id))
         fence, trails = await self._tools.calls(task_id)
         facts = await self._ledger_facts(task_id)  # the later read: an approval is older than its call's record
-        records = {trail.record.call_id: _record(task_id, trail) for trail in trails if trail.receipt_number}
+        # Of later outcomes, a page of records may have one and lack the one before: they wait for the next request.
+        known = [trail for trail in trails if 0 < trail.receipt_number <= fence.receipts]
+        records = {trail.record.call_id: _record(task_id, trail) for trail in known}
         chain = _checked(records.values(), Head(fence.receipts, fence.receipt_head or NO_LINK))
         wanted = [one for one in chain if one["number"] > request.after_number and request.call_id in ("", one["call"])]
         if request.call_id and not wanted:
@@ -62,7 +64,7 @@ class Receipts:
         more = len(page) < len(wanted)
         return pb.GetReceiptsResponse(
             receipts=[self._receipt(one, records[one["call"]], facts[one["call"]]) for one in page],
-            head="" if more or request.call_id else self._head(task_id, chain, trails),
+            head="" if more or request.call_id else self._head(task_id, chain, _open_calls(trails, fence.receipts)),
             more=more,
         )
 
@@ -76,13 +78,13 @@ class Receipts:
         signed = {"tool_service": of_tools, "ledger": facts, "sign_time": utc_text(datetime.now(UTC))}
         return self._issuer.sign_receipt("receipt", signed)
 
-    def _head(self, task_id: str, chain: list[dict[str, Any]], trails: Iterable[tool_pb2.CallTrail]) -> str:
+    def _head(self, task_id: str, chain: list[dict[str, Any]], open_calls: list[str]) -> str:
         signed = {
             "tenant": current_tenant(),
             "task": task_id,
             "receipts": len(chain),
             "link": (link_of(chain[-1]) if chain else NO_LINK).hex(),
-            "open_calls": sorted(trail.record.call_id for trail in trails if _is_open(trail.record)),
+            "open_calls": open_calls,
             "sign_time": utc_text(datetime.now(UTC)),
         }
         return self._issuer.sign_receipt("head", signed)
@@ -150,9 +152,17 @@ def _record(task_id: str, trail: tool_pb2.CallTrail) -> EffectRecord:
     )
 
 
-def _is_open(record: tool_pb2.CallRecord) -> bool:
-    has_effect = EFFECT_CLASSES.to_domain(record.effect_class) is not EffectClass.PURE
-    return has_effect and CALL_STATES.to_domain(record.state) in _OPEN
+def _open_calls(trails: Iterable[tool_pb2.CallTrail], receipts: int) -> list[str]:
+    """Returns the effects that had begun and had no receipt yet when there were so many."""
+    return sorted(
+        trail.record.call_id
+        for trail in trails
+        if trail.receipt_number > receipts
+        or (
+            CALL_STATES.to_domain(trail.record.state) in _OPEN
+            and EFFECT_CLASSES.to_domain(trail.record.effect_class) is not EffectClass.PURE
+        )
+    )
 
 
 def _entry(entry: ledger_pb2.Entry) -> dict[str, Any]:
