@@ -128,7 +128,7 @@ def gateway() -> Iterator[Hostile]:
 
 
 VERBATIM: Final = {("files", "cat"), ("tools", "receipts")}
-"""Commands that print bytes as they are, unless a terminal shows them: see `test_a_file_is_escaped_on_a_terminal_only`."""
+"""Commands that print bytes as they are, unless a terminal shows them: `test_a_file_is_escaped_on_a_terminal_only`."""
 
 
 def commands(group: Any = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -175,7 +175,7 @@ def test_chain_must_have_a_noted_head(signers: dict[str, Signer], lines: list[st
 @pytest.mark.parametrize("name", ["tool", "call_attempt", "epoch", "outcome_message_hash", "claim_id", "finished_at"])
 def test_record_that_is_not_the_one_of_its_link_is_found(name: str) -> None:
     made = records()
-    others = {
+    others: dict[str, Any] = {
         "tool": "x",
         "call_attempt": 2,
         "epoch": 3,
