@@ -95,7 +95,8 @@ def test_each_changed_field_is_refused(place: int, lines: list[str], verified: A
     paths = _fields(json.loads(lines[place]))
     assert len(paths) > 8
     for path in paths:
-        for other in (None, 0, -1, 1.5, True, "", "x", [], {}):
+        others: list[Any] = [None, 0, -1, 1.5, True, "", "x", [], {}]
+        for other in others:
             changed = json.loads(lines[place])
             inner = changed
             for name in path[:-1]:
