@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
+from uuid import UUID
 
 from services.coordinator.claims.issuing import Issuer
 from services.coordinator.ledger_client import LedgerClient
@@ -49,41 +50,41 @@ class Receipts:
 
         Raises NotFound, and WrongState (RECEIPT_CHAIN_BROKEN) if a record is not the one that its receipt was made of.
         """
-        fence, trails = await self._tools.calls(request.task_id)
-        facts = await self._ledger_facts(request.task_id)  # the later read: an approval is older than its call's record
-        records = {trail.record.call_id: _record(request.task_id, trail) for trail in trails if trail.receipt_number}
+        task_id = str(UUID(request.task_id))
+        fence, trails = await self._tools.calls(task_id)
+        facts = await self._ledger_facts(task_id)  # the later read: an approval is older than its call's record
+        # Of later outcomes, a page of records may have one and lack the one before: they wait for the next request.
+        known = [trail for trail in trails if 0 < trail.receipt_number <= fence.receipts]
+        records = {trail.record.call_id: _record(task_id, trail) for trail in known}
         chain = _checked(records.values(), Head(fence.receipts, fence.receipt_head or NO_LINK))
         wanted = [one for one in chain if one["number"] > request.after_number and request.call_id in ("", one["call"])]
         if request.call_id and not wanted:
             raise _no_receipt(request, trails)
-        keys = {trail.record.call_id: trail.idempotency_key for trail in trails}
         page = wanted[: request.page_size or DEFAULT_RECEIPTS]
         more = len(page) < len(wanted)
         return pb.GetReceiptsResponse(
-            receipts=[self._receipt(one, records[one["call"]], keys[one["call"]], facts[one["call"]]) for one in page],
-            head="" if more or request.call_id else self._head(request.task_id, chain, trails),
+            receipts=[self._receipt(one, records[one["call"]], facts[one["call"]]) for one in page],
+            head="" if more or request.call_id else self._head(task_id, chain, _open_calls(trails, fence.receipts)),
             more=more,
         )
 
-    def _receipt(
-        self, chained: Mapping[str, Any], record: EffectRecord, idempotency_key: str, facts: Mapping[str, Any]
-    ) -> str:
+    def _receipt(self, chained: Mapping[str, Any], record: EffectRecord, facts: Mapping[str, Any]) -> str:
         outcome = {
             "detail": record.outcome_detail,
             "sha256": record.outcome_hash.hex(),
             "status": record.outcome_status.value,
         }
-        of_tools = {"record": chained, "outcome": outcome, "idempotency_key": idempotency_key}
+        of_tools = {"record": chained, "outcome": outcome, "idempotency_key": record.idempotency_key}
         signed = {"tool_service": of_tools, "ledger": facts, "sign_time": utc_text(datetime.now(UTC))}
         return self._issuer.sign_receipt("receipt", signed)
 
-    def _head(self, task_id: str, chain: list[dict[str, Any]], trails: Iterable[tool_pb2.CallTrail]) -> str:
+    def _head(self, task_id: str, chain: list[dict[str, Any]], open_calls: list[str]) -> str:
         signed = {
             "tenant": current_tenant(),
             "task": task_id,
             "receipts": len(chain),
             "link": (link_of(chain[-1]) if chain else NO_LINK).hex(),
-            "open_calls": sorted(trail.record.call_id for trail in trails if _is_open(trail.record)),
+            "open_calls": open_calls,
             "sign_time": utc_text(datetime.now(UTC)),
         }
         return self._issuer.sign_receipt("head", signed)
@@ -147,12 +148,21 @@ def _record(task_id: str, trail: tool_pb2.CallTrail) -> EffectRecord:
         outcome_status=OUTCOME_STATUSES.to_domain(record.outcome.status),
         outcome_detail=record.outcome.detail,
         outcome_hash=trail.outcome_hash,
+        idempotency_key=trail.idempotency_key or f"{task_id}/{record.call_id}",
     )
 
 
-def _is_open(record: tool_pb2.CallRecord) -> bool:
-    has_effect = EFFECT_CLASSES.to_domain(record.effect_class) is not EffectClass.PURE
-    return has_effect and CALL_STATES.to_domain(record.state) in _OPEN
+def _open_calls(trails: Iterable[tool_pb2.CallTrail], receipts: int) -> list[str]:
+    """Returns the effects that had begun and had no receipt yet when there were so many."""
+    return sorted(
+        trail.record.call_id
+        for trail in trails
+        if trail.receipt_number > receipts
+        or (
+            CALL_STATES.to_domain(trail.record.state) in _OPEN
+            and EFFECT_CLASSES.to_domain(trail.record.effect_class) is not EffectClass.PURE
+        )
+    )
 
 
 def _entry(entry: ledger_pb2.Entry) -> dict[str, Any]:

@@ -44,6 +44,8 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response")
 
 ONE_WAIT_SECONDS: Final = 60.0
+RECEIPTS_PAGE: Final = 500
+"""The most of a page: for each page the coordinator reads the whole chain."""
 ACT_TIMEOUT_SECONDS: Final = 60.0
 """A page of acts on many tasks takes about 5 s, and longer where the ledger is slow."""
 FORK_TIMEOUT_SECONDS: Final = 150.0
@@ -392,7 +394,7 @@ class Client:
 
         `call_id`: only the receipt of this call. Raises NotFound, and WrongState (RECEIPT_CHAIN_BROKEN).
         """
-        more, request = True, api.GetReceiptsRequest(task_id=task_id, call_id=call_id)
+        more, request = True, api.GetReceiptsRequest(task_id=task_id, call_id=call_id, page_size=RECEIPTS_PAGE)
         while more:
             page = await self.tasks.GetReceipts(request)
             for line in page.receipts:

@@ -67,6 +67,7 @@ class EffectRecord:
     outcome_status: OutcomeStatus
     outcome_detail: str
     outcome_hash: bytes
+    idempotency_key: str = ""
 
     def chained(self, previous: bytes) -> dict[str, Any]:
         """Returns the part of the record that its link covers; `receipt_text` in SQL writes the same."""

@@ -172,7 +172,8 @@ async def test_doubt_has_a_receipt_when_its_outcome_is_known(
     async with await psycopg.AsyncConnection.connect(tools_dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to tools")
         mark = OutcomeMark(CallKey(UUID(owner.task_id), "1.1"), 1, pack_outcome(late))
-        assert [await finish_calls(postgres, [mark]) for _ in range(2)] == [[True], [False]]
+        connection: Any = postgres
+        assert [await finish_calls(connection, [mark]) for _ in range(2)] == [[True], [False]]
     request = execute_request(owner, "1.0", UNSAFE, json.dumps(arguments))
     decision = tool_pb2.InDoubtDecision(happened=tool_pb2.InDoubtDecision.Happened(result="seen"))
     request.resolution.CopyFrom(tool_pb2.CallResolution(call_attempt=1, decision=decision, reason="x", actor="ann"))

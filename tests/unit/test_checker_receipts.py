@@ -23,9 +23,10 @@ def with_receipts() -> tuple[Story, list[str]]:
     story = taken_over()
     link, names = NO_LINK, sorted(story.calls)
     story.calls = {name: replace(call, effect_class=EffectClass.UNSAFE) for name, call in story.calls.items()}
+    (row,) = story.history().tasks or ()
     for number, name in enumerate(names, 1):
         call = story.calls[name]
-        link = link_of(_record(call, number, story.history().tasks[0].tenant).chained(link))
+        link = link_of(_record(call, number, row.tenant).chained(link))
         story.calls[name] = replace(call, receipt_number=number, receipt_link=link, outcome_message_hash=MESSAGE_HASH)
     return story, names
 

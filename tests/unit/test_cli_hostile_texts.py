@@ -127,11 +127,15 @@ def gateway() -> Iterator[Hostile]:
     server.stop(None)
 
 
+VERBATIM: Final = {("files", "cat"), ("tools", "receipts")}
+"""Commands that print bytes as they are, unless a terminal shows them: `test_a_file_is_escaped_on_a_terminal_only`."""
+
+
 def commands(group: Any = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
-        elif not {name, *path} & LOCAL and path not in FILES and (*path, name) != ("files", "cat"):
+        elif not {name, *path} & LOCAL and path not in FILES and (*path, name) not in VERBATIM:
             yield (*path, name), command
 
 
@@ -159,6 +163,8 @@ CASES: Final = [pytest.param(path, command, id=" ".join(path)) for path, command
 def test_no_command_prints_control_characters(
     gateway: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...], command: Any, mode: str
 ) -> None:
+    if path == ("tools", "receipt") and mode == "json":
+        pytest.skip("the bytes of a receipt are signed: they are printed as those of a file")
     monkeypatch.chdir(tmp_path)
     gateway.begin(refuses=mode == "refused")
     options = {"json": ["--json"], "verbose": ["--verbose"]}.get(mode, [])

@@ -95,7 +95,8 @@ def test_each_changed_field_is_refused(place: int, lines: list[str], verified: A
     paths = _fields(json.loads(lines[place]))
     assert len(paths) > 8
     for path in paths:
-        for other in (None, 0, -1, 1.5, True, "", "x", [], {}):
+        others: list[Any] = [None, 0, -1, 1.5, True, "", "x", [], {}]
+        for other in others:
             changed = json.loads(lines[place])
             inner = changed
             for name in path[:-1]:
@@ -175,7 +176,7 @@ def test_chain_must_have_a_noted_head(signers: dict[str, Signer], lines: list[st
 @pytest.mark.parametrize("name", ["tool", "call_attempt", "epoch", "outcome_message_hash", "claim_id", "finished_at"])
 def test_record_that_is_not_the_one_of_its_link_is_found(name: str) -> None:
     made = records()
-    others = {
+    others: dict[str, Any] = {
         "tool": "x",
         "call_attempt": 2,
         "epoch": 3,

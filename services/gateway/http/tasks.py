@@ -256,10 +256,13 @@ async def _content(parts: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
             yield part.content
 
 
+_RECEIPTS_PAGE: Final = 500
+
+
 async def receipts(call: HttpCall, query: req.ReceiptsQuery, _body: None) -> Response:
     """The lines of a file of receipts, whose exact bytes are signed."""
     lines, more = list[str](), True
-    request = api.GetReceiptsRequest(task_id=call.path("task_id"), call_id=query.call_id)
+    request = api.GetReceiptsRequest(task_id=call.path("task_id"), call_id=query.call_id, page_size=_RECEIPTS_PAGE)
     while more:
         page = await call.one(call.stubs.tasks.GetReceipts, request)
         lines += [*page.receipts, *([page.head] if page.head else ())]

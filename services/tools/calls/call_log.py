@@ -32,8 +32,7 @@ async def list_calls(pool: Pool, tenant: str, request: admin_pb.ListCallsRequest
     The query asks for one row more than the page has, to learn whether there is a next page.
     """
     page_size = request.page_size or DEFAULT_CALLS
-    task_id = UUID(request.task_id)
-    task = {"task_id": task_id, "tenant": tenant}
+    task = {"task_id": UUID(request.task_id), "tenant": tenant}
     async with connection(pool) as postgres:
         selection = {"after_call_id": request.after_call_id, "call_ids": list(request.call_ids)}
         page = {**task, **selection, "limit": page_size + 1}

@@ -39,6 +39,7 @@ export class Aside {
       ["Submitted", timeMark(task.created_at)],
       ["Deadline", task.deadline_at && !isEnded(task.state) ? timeMark(task.deadline_at) : ""],
       ["Next retry", task.next_retry_at ? timeMark(task.next_retry_at) : ""],
+      ["Receipts", isEnded(task.state) ? h("a", { href: url(path`/v1/tasks/${task.task_id}/receipts`, { tenant: currentTenant() }), download: "receipts.jsonl", title: "The signed receipts of the task's effects" }, "Download") : ""],
     ].filter(([, value]) => value !== "" && value !== null);
     const more = [];
     if (task.system) more.push(h("details", h("summary", "System prompt"), longText(task.system)));

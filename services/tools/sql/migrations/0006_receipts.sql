@@ -34,7 +34,7 @@ create function receipt_text(c calls, tenant text, number int, previous bytea) r
 $$;
 
 -- Statements that write outcomes lock the fence before the call, as all statements do.
-create function add_receipt() returns trigger language plpgsql as $$
+create function add_receipt() returns trigger language plpgsql set search_path = tools, pg_temp as $$
 begin
   update fences
      set receipts = receipts + 1,
