@@ -46,7 +46,7 @@ class LedgerStops:
                 await rest(POLL_SECONDS)
 
     async def try_once(self) -> bool:
-        """Asks once, also before the first call. Returns whether the stops have changed, which the next one confirms."""
+        """Asks once. Returns whether the stops have changed, which the next question confirms."""
         try:
             has_changed = await self.read()
         except (TenureError, PeerFailed) as error:
