@@ -31,6 +31,7 @@ from services.checkpoint.queries import prepare_connection
 from services.tools.calls.accept_new import accept_new_calls
 from services.tools.calls.records import CallKey, CallRequest, pack_outcome
 from services.tools.calls.start_and_finish import OutcomeMark, finish_calls
+from services.tools.calls.stops import StopView
 from services.tools.statements import SCHEMA as TOOLS_SCHEMA
 from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
 from services.worker.ledger_client import LedgerClient
@@ -141,7 +142,8 @@ class BareSteps:
         writes: list[_Write] = []
         with suppress(_RollBack):
             async with self._ledger.transaction() as of_ledger, self._tools.transaction() as of_tools:
-                ledger, tools = _Recorder(of_ledger), _Recorder(of_tools)
+                ledger, tools, stops = _Recorder(of_ledger), _Recorder(of_tools), StopView()
+                await stops.refresh(of_tools)
 
                 async def commit(requests: list[pb.CommitRequest]) -> None:
                     await self._commit(ledger, tasks, requests)
@@ -151,7 +153,7 @@ class BareSteps:
                 for number in range(1, steps + 1):
                     calls = [self._call(task) for task in tasks]
                     await commit([answered(task, intent_of(task), dotted_text(task.step)) for task in tasks])
-                    await accept_new_calls(tools, calls, [True] * len(calls), self._runner_id)
+                    await accept_new_calls(tools, calls, [True] * len(calls), self._runner_id, stops)
                     writes.append((self._tools, tools.take()))
                     await finish_calls(tools, [OutcomeMark(call.key, 1, pack_outcome(_OUTCOME)) for call in calls])
                     writes.append((self._tools, tools.take()))

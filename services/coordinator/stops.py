@@ -1,6 +1,6 @@
 """Gives the tool service the ledger's stops, in case that a gateway died between the two, or the tool service was away.
 
-A tool service that nobody reaches keeps to the stops that it has.
+A tool service that no coordinator reaches keeps to the stops that it has.
 """
 
 from __future__ import annotations

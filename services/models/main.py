@@ -106,6 +106,7 @@ async def compose(process: Process, settings: ModelsSettings) -> None:
     duties.start("sweep model calls", sweep.run, silence_seconds=SILENCE_SECONDS)
     liveness = await process.open(RunnerLife(stores.living, settings.runner_ttl_seconds, endpoints.share_with))
     stops = LedgerStops(checkpoint, f"models/{instance_id()}")
+    await stops.try_once()
     runs = await _serve(process, settings, security, stores, endpoints, duties, liveness, reports, stops)
     duties.start("stops", stops.run, silence_seconds=SILENCE_SECONDS)
     duties.start("stop settled calls", SettledCalls(runs, checkpoint).run, silence_seconds=SILENCE_SECONDS)

@@ -42,15 +42,20 @@ class LedgerStops:
     async def run(self) -> Never:
         """Follows the stops, as a duty. Each question also says which epoch this process keeps to."""
         while True:
-            try:
-                if await self.read():
-                    continue
-                self._fails = False
-            except (TenureError, PeerFailed) as error:
-                if not self._fails:
-                    _log.warning("cannot read the ledger's stops", extra={"why": str(error)})
-                self._fails = True
-            await rest(POLL_SECONDS)
+            if not await self.try_once():
+                await rest(POLL_SECONDS)
+
+    async def try_once(self) -> bool:
+        """Asks once. Returns whether the stops have changed, which the next question confirms."""
+        try:
+            has_changed = await self.read()
+        except (TenureError, PeerFailed) as error:
+            if not self._fails:
+                _log.warning("cannot read the ledger's stops", extra={"why": str(error)})
+            self._fails = True
+            return False
+        self._fails = False
+        return has_changed
 
     async def read(self) -> bool:
         """Asks once. Returns whether the stops have changed."""

@@ -13,6 +13,7 @@ from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.fencing import compose_epoch
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tests.conformance.test_ledger_agents import Agents, function
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, answer, reserve
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -60,9 +61,10 @@ async def test_stopped_tasks_are_neither_offered_nor_granted(
 
 async def test_stop_of_an_agent_passes_over_its_tasks_only(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
-    mine, free = (await replica.create()).task_id, (await replica.create()).task_id
-    await replica.query("update ledger.tasks set agent = 'billing' where task_id = %s", mine)
-    await stop(replica, agent="billing")
+    agents = Agents(replica)
+    await agents.register(function(), "b1", make_current=True)
+    mine, free = (await agents.submit()).task_id, (await replica.create()).task_id
+    await stop(replica, agent="support")
     assert await offered(replica) == {free}
     assert not await registered(replica, mine, compose_epoch(1, 5))
 

@@ -31,7 +31,7 @@ async def _listed(replica: Checkpoint) -> Any:
 async def known(replica: Checkpoint) -> None:
     """Returns when a model runner reads the stops of this ledger."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await replica.query("select from ledger.stop_readers"):
+        while not await replica.query("select reader from ledger.stop_readers"):
             await asyncio.sleep(0.02)
 
 

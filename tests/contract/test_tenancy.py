@@ -20,6 +20,9 @@ OPERATOR_FIELDS = {
     "tenure.v1.GetTenantRequest.tenant",
     "tenure.v1.UpdateTenantLimitsRequest.tenant",
     "tenure.v1.GetTenantUsageRequest.tenant",
+    "tenure.v1.BeginStopRequest.tenant",
+    "tenure.v1.EndStopRequest.tenant",
+    "tenure.v1.Stop.tenant",
 }
 """They name what the operator acts on, not who the operator is."""
 COORDINATOR_FIELDS = {

@@ -16,10 +16,11 @@ from services.worker import own_calls, tool_step
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption
 from services.worker.own_calls import CallOfOwnTool, OwnRuns
+from services.worker.transitions import after_interruption
 from tenure.control import EffectClass, OwnTool, OwnToolContext
 from tenure.control.own_tools import ForModel
 from tenure.domain.compaction import Window
-from tenure.domain.entries import ToolIntent
+from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
@@ -274,3 +275,37 @@ async def test_all_but_a_drain_ends_the_wait_for_an_unsafe_own_call(kind: Interr
     with pytest.raises(Interrupted):
         async with asyncio.timeout(PATIENCE_SECONDS):
             await running
+
+
+class StoppingService:
+    """A tool service under a stop: it refuses what has not begun, and lets an UNSAFE call finish."""
+
+    def __init__(self) -> None:
+        self.may_finish = asyncio.Event()
+
+    async def execute(self, _token: Any, intent: ToolIntent, *_: Any) -> Outcome:
+        if intent.call_id != "1.0":
+            raise Unavailable("an operator stopped it", reason="STOPPED")
+        await self.may_finish.wait()
+        return Outcome(OutcomeStatus.SUCCEEDED, "done")
+
+
+async def test_stopped_task_leaves_after_its_unsafe_own_calls() -> None:
+    service = StoppingService()
+    step, _ = tool_step_with(cast("Any", service), Slow(), EffectClass.UNSAFE)
+    intents = [
+        ToolIntent("1.0", "", "slow", "{}"),
+        ToolIntent("1.1", "", "slow", "{}"),
+        ToolIntent("1.2", "", "t", "{}"),
+    ]
+    running = asyncio.create_task(step.run(1, intents))
+    await settled()
+    assert not running.done()
+    service.may_finish.set()
+    with pytest.raises(Interrupted) as left:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await running
+    assert (left.value.kind, left.value.message) == (Interruption.STOP, "an operator stopped it")
+    assert [body.call_id for _, body in step.uncommitted if isinstance(body, ToolOutcome)] == ["1.0"]
+    left_as = after_interruption(ResumePoint(), TaskPolicy(), left.value)
+    assert (left_as.to_state, left_as.reason, left_as.retry_delay_seconds) == ("RETRY_SCHEDULED", "STOPPED", 5.0)
