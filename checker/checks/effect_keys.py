@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from checker.check import SumCheck, Violation
@@ -14,42 +15,58 @@ from tenure.domain.tools import EffectClass, OutcomeStatus
 
 
 class _Made(NamedTuple):
-    """A call that made its effect. `by_person`: a person had resolved that it runs."""
+    """A call that made its effect."""
 
     task_id: str
     call_id: str
     round: str
     effect_class: EffectClass
-    by_person: bool
+
+
+@dataclass
+class _EffectInPeriod:
+    """`permitted`: how often a person resolved that a call with the key runs, whatever had happened."""
+
+    made: list[_Made] = field(default_factory=list)
+    permitted: int = 0
+
+    def too_many(self) -> Iterator[tuple[_Made, _Made]]:
+        """Yields each call beyond those that may make the effect, with the first call.
+
+        Calls of one round have one idempotency key: a tool that honours it makes one effect of them.
+        """
+        effects: dict[object, _Made] = {}
+        for call in self.made:
+            effects.setdefault(call.round if call.effect_class.may_run_again else (call.task_id, call.call_id), call)
+        calls = list(effects.values())
+        for call in calls[1 + self.permitted :]:
+            yield call, calls[0]
 
 
 class _EffectsOnce:
-    """I44. Calls of one round have one idempotency key: only a tool that honours it may make them all."""
+    """I44."""
 
     def __init__(self) -> None:
-        self._made: defaultdict[tuple[str, str], list[_Made]] = defaultdict(list)
+        self._effects: defaultdict[tuple[str, str], _EffectInPeriod] = defaultdict(_EffectInPeriod)
 
     def add(self, task: TaskHistory) -> None:
         resolved = {
             resolution.call_id for _, resolution in resolutions(task) if isinstance(resolution.decision, DidNotHappen)
         }
         for call in task.calls:
-            succeeded = call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED
-            if call.idempotency_key and succeeded:
-                effect, period, number = call.idempotency_key.split("-")
-                made = _Made(task.task_id, call.call_id, number, call.effect_class, call.call_id in resolved)
-                self._made[effect, period].append(made)
+            if not call.idempotency_key:
+                continue
+            digest, period, number = call.idempotency_key.split("-")
+            effect = self._effects[digest, period]
+            effect.permitted += call.call_id in resolved
+            if call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED:
+                effect.made.append(_Made(task.task_id, call.call_id, number, call.effect_class))
 
     def violations(self) -> Iterator[Violation]:
-        for calls in self._made.values():
-            first, *others = sorted(calls, key=lambda call: call.by_person)
-            for other in others:
-                is_repeat = other.round == first.round and other.effect_class.may_run_again
-                if not is_repeat and not other.by_person:
-                    message = (
-                        f"call {other.call_id} made the effect that call {first.call_id} of task {first.task_id} made"
-                    )
-                    yield Violation("I44", other.task_id, message)
+        for effect in self._effects.values():
+            for call, first in effect.too_many():
+                message = f"call {call.call_id} made the effect that call {first.call_id} of task {first.task_id} made"
+                yield Violation("I44", call.task_id, message)
 
 
 CHECKS: Final = (SumCheck("I44", "an effect with an effect key happens once", ("calls", "entries"), _EffectsOnce),)

@@ -92,15 +92,21 @@ class OtherCall:
         return f"call {self.call_id} of task {self.task_id}, {self.at.isoformat(sep=' ', timespec='seconds')}"
 
 
-def already_happened(other: OtherCall) -> Outcome:
-    """Returns the outcome of a call whose effect has happened: the recorded one, with a sentence that says so."""
+def already_happened(other: OtherCall, task_id: str) -> Outcome:
+    """Returns the outcome of a call of this task whose effect has happened: the recorded one, after a sentence.
+
+    The files of another task stay with that task.
+    """
     head = f"This effect has happened already, by {other.text}. This call did nothing more."
     if other.outcome is None:
-        return Outcome(
-            OutcomeStatus.SUCCEEDED, f"{head} Its outcome was deleted with its task.", detail=ALREADY_HAPPENED
-        )
-    content = f"{head} Its outcome:\n\n{other.outcome.text}"
-    return replace(other.outcome, content=content, note="", detail=ALREADY_HAPPENED, duration_seconds=0.0, usage=None)
+        content = f"{head} Its outcome was deleted with its task."
+        return Outcome(OutcomeStatus.SUCCEEDED, content, detail=ALREADY_HAPPENED)
+    recorded, content = other.outcome, f"{head} Its outcome:\n\n{other.outcome.text}"
+    if other.task_id != task_id:
+        recorded = replace(recorded, output_path="", images=())
+    return replace(
+        recorded, content=content, note="", detail=ALREADY_HAPPENED, duration_seconds=0.0, usage=None, output=None
+    )
 
 
 def refused_repeat(other: OtherCall, fact: EffectFact) -> Outcome:

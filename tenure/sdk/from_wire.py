@@ -214,7 +214,7 @@ _EVENTS: Final[dict[str, Callable[[ledger_pb2.Entry], events.Event]]] = {
         "tool_outcome",
         "outcome",
         given={"images": lambda body: tuple(image.kept.path for image in body.outcome.images)},
-        skip="epoch usage output",
+        skip="epoch usage output no_effect",
     ),
     "user_message": _event(events.UserMessageEvent, "user_message", given={"files": _paths}),
     "cancel_request": _event(events.CancelRequestEvent, "cancel_request"),

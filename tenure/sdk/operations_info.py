@@ -429,6 +429,7 @@ ToolInfo: Final[Any] = _shape(
         "undo_tool": "definition.compensation.tool",
         "undo_arguments": "definition.compensation.arguments_json",
     },
+    skip="effect_key",
 )
 HeldToolInfo: Final[Any] = _part(
     "HeldToolInfo",

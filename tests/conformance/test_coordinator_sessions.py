@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from devstack.etcd import EtcdProcess
+from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
 from tenure.domain.states import ReleaseReason
 from tenure.runtime.security.signing import write_key_pair
@@ -196,7 +197,8 @@ async def test_a_draining_replica_sends_workers_away_with_their_claims(fleet: Fl
 async def test_a_new_signing_key_gives_new_tokens_of_the_same_epoch(fleet: Fleet, tmp_path: Path) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
-    await fleet.submit()
+    talk = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONVERSATION, source_id="talk")
+    task_id = await fleet.submit(source=talk)
     grant = await worker.next_grant()
     write_key_pair(tmp_path / "next.json", fleet.verifying_keys, "test-2")
     (tmp_path / "next.json").replace(fleet.signing_key)
@@ -204,6 +206,8 @@ async def test_a_new_signing_key_gives_new_tokens_of_the_same_epoch(fleet: Fleet
     [token] = await worker.hears_tokens()
     assert (token.key_id, grant.token.key_id) == ("test-2", "test-1")
     assert read_claims(token) == read_claims(grant.token)
+    assert read_claims(token).scopes == TaskScopes(task_id, "talk")
+    assert read_claims(token.provider_token).scopes is None
     keys = {key.key_id: key.active for key in await fleet.signing_keys(replica)}
     assert keys == {"test-1": False, "test-2": True}
     grant.token.CopyFrom(token)

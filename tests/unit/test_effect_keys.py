@@ -180,11 +180,11 @@ def test_a_person_permits_what_no_call_makes_now() -> None:
 
 
 def test_the_model_reads_which_call_made_the_effect() -> None:
-    other = OtherCall(
-        "task-1", "2.0", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), Outcome(OutcomeStatus.SUCCEEDED, "receipt 9")
-    )
-    answer = already_happened(other)
-    assert (answer.status, answer.detail) == (OutcomeStatus.SUCCEEDED, "ALREADY_HAPPENED")
+    recorded = Outcome(OutcomeStatus.SUCCEEDED, "receipt 9", output_path="outputs/2.0.txt")
+    other = OtherCall("task-1", "2.0", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), recorded)
+    answer = already_happened(other, "task-2")
+    assert (answer.status, answer.detail, answer.output_path) == (OutcomeStatus.SUCCEEDED, "ALREADY_HAPPENED", "")
+    assert already_happened(other, "task-1").output_path == "outputs/2.0.txt"
     assert "by call 2.0 of task task-1, 2026-01-02 03:04:05+00:00" in answer.content
     assert answer.content.endswith("Its outcome:\n\nreceipt 9")
     refusals = {refused_repeat(other, fact).detail for fact in (EffectFact.HAPPENED, EffectFact.UNKNOWN)}

@@ -31,7 +31,7 @@ from tenure.domain.repeated_effects import (
     refused_repeat,
     waited_in_vain,
 )
-from tenure.domain.tools import CallState, Outcome, OutcomeStatus, ToolDefinition
+from tenure.domain.tools import CallState, Outcome, OutcomeStatus, ToolDefinition, bounded
 from tenure.runtime.process import rest
 from tenure.runtime.store.postgres import Connection, Pool, connection
 
@@ -157,7 +157,9 @@ def _decide(
                 return WaitForEffect(effect_row.holder)
             return _concluded(waited_in_vain(effect_row.other, request.patience_seconds), verdict)
         if repeat is Repeat.ANSWER:
-            return _concluded(already_happened(effect_row.other), verdict)
+            outcome = already_happened(effect_row.other, request.claims.task_id)
+            limit_bytes = request.output_limit_bytes
+            return _concluded(bounded(outcome, limit_bytes) if limit_bytes else outcome, verdict)
         if repeat is Repeat.REFUSE:
             return _concluded(refused_repeat(effect_row.other, effect_row.known), verdict)
         if repeat is Repeat.ASK:
