@@ -50,7 +50,7 @@ class Issuer:
             tools=record.tools,
             installation=self._installation,
             agent=record.agent,
-            labels=dict(zip(record.labels[::2], record.labels[1::2], strict=True)),
+            labels=tuple(zip(record.labels[::2], record.labels[1::2], strict=True)),
             approvals=record.approvals,
         )
         return sign_task_claims(self._signer, claims, datetime.now(UTC))
