@@ -52,7 +52,7 @@ def _show_all(context: Context, listed: Iterable[tool_pb2.ToolRule]) -> None:
     table = make_list("RULE", "VERDICT", "TOOL", "AGENT", "WHEN", "BOUNDS", "CHANGED", "BY")
     for rule in listed:
         texts = (rule.name, _verdict(rule.verdict), rule.tool, rule.agent, one_line(rule.when, 60), _bounds(rule))
-        table.add_row(*texts, ago(rule.update_time), harmless(rule.actor))
+        table.add_row(*texts, ago(rule.update_time), harmless(rule.changed_by))
     context.console.print(table)
 
 
@@ -114,7 +114,7 @@ async def try_rule(
 
 
 def _show_tried(context: Context, name: str, tried: pb.TryToolRuleResponse) -> None:
-    echo(f"{name}: {tried.allowed:,} allowed, {tried.asked:,} asked, {tried.denied:,} denied")
+    echo(f"{name}: {tried.allowed:,} allowed, {tried.to_approve:,} asked, {tried.denied:,} denied")
     if tried.more:
         echo("there are more calls than were decided: give a shorter --since", err=True)
     if not tried.calls:

@@ -10,8 +10,7 @@ years at 1,000 writes a second.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum, unique
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -107,7 +106,7 @@ class Claims:
     agent: str = ""
     queue: str = ""
     scopes: TaskScopes | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[tuple[str, str], ...] = ()
     approvals: tuple[str, ...] = ()
 
     @property
@@ -117,7 +116,7 @@ class Claims:
 
     def without_task(self, audiences: tuple[Audience | None, ...]) -> Claims:
         """Returns the claim itself for these audiences, without what the tool service decides calls by."""
-        return replace(self, audiences=audiences, tools=None, agent="", queue="", scopes=None, labels={}, approvals=())
+        return replace(self, audiences=audiences, tools=None, agent="", queue="", scopes=None, labels=(), approvals=())
 
     @property
     def task_id(self) -> str:

@@ -328,7 +328,7 @@ ToolRuleInfo: Final[Any] = _shape(
     "A rule on tool calls. `version`: of the tenant's rules, when it last changed.",
     "name tool agent when verdict reason bounds version updated_at updated_by",
     optional="bounds",
-    rename={"updated_by": "actor"},
+    rename={"updated_by": "changed_by"},
 )
 ToolRules: Final[Any] = _shape(
     "ToolRules",
@@ -348,7 +348,7 @@ TriedRule: Final[Any] = _shape(
     admin_pb.TryToolRuleResponse,
     "What a rule would have decided about recorded calls. `calls`: the first that would not have run at once. `more`:"
     " only the first calls were decided.",
-    "allowed asked denied calls more",
+    "allowed to_approve denied calls more",
 )
 NewApiKey: Final[Any] = _shape(
     "NewApiKey",

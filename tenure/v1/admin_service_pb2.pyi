@@ -2267,13 +2267,13 @@ class TryToolRuleResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     ALLOWED_FIELD_NUMBER: builtins.int
-    ASKED_FIELD_NUMBER: builtins.int
+    TO_APPROVE_FIELD_NUMBER: builtins.int
     DENIED_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     allowed: builtins.int
     """The calls that the rule fits and that would have run."""
-    asked: builtins.int
+    to_approve: builtins.int
     """Those that would have needed an approval."""
     denied: builtins.int
     """Those that would have been denied."""
@@ -2287,14 +2287,14 @@ class TryToolRuleResponse(message.Message):
         self,
         *,
         allowed: builtins.int = ...,
-        asked: builtins.int = ...,
+        to_approve: builtins.int = ...,
         denied: builtins.int = ...,
         calls: abc.Iterable[TriedCall] | None = ...,
         more: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["allowed", b"allowed", "asked", b"asked", "calls", b"calls", "denied", b"denied", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allowed", b"allowed", "calls", b"calls", "denied", b"denied", "more", b"more", "to_approve", b"to_approve"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

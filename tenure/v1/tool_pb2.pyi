@@ -1291,7 +1291,7 @@ class ToolRule(message.Message):
     BOUNDS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     UPDATE_TIME_FIELD_NUMBER: builtins.int
-    ACTOR_FIELD_NUMBER: builtins.int
+    CHANGED_BY_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name, unique in the tenant."""
     tool: builtins.str
@@ -1308,7 +1308,7 @@ class ToolRule(message.Message):
     """Why, for the model and for people."""
     version: builtins.int
     """Set by the service: the version of the tenant's rules that changed it."""
-    actor: builtins.str
+    changed_by: builtins.str
     """Set by the service: who changed it last."""
     @builtins.property
     def bounds(self) -> RuleBounds:
@@ -1330,11 +1330,11 @@ class ToolRule(message.Message):
         bounds: RuleBounds | None = ...,
         version: builtins.int = ...,
         update_time: timestamp_pb2.Timestamp | None = ...,
-        actor: builtins.str = ...,
+        changed_by: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["bounds", b"bounds", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "agent", b"agent", "bounds", b"bounds", "name", b"name", "reason", b"reason", "tool", b"tool", "update_time", b"update_time", "verdict", b"verdict", "version", b"version", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "bounds", b"bounds", "changed_by", b"changed_by", "name", b"name", "reason", b"reason", "tool", b"tool", "update_time", b"update_time", "verdict", b"verdict", "version", b"version", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

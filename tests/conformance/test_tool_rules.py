@@ -32,12 +32,12 @@ ASKED = (OutcomeStatus.NOT_ALLOWED, "NEEDS_APPROVAL")
 async def test_a_rule_decides_by_arguments_and_labels(tools: ToolClient, grants: Grants, outside: Outside) -> None:
     when = "args.line.startsWith('x') && labels.env == 'test' && agent == 'helper' && tool == 'append_record'"
     await set_rule(tools, rule("no-x", DENY, when, reason="No x in tests."))
-    owner = grants.claim(agent="helper", labels={"env": "test"})
+    owner = grants.claim(agent="helper", labels=(("env", "test"),))
     denied = await tools.outcome(owner, "1.0", "append_record", file="a", line="x1")
     assert verdict_of(denied) == DENIED
     assert denied.content == "The rule no-x denies this call. No x in tests. Nothing was done."
     assert verdict_of(await tools.outcome(owner, "1.1", "append_record", file="a", line="y")) == RAN
-    other = grants.claim(agent="other", labels={"env": "test"})
+    other = grants.claim(agent="other", labels=(("env", "test"),))
     assert verdict_of(await tools.outcome(other, "1.0", "append_record", file="a", line="x2")) == RAN
     assert [line["line"] for line in outside.lines("a")] == ["y", "x2"]
 
@@ -144,11 +144,11 @@ async def test_rules_are_listed_and_tried_without_effect(tools: ToolClient, gran
     tried = rule("x-once", ALLOW, "args.line == 'x'", count=1)
     request = admin_pb.TryToolRuleRequest(tool_rule=tried, since_time=EVER)
     answer = await tools.stub.TryToolRule(request, timeout=CALL_SECONDS)
-    assert (answer.allowed, answer.asked, answer.denied, answer.more) == (1, 0, 2, False)
+    assert (answer.allowed, answer.to_approve, answer.denied, answer.more) == (1, 0, 2, False)
     assert [(call.task_id, call.call_id) for call in answer.calls] == [(owner.task_id, "1.1"), (owner.task_id, "1.2")]
     assert (await tools.stub.ListToolRules(admin_pb.ListToolRulesRequest(), timeout=CALL_SECONDS)).tool_rules == []
     kept = await set_rule(tools, tried)
-    assert (kept.version, kept.actor) == (1, "user/ann")
+    assert (kept.version, kept.changed_by) == (1, "user/ann")
     [listed] = (await tools.stub.ListToolRules(admin_pb.ListToolRulesRequest(), timeout=CALL_SECONDS)).tool_rules
     assert listed == kept
     with pytest.raises(NotFound):

@@ -15,12 +15,13 @@ import pytest
 from google.protobuf.message import Message
 
 from services.gateway.http.api_route import ApiRoute
-from services.gateway.http.operator_requests import QuotaBody, SeenToolBody
+from services.gateway.http.operator_requests import QuotaBody, RuleBoundsBody, SeenToolBody, ToolRuleBody
 from services.gateway.http.requests import CallDecisionBody, SubmitBody, TaskFilterQuery
 from services.gateway.http.routes import ROUTES
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.task import InputFile, Source, SourceKind
+from tenure.domain.tool_rules import RuleVerdict
 from tenure.sdk.errors import named_arguments
 
 LEFT_OUT = {
@@ -93,6 +94,8 @@ VALUES: dict[Any, Any] = {
     InputFile: InputFile("x.txt", b"x"),
     Source: Source(SourceKind.MANUAL, "x"),
     SeenToolBody: SeenToolBody(name="x", sha256="0" * 64),
+    RuleBoundsBody: RuleBoundsBody(count=7),
+    ToolRuleBody: ToolRuleBody(name="x", tool="x", verdict=RuleVerdict.ASK),
     QuotaBody: QuotaBody(kind=QuotaKind.RUNNING_TASKS, limit=7),
 }
 

@@ -56,7 +56,7 @@ class Issuer:
             agent=record.agent,
             queue=record.queue,
             scopes=None if record.scopes is None else TaskScopes(*record.scopes),
-            labels=dict(zip(record.labels[::2], record.labels[1::2], strict=True)),
+            labels=tuple(zip(record.labels[::2], record.labels[1::2], strict=True)),
             approvals=record.approvals,
         )
         return sign_task_claims(self._signer, claims, datetime.now(UTC))

@@ -47,7 +47,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "decision": ("decision", "resolution"),
 }
 """The names of a field in the routes that have it, if they call it otherwise."""
-_WITHIN: Final = {"filter": "", "overrides": "spec", "spec": "spec"}
+_WITHIN: Final = {"filter": "", "overrides": "spec", "spec": "spec", "tool_rule": ""}
 """Messages whose fields a request has without the message around them."""
 
 

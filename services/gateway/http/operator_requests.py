@@ -169,8 +169,8 @@ class TryToolRuleBody:
     """A rule to try on recorded calls."""
 
     since: datetime = given("the calls that were accepted from this time on")
-    name: str = given("a rule that the tenant has; or empty, with rule", "")
-    rule: ToolRuleBody | None = given("a rule that need not exist", None)
+    name: str = given("a rule that the tenant has; or empty, with tool_rule", "")
+    tool_rule: ToolRuleBody | None = given("a rule that need not exist", None)
     agent: str = given("the agent of all these calls, which their records do not have", "")
     labels: Mapping[str, str] = field(
         default_factory=dict, metadata={"text": "the labels of all these calls, which their records do not have"}

@@ -30,7 +30,7 @@ _AGENT: Final = "/v1/agents/{name}"
 
 EnumMap(req.AgingView, dict(task_pb2.AgingView.items()), "AGING_VIEW", req.AgingView.OLDEST)
 pair(req.RuleBoundsBody, tool_pb2.RuleBounds)
-_rule = writer(req.ToolRuleBody, tool_pb2.ToolRule, skip="version update_time actor")
+_rule = writer(req.ToolRuleBody, tool_pb2.ToolRule, skip="version update_time changed_by")
 _seen_tool = writer(req.SeenToolBody, tool_pb2.SeenTool)
 
 
@@ -153,8 +153,8 @@ OPERATOR_ROUTES: Final = (
         "Decide recorded calls by a rule, without effect",
         body=req.TryToolRuleBody,
         with_={
-            "rename": {"since": "since_time", "rule": "tool_rule"},
-            "convert": {"rule": (lambda rule: None if rule is None else _rule(rule), None)},
+            "rename": {"since": "since_time"},
+            "convert": {"tool_rule": (lambda rule: None if rule is None else _rule(rule), None)},
         },
     ),
     route_of("GET", "/v1/agents", "AgentService.ListAgents", answers.AgentPage, "List agents", query=common.Page),

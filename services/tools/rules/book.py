@@ -118,7 +118,7 @@ async def listed_rules(pool: Pool, tenant: str) -> list[tool_pb2.ToolRule]:
     for _, _, packed, version, actor, updated_at in rows:
         if packed is not None:
             rule = tool_pb2.ToolRule.FromString(packed)
-            rule.version, rule.actor = version, actor
+            rule.version, rule.changed_by = version, actor
             rule.update_time.CopyFrom(timestamp(updated_at))
             rules.append(rule)
     return rules

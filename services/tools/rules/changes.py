@@ -49,7 +49,7 @@ class RuleChanges:
             if await _count(postgres, tenant) > MAX_RULES:
                 message = f"the tenant has {MAX_RULES} rules on tool calls, the most that it may have: delete one first"
                 raise LimitReached(message, reason="TOO_MANY_TOOL_RULES")
-            shown = tool_pb2.ToolRule(version=version, actor=request.actor, update_time=timestamp(updated_at))
+            shown = tool_pb2.ToolRule(version=version, changed_by=request.actor, update_time=timestamp(updated_at))
             shown.MergeFrom(kept)
             return shown
 

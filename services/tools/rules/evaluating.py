@@ -46,7 +46,7 @@ class Judgement:
             finding = _with_use(each, counts)
             used = {"used.count": finding.use.calls, "used.sum": float(finding.use.total)}
             [value] = await self.expressions.values([each.rule.when], {**self.values, **used})
-            findings.append(_found(finding, value))
+            findings.append(_evaluated(finding, value))
         return decide_call(sorted(findings, key=lambda each: each.rule.name), is_approved=is_approved)
 
 
@@ -91,7 +91,7 @@ def _with_use(finding: RuleFinding, counts: Counts[Any]) -> RuleFinding:
     return RuleFinding(finding.rule, finding.applies, finding.problem, finding.share, use)
 
 
-def _found(finding: RuleFinding, value: bool | str) -> RuleFinding:
+def _evaluated(finding: RuleFinding, value: bool | str) -> RuleFinding:
     """Returns the finding with the value of its expression. A rule that does not apply takes no share."""
     problem = "" if isinstance(value, bool) else value
     return RuleFinding(finding.rule, value is True, problem, finding.share, finding.use)

@@ -105,7 +105,7 @@ def _note(response: pb.TryToolRuleResponse, row: _Recorded, ruling: Ruling) -> N
     if ruling.outcome is None:
         response.allowed += 1
         return
-    response.asked += ruling.asks
+    response.to_approve += ruling.asks
     response.denied += not ruling.asks
     if len(response.calls) < MAX_SHOWN:
         response.calls.add(
