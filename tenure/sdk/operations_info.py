@@ -359,6 +359,7 @@ ToolInfo: Final[Any] = _shape(
     "A tool as agents get it. `effect_class`: PURE, IDEMPOTENT, KEYED or UNSAFE.",
     "name source effect_class timeout_seconds output_limit_bytes description input_schema",
     within=("definition",),
+    skip="settlement",
 )
 HeldToolInfo: Final[Any] = _part(
     "HeldToolInfo",
