@@ -429,7 +429,7 @@ ToolInfo: Final[Any] = _shape(
         "undo_tool": "definition.compensation.tool",
         "undo_arguments": "definition.compensation.arguments_json",
     },
-    skip="effect_key",
+    skip="effect_key settlement",
 )
 HeldToolInfo: Final[Any] = _part(
     "HeldToolInfo",

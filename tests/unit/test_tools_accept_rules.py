@@ -134,23 +134,18 @@ def test_next_attempt_knows_that_the_call_may_have_happened(effect_class: Any) -
 
 
 def test_unsafe_call_of_a_lost_runner_is_settled_by_its_check() -> None:
-    """Nothing begins: also not after the runner that settled it was lost before its own mark."""
     checked = replace(call_request(), has_check=True)
     dead = row(CallState.STARTED, EffectClass.UNSAFE, runner_alive=False)
     assert decide(dead, checked, IDLE) == SettleCall(4)
     assert decide(dead, call_request(), IDLE) == MarkInDoubt(3)
-    handed_over = row(CallState.ACCEPTED, EffectClass.UNSAFE, begun_before=True, is_settling=True)
-    assert decide(handed_over, checked, IDLE) == SettleCall(4)
-    assert decide(handed_over, call_request(), IDLE) == MarkInDoubt(3)
-    assert decide(handed_over, checked, RUNNING) == JoinCall(3)
     gone = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
-    assert decide(handed_over, replace(checked, clear=gone), IDLE) == MarkInDoubt(3)
-    by_resolution = replace(handed_over, is_settling=False)
+    assert decide(dead, replace(checked, clear=gone), IDLE) == MarkInDoubt(3)
+    by_resolution = row(CallState.ACCEPTED, EffectClass.UNSAFE, begun_before=True)
     assert decide(by_resolution, checked, IDLE) == RunCall(4)
 
 
 def test_keyed_call_of_a_lost_runner_runs_again() -> None:
-    dead = row(CallState.STARTED, EffectClass.KEYED, runner_alive=False, is_settling=True)
+    dead = row(CallState.STARTED, EffectClass.KEYED, runner_alive=False)
     assert decide(dead, replace(call_request(), has_check=True), IDLE) == RunCall(4, sent_before=True)
     became_unsafe = replace(call_request(), has_check=True, effect_class=EffectClass.UNSAFE)
     assert decide(dead, became_unsafe, IDLE) == SettleCall(4)

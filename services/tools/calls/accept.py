@@ -115,7 +115,6 @@ def _call_row(row: tuple[Any, ...]) -> CallRow:
         runner_gone=row[11],
         doubt_note=row[12],
         begun_before=row[13],
-        is_settling=row[14],
     )
 
 
@@ -191,7 +190,8 @@ class AcceptBatch:
             case RunCall(call_attempt):
                 self.changes.append(_Change(request, CallState.ACCEPTED, call_attempt))
             case SettleCall(call_attempt):
-                self.changes.append(_Change(request, CallState.ACCEPTED, call_attempt, is_settled=True))
+                # STARTED at once: a replica of an older version would run a call that it finds ACCEPTED.
+                self.changes.append(_Change(request, CallState.STARTED, call_attempt, is_settled=True))
             case MarkInDoubt(call_attempt, note):
                 self.changes.append(_Change(request, CallState.IN_DOUBT, call_attempt, doubt_note=doubt_note(note)))
             case ConcludeCall(outcome):

@@ -246,8 +246,6 @@ def _decide_accepted(row: CallRow, request: CallRequest, here: RunnerIdentity) -
     """
     if here.running_attempt == row.call_attempt and request.fence == row.fence:
         return JoinCall(row.call_attempt)
-    if row.is_settling and not row.effect_class.may_run_again:
-        return _settled_without_effect(row, request)
     return RunCall(row.call_attempt + 1, sent_before=_may_have_begun(row))
 
 
@@ -304,11 +302,6 @@ def _after_lost_runner(row: CallRow, request: CallRequest) -> Verdict:
     may_be_repeated = request.clear is not None or request.effect_class.may_run_again
     if row.effect_class.may_run_again and may_be_repeated:
         return RunCall(row.call_attempt + 1, sent_before=_may_have_begun(row))
-    return _settled_without_effect(row, request)
-
-
-def _settled_without_effect(row: CallRow, request: CallRequest) -> Verdict:
-    """Decides a call that must not run again: a check may say whether it happened."""
     if request.has_check and request.clear is None:
         return SettleCall(row.call_attempt + 1)
     return MarkInDoubt(row.call_attempt)

@@ -105,7 +105,7 @@ class CallRow:
 
     `runner_alive`: the runner's row was renewed in time. `runner_gone`: there is proof that the runner's life is over,
     which is more than a missed renewal. `doubt_note`: the tool's message about the call in doubt. `begun_before`: an
-    earlier attempt may have had its effect. `is_settling`: the end of the call is unknown, and a runner settles it.
+    earlier attempt may have had its effect.
     """
 
     key: CallKey
@@ -120,7 +120,6 @@ class CallRow:
     runner_gone: bool = False
     doubt_note: str = ""
     begun_before: bool = False
-    is_settling: bool = False
 
 
 @dataclass(frozen=True, slots=True)

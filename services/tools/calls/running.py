@@ -193,10 +193,11 @@ class Runner:
         """Begins to run a call whose record names this runner.
 
         `ready`: the record says STARTED. `sent_before`: an earlier attempt may have had the effect. `only_settles`: the
-        effect does not begin, and the end of that attempt is to be learned.
+        record says STARTED, the effect does not begin, and the end of that attempt is to be learned.
         """
         run = self.runs.add(request, call_attempt)
-        run.marked, run.sent_before, run.only_settles = ready is not None, sent_before, only_settles
+        run.marked = ready is not None or only_settles
+        run.sent_before, run.only_settles = sent_before, only_settles
         task = asyncio.create_task(self._carry_out(run, work, ready), name=f"run {run.name}")
         if ready is not None:
             self._settle_ready(ready)
@@ -239,7 +240,7 @@ class Runner:
     async def _perform(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
         try:
             try:
-                outcome = await (self._take_over(run) if run.only_settles else self._run_in_lane(run, work, ready))
+                outcome = await (_lost_call() if run.only_settles else self._run_in_lane(run, work, ready))
             except ToolInDoubt as in_doubt:
                 outcome = await self._settle(run, work, in_doubt)
         except ToolInDoubt as in_doubt:
@@ -257,13 +258,6 @@ class Runner:
         if run.request.runs_at_caller:
             raise in_doubt
         return await self._bounded(run, work.tool, await self._settler.settle(run, work, in_doubt))
-
-    async def _take_over(self, run: RunningCall) -> Never:
-        """Marks the call of a lost runner STARTED here, without its effect. Raises ToolInDoubt: its end is unknown."""
-        if run.stop is not None:
-            raise Superseded
-        await self._mark(run)
-        raise ToolInDoubt(_LOST_RUNNER)
 
     async def _run_in_lane(self, run: RunningCall, work: ToolWork, ready: ReadyStart | None) -> Outcome:
         """Runs the call in a place of its tool's lane, which a ready call has already."""
@@ -285,9 +279,9 @@ class Runner:
         if not run.marked:
             return fault
         try:
-            if run.effect is None:
+            if run.effect is None and not run.only_settles:
                 await self._withdraw(run)
-            elif not leaves_doubt(tool.definition.effect_class, tool.definition.settlement):
+            elif not (run.only_settles or leaves_doubt(tool.definition.effect_class, tool.definition.settlement)):
                 fault_text = f"{_FAULT} {HARMLESS}"
                 outcome = Outcome(
                     OutcomeStatus.FAILED, fault_text, detail=MAY_HAVE_HAPPENED, call_attempt=run.call_attempt
@@ -407,6 +401,10 @@ class Runner:
         run.marked = False
         if not is_released:
             raise Superseded
+
+
+async def _lost_call() -> Never:
+    raise ToolInDoubt(_LOST_RUNNER)
 
 
 def _runner_stopped() -> Unavailable:

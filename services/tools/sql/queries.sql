@@ -32,7 +32,7 @@ update fences f
 -- proof, and never for a call that acts elsewhere: the end of a runner ends no effect there.
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
        c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
-       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note, c.begun_before, c.settling_since is not null
+       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note, c.begun_before
   from (select task_id, call_id from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as u(task_id, call_id)
          order by task_id, call_id) w
  cross join lateral (select * from calls k where k.task_id = w.task_id and k.call_id = w.call_id
@@ -108,14 +108,15 @@ select w.ord - 1 from w join inserted using (task_id, call_id);
 -- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
 -- claim authorises them. A call that runs again by a resolution has begun_before: only the resolution says that the
 -- effect did not happen. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its
--- effect. The record then names this runner, so no proof about it says anything of the lost one.
+-- effect. The record then names this runner, so no proof about it says anything of the lost one. started_at stays that of
+-- the attempt that may have had the effect.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
-       runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end,
+       runner_id = case when w.state = 'ACCEPTED' or w.settled then %(runner_id)b::uuid else c.runner_id end,
        acts_elsewhere = c.acts_elsewhere or w.acts_elsewhere or w.settled,
        settling_since = case when w.settled then coalesce(c.settling_since, clock_timestamp())
                              when c.state <> 'IN_DOUBT' then c.settling_since end,
-       begun_before = c.begun_before or (c.state in ('STARTED', 'IN_DOUBT') and w.state = 'ACCEPTED'),
+       begun_before = c.begun_before or w.settled or (c.state in ('STARTED', 'IN_DOUBT') and w.state = 'ACCEPTED'),
        doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = w.doubt_note,
        outcome = nullif(w.outcome, ''::bytea),
        finished_at = case when w.state = 'FINISHED' then clock_timestamp() end

@@ -159,8 +159,12 @@ async def test_rate_limited_unsafe_call_failed() -> None:
 
 async def test_retry_after_beyond_the_timeout_is_not_waited_for() -> None:
     async with scripted_http(answer(503, "busy", retry_after="3600")) as http:
-        response = await call(http.url, {})
-    assert (response.status, response.detail, len(http.requests)) == (FAILED, "HTTP_503", 1)
+        response = await call(http.url, {}, effect_class="IDEMPOTENT")
+        assert (response.status, response.detail, len(http.requests)) == (FAILED, "HTTP_503", 1)
+        with pytest.raises(ToolInDoubt, match="HTTP 503: busy"):  # a gateway may have passed it on before
+            await call(http.url, {}, effect_class="KEYED")
+    async with scripted_http(answer(429, "busy", retry_after="3600")) as http:
+        assert (await call(http.url, {}, effect_class="KEYED")).detail == "HTTP_429"
 
 
 async def test_resends_of_a_failing_call_are_bounded() -> None:

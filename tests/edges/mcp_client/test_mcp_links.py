@@ -236,7 +236,7 @@ async def test_a_possibly_sent_call_is_repeated_as_sent_before(tmp_path: Path) -
     definition = ToolDefinition("s__t", "", "{}", EffectClass.KEYED)
     server = Mock(link=AsyncMock(return_value=link))
     (tool,) = tools_of(server, "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
-    with pytest.raises(ToolFailure):
+    with pytest.raises(ToolInDoubt):
         await tool.run(replace(context(), check_may_begin=check), {})
     assert [request.args for request in check.call_args_list] == [(False,), (True,), (True,)]
 
