@@ -13,7 +13,7 @@ checks/           the checks:
   budgets.py        I17 to I19: reservations, budgets, bills
   clients.py        I9 to I11 and I24 to I28: answers to clients, streams
   task_trees.py     I36, I38 and I39: forks and sub-agents
-  undos.py          I47: undos
+  undos.py          I45: undos
 verify.py         runs the checks: verify(history) → violations; examine(history) → a report with the checks not run
 
 A checker that shares a fault with the product proves nothing. So the checker states the rules of fences, sequences and

@@ -142,5 +142,5 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I44": Invariant(
         "An effect with an effect key happens once in its period, unless a person resolved that it happens again."
     ),
-    "I47": Invariant("An undo makes the calls of its plan, in their order, and an effect is undone once."),
+    "I45": Invariant("An undo makes the calls of its plan, in their order, and an effect is undone once."),
 }

@@ -1,4 +1,4 @@
-"""Checks of undos: each effect is undone at most once, by the calls that the ledger fixed (I47)."""
+"""Checks of undos: each effect is undone at most once, by the calls that the ledger fixed (I45)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenure.domain.task import UndoWork
 
 
 def calls_of_undos_are_those_of_their_plan(task: TaskHistory) -> Iterator[str]:
-    """I47, for the ledger of an undo alone: its calls are those of its plan, in their order, one at a time."""
+    """I45, for the ledger of an undo alone: its calls are those of its plan, in their order, one at a time."""
     work, made, settled = _work(task), 0, 0
     if work is None:
         return
@@ -52,10 +52,10 @@ class _Undone:
     def violations(self) -> Iterator[Violation]:
         for undone, undos in self._by.items():
             if len(undos) > 1:
-                yield Violation("I47", undone.partition("/")[0], f"its call {undone} is undone by {', '.join(undos)}")
+                yield Violation("I45", undone.partition("/")[0], f"its call {undone} is undone by {', '.join(undos)}")
 
 
 CHECKS: Final = (
-    Check("I47", "calls of undos are those of their plan", ("entries",), calls_of_undos_are_those_of_their_plan),
-    SumCheck("I47", "a call is undone once", ("entries",), _Undone),
+    Check("I45", "calls of undos are those of their plan", ("entries",), calls_of_undos_are_those_of_their_plan),
+    SumCheck("I45", "a call is undone once", ("entries",), _Undone),
 )

@@ -104,7 +104,7 @@ async def stops(context: Context, client: Client) -> None:
 def _show_stops(context: Context, listed: Sequence[pb.Stop]) -> None:
     table = make_table("STOPPED", "SINCE", "BY", "REASON")
     for each in listed:
-        table.add_row(stop_to_domain(each).describe(), ago(each.stop_time), each.actor, each.reason)
+        table.add_row(stop_to_domain(each).describe(), ago(each.stop_time), each.stopped_by, each.reason)
     context.console.print(table)
 
 

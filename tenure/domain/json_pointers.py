@@ -23,7 +23,7 @@ def check_pointer(pointer: str) -> str:
 
 def value_at(document: JsonValue, pointer: str) -> JsonValue:
     """Returns the value at the pointer; "" is the whole document. Raises LookupError, which says what is missing."""
-    if pointer and not pointer.startswith("/"):
+    if not _POINTER.match(pointer):
         raise LookupError(f"the JSON pointer {pointer!r} must be empty or begin with /")
     value = document
     for part in pointer.split("/")[1:]:

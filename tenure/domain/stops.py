@@ -35,7 +35,7 @@ class Stop:
     queue: str = ""
     tool: str = ""
     reason: str = ""
-    actor: str = ""
+    stopped_by: str = ""
     stop_time: datetime | None = None
     epoch: int = 0
 
@@ -113,7 +113,7 @@ def check_selectors(stop: Stop, *, is_all: bool) -> None:
 def stopped(stop: Stop) -> Unavailable:
     """Returns the refusal of a call: the caller's task leaves its worker, and makes the call after the stop."""
     return Unavailable(
-        f"{stop.actor or 'an operator'} stopped {stop.describe()}: {stop.reason}. Nothing was begun; "
+        f"{stop.stopped_by or 'an operator'} stopped {stop.describe()}: {stop.reason}. Nothing was begun; "
         f"{stop.command('resume')} ends the stop",
         reason=Reason.STOPPED,
         retry_after_seconds=RETRY_SECONDS,

@@ -238,7 +238,7 @@ StopInfo: Final[Any] = _shape(
     admin_pb.Stop,
     "A stop in force. Of `tenant`, `agent`, `queue` and `tool` it covers what all match; empty: everything.",
     "tenant agent queue tool reason stopped_by stopped_at",
-    rename={"stopped_by": "actor", "stopped_at": "stop_time"},
+    rename={"stopped_at": "stop_time"},
     skip="epoch",
 )
 CallInFlightInfo: Final[Any] = _part(

@@ -1694,7 +1694,7 @@ class Stop(message.Message):
     QUEUE_FIELD_NUMBER: builtins.int
     TOOL_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
-    ACTOR_FIELD_NUMBER: builtins.int
+    STOPPED_BY_FIELD_NUMBER: builtins.int
     STOP_TIME_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     tenant: builtins.str
@@ -1707,7 +1707,7 @@ class Stop(message.Message):
     """The name of the tools, in which * stands for any text; empty: tasks with all their calls."""
     reason: builtins.str
     """Why."""
-    actor: builtins.str
+    stopped_by: builtins.str
     """By whom."""
     epoch: builtins.int
     """It grows with each stop and each end of a stop of the installation."""
@@ -1723,13 +1723,13 @@ class Stop(message.Message):
         queue: builtins.str = ...,
         tool: builtins.str = ...,
         reason: builtins.str = ...,
-        actor: builtins.str = ...,
+        stopped_by: builtins.str = ...,
         stop_time: timestamp_pb2.Timestamp | None = ...,
         epoch: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["stop_time", b"stop_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "agent", b"agent", "epoch", b"epoch", "queue", b"queue", "reason", b"reason", "stop_time", b"stop_time", "tenant", b"tenant", "tool", b"tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "epoch", b"epoch", "queue", b"queue", "reason", b"reason", "stop_time", b"stop_time", "stopped_by", b"stopped_by", "tenant", b"tenant", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

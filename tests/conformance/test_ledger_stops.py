@@ -151,7 +151,7 @@ async def test_stops_that_a_restored_ledger_lost_return(checkpoint: MakeCheckpoi
     """The tool service keeps to a newer epoch than the restored ledger: its stops stay in force."""
     replica = await checkpoint()
     await stop(replica, queue="known")
-    lost = admin_pb.Stop(agent="billing", reason="wrong bills", actor="user/ann", epoch=9)
+    lost = admin_pb.Stop(agent="billing", reason="wrong bills", stopped_by="user/ann", epoch=9)
     lost.stop_time.GetCurrentTime()
     taken = await listed(replica, applied_epoch=9, applied=[lost])
     assert taken.epoch == 10

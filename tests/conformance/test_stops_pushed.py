@@ -46,7 +46,7 @@ async def test_restored_ledger_takes_stops_back(
 ) -> None:
     """The tool service keeps to them until an operator ends them in the restored ledger."""
     ledger, tools = await checkpoint(), await tool_service()
-    stop = admin_pb.Stop(tenant=grants.tenant, reason="wrong bills", actor="user/ann", epoch=9)
+    stop = admin_pb.Stop(tenant=grants.tenant, reason="wrong bills", stopped_by="user/ann", epoch=9)
     stop.stop_time.GetCurrentTime()
     await tools.stub.SetStops(pb.SetStopsRequest(epoch=9, stops=[stop]), timeout=CALL_SECONDS)
     await push_between(ledger, tools).push()

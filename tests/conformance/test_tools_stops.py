@@ -36,7 +36,7 @@ from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 CALLERS = 50
 CONNECTIONS = 10
 CHECK = b"where (select epoch from stop_epoch) = %(stop_epoch)b::bigint"
-ACME = Stop(tenant="acme", reason="a wrong bill", actor="ann", stop_time=datetime.now(UTC), epoch=1)
+ACME = Stop(tenant="acme", reason="a wrong bill", stopped_by="ann", stop_time=datetime.now(UTC), epoch=1)
 
 
 def request(call: int = 0, tool: str = "tool", tenant: str = "acme") -> CallRequest:
@@ -204,7 +204,7 @@ async def test_running_calls_stop_by_their_effect_class(
     whole = tools.begin(unsafe, "1.0", "append_record_unsafe", file="unsafe", **slow)
     await tools.started(keyed)
     await tools.started(unsafe)
-    stop = admin_pb.Stop(tenant=grants.tenant, reason="a wrong bill", actor="ann", epoch=1)
+    stop = admin_pb.Stop(tenant=grants.tenant, reason="a wrong bill", stopped_by="ann", epoch=1)
     await tools.stub.SetStops(stops_request(1, stop), timeout=CALL_SECONDS)
     with pytest.raises(Unavailable) as refusal:
         await cut

@@ -116,7 +116,7 @@ async def test_person_resolves_a_keyed_call_without_an_answer(
     (began,) = await tools_database("select settling_since from calls")
     again = await outcome_of(executor, asking, Resolution(1, DidNotHappen(True), "I looked", "olga"))
     assert (again.status, again.call_attempt, bank.payments) == (OutcomeStatus.IN_DOUBT, 2, 4)
-    assert (began,) != await tools_database("select settling_since from calls")
+    assert [began] != await tools_database("select settling_since from calls")
 
 
 async def test_a_resolution_of_a_call_with_a_lost_record_is_taken(

@@ -259,7 +259,7 @@ def test_every_audited_method_has_a_target() -> None:
     for service in ("AdminService", "TenantService", "WebhookService", "ApiKeyService"):
         for name, rule in access_rules(f"tenure.v1.{service}").items():
             method = pool.FindServiceByName(f"tenure.v1.{service}").methods_by_name[name]
-            request = message_factory.GetMessageClass(method.input_type)()
+            request: Any = message_factory.GetMessageClass(method.input_type)()
             for field in method.input_type.fields:
                 if field.type == field.TYPE_STRING and not field.is_repeated:
                     setattr(request, field.name, "x")

@@ -76,7 +76,7 @@ def explained(state: str = "RUNNING", **facts: Any) -> str:
     return "\n".join(lines)
 
 
-STOPPED = StopFact(Stop(tenant="acme", reason="wrong bills", actor="user/ann"), 720.0)
+STOPPED = StopFact(Stop(tenant="acme", reason="wrong bills", stopped_by="user/ann"), 720.0)
 
 
 def explanations() -> dict[str, str]:

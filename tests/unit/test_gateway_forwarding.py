@@ -81,7 +81,11 @@ def _forge_field(message: Any, field: FieldDescriptor) -> None:
     elif field.is_repeated:
         getattr(message, field.name).append(FORGED)
     else:
-        values = {FieldDescriptor.TYPE_STRING: FORGED, FieldDescriptor.TYPE_BYTES: FORGED.encode()}
+        values: dict[int, Any] = {
+            FieldDescriptor.TYPE_STRING: FORGED,
+            FieldDescriptor.TYPE_BYTES: FORGED.encode(),
+            FieldDescriptor.TYPE_INT64: 7,
+        }
         setattr(message, field.name, values.get(field.type, True))
 
 

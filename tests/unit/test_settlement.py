@@ -173,8 +173,14 @@ def test_doubt_says_what_was_tried() -> None:
 
 
 def test_mapping_takes_values_by_their_pointers() -> None:
-    values = {"arguments": {"order": {"id": 7}, "a/b": "x"}, "key": "t/1.0"}
-    mapping = {"id": "/arguments/order/id", "key": "/key", "kind": "payment", "most": 1, "slash": "/arguments/a~1b"}
+    values: dict[str, Any] = {"arguments": {"order": {"id": 7}, "a/b": "x"}, "key": "t/1.0"}
+    mapping: dict[str, Any] = {
+        "id": "/arguments/order/id",
+        "key": "/key",
+        "kind": "payment",
+        "most": 1,
+        "slash": "/arguments/a~1b",
+    }
     assert mapped_arguments(mapping, values) == {"id": 7, "key": "t/1.0", "kind": "payment", "most": 1, "slash": "x"}
     with pytest.raises(LookupError):
         mapped_arguments({"id": "/arguments/no"}, values)

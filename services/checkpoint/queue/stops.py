@@ -120,4 +120,4 @@ def _selectors(stop: Stop) -> dict[str, Any]:
 
 
 def _columns(stop: Stop) -> dict[str, Any]:
-    return {**_selectors(stop), "reason": stop.reason, "actor": stop.actor}
+    return {**_selectors(stop), "reason": stop.reason, "actor": stop.stopped_by}

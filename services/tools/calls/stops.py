@@ -117,7 +117,7 @@ async def _replace(postgres: Connection, epoch: int, stops: Sequence[Stop]) -> N
             "queues": [stop.queue for stop in stops],
             "tools": [stop.tool for stop in stops],
             "reasons": [stop.reason for stop in stops],
-            "actors": [stop.actor for stop in stops],
+            "actors": [stop.stopped_by for stop in stops],
             "stopped_ats": [stop.stop_time for stop in stops],
             "epochs": [stop.epoch for stop in stops],
         }

@@ -194,7 +194,7 @@ MUTATIONS = (
         "undo_right",
         "checkpoint",
         "One undo at a time has a call",
-        ("I47",),
+        ("I45",),
         (
             Edit(
                 UNDOING,

@@ -97,8 +97,8 @@ MUTATIONS = (
         (
             Edit(
                 "services.tools.calls.effects",
-                "idempotency_key=run.key.idempotency_key,",
-                "idempotency_key=f'{run.key.task_id}/99.0' if run.sent_before else run.key.idempotency_key,",
+                "idempotency_key=run.idempotency_key,",
+                "idempotency_key=f'{run.key.task_id}/99.0' if run.sent_before else run.idempotency_key,",
             ),
         ),
     ),
