@@ -231,7 +231,7 @@ def _circumstances(facts: Facts) -> Iterator[str]:
         yield "It has a pending ending: its worker or a coordinator will end it"
     if facts.stop is not None:
         stop = facts.stop.stop
-        yield f"STOPPED for {span(facts.stop.since)} by {stop.actor} ({stop.describe()}): {stop.reason}"
+        yield f"STOPPED for {span(facts.stop.since)} by {stop.stopped_by} ({stop.describe()}): {stop.reason}"
     match facts.state:
         case TaskState.RUNNING:
             yield f"Its newest entry is {span(facts.since_entry)} old (step {facts.step}); {_lease(facts)}"

@@ -70,7 +70,7 @@ def test_only_running_unsafe_calls_still_run(effect: EffectClass) -> None:
 
 
 def test_refusal_names_who_why_and_what_resumes() -> None:
-    refusal = stopped(Stop(tool="mail_*", tenant="acme", actor="user/ann", reason="wrong bills"))
+    refusal = stopped(Stop(tool="mail_*", tenant="acme", stopped_by="user/ann", reason="wrong bills"))
     assert refusal.reason == Reason.STOPPED
     assert refusal.message == (
         "user/ann stopped tool mail_*, tenant acme: wrong bills. Nothing was begun; "
