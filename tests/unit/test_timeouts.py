@@ -114,7 +114,7 @@ def test_timeout_retries_count_per_attempt() -> None:
         point.apply(facts.Entry(number, 1, moved(retry, reason)))
     assert (point.timeout_retries, point.retries) == (2, 1)
     point.apply(facts.Entry(point.sequence + 1, 1, moved(TaskState.FAILED, Reason.QUEUED_TOO_LONG)))
-    point.apply(facts.Entry(11, 1, moved(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, TaskState.FAILED)))
+    point.apply(facts.Entry(point.sequence + 1, 1, moved(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, TaskState.FAILED)))
     assert point.timeout_retries == 0
 
 
