@@ -243,6 +243,7 @@ def of_others(things: Things) -> Mapping[str, Message]:
 UNLIKE: Final = {
     "AdminService/ActOnTasks": "OK",  # each task has its outcome, here TASK_NOT_FOUND
     "AdminService/DeleteToolRule": "OK",  # a deletion may be repeated
+    "AdminService/TryToolRule": "NOT_FOUND/NO_SUCH_TOOL_RULE",
     "ApprovalService/DeleteApproverGroup": "OK",  # a deletion may be repeated
     "LeaseService/ReleaseLease": "PERMISSION_DENIED/WRONG_RESOURCE",  # a token names its tenant
     "LeaseService/RenewLease": "PERMISSION_DENIED/WRONG_RESOURCE",
