@@ -77,6 +77,26 @@ async def test_an_operator_accepts_held_tools(
         await stub.admin.AcceptTools(api.AcceptToolsRequest(name="odd", tools=[seen]))
 
 
+async def test_the_command_sets_tries_and_deletes_a_rule(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, gateway: Serve, tmp_path: Path
+) -> None:
+    replica, tools, owner = await checkpoint(), await tool_service(), grants.claim()
+    await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
+    address = (await gateway(replica.address, tools=tools.address)).process.address
+    file = tmp_path / "rules.toml"
+    file.write_text('name = "no-x"\ntool = "append_*"\nwhen = "args.line == \'x\'"\nverdict = "deny"\n')
+    tried = await tenure("tools", "rules", "try", str(file), address=address)
+    assert tried.out.splitlines()[0] == "no-x: 0 allowed, 0 asked, 1 denied"
+    done = await tenure("tools", "rules", "set", str(file), address=address)
+    assert done.out == "no-x: DENY append_* holds (version 1)\n"
+    assert "args.line == 'x'" in (await tenure("tools", "rules", "list", address=address)).out
+    denied = await tools.outcome(owner, "1.1", "append_record", file="a", line="x")
+    assert denied.detail == "RULE_DENIED"
+    file.write_text(file.read_text().replace("== 'x'", "== 7 +"))
+    assert "Syntax error" in (await tenure("tools", "rules", "set", str(file), address=address)).err
+    assert (await tenure("tools", "rules", "delete", "no-x", address=address)).out == "no-x is deleted\n"
+
+
 async def test_refusals_of_another_tenants_task_are_not_found(
     replica: Checkpoint, shared_gateway: StubOfTenant
 ) -> None:

@@ -358,6 +358,13 @@ async def test_an_operator_administers_a_tenant(http: httpx2.AsyncClient) -> Non
     assert (await answer(http, "POST", "/v1/approver-groups", json=group, headers=as_tenant))["members"] == ["user/ann"]
     assert len((await answer(http, "GET", "/v1/approver-groups", headers=as_tenant))["groups"]) == 1
     assert await answer(http, "DELETE", "/v1/approver-groups/finance", headers=as_tenant) == {"deleted": True}
+    rule = {"name": "none", "tool": "refund", "verdict": "ALLOW", "bounds": {"count": 5, "window_seconds": 86_400}}
+    kept = await answer(http, "POST", "/v1/tool-rules", json=rule, headers=as_tenant)
+    assert (kept["version"], kept["bounds"]["window_seconds"], kept["bounds"]["beyond"]) == (1, 86_400, "DENY")
+    assert (await answer(http, "GET", "/v1/tool-rules", headers=as_tenant))["rules"] == [kept]
+    tried = {"since": "2026-01-01T00:00:00Z", "name": "none"}
+    assert (await answer(http, "POST", "/v1/tool-rules/try", json=tried, headers=as_tenant))["denied"] == 0
+    assert await answer(http, "DELETE", "/v1/tool-rules/none", headers=as_tenant) == {"deleted": True}
     limits = {
         "reason": "their plan",
         "quotas": [{"kind": "MONEY_PER_DAY", "limit_usd": 2.5}, {"kind": "RUNNING_TASKS"}],

@@ -35,6 +35,7 @@ WHY: Final = "a test"
 LISTS: Final = {
     "AdminService/ListAgingTasks",
     "AdminService/ListEffects",
+    "AdminService/ListToolRules",
     "AgentService/ListAgents",
     "ApiKeyService/ListApiKeys",
     "ApprovalService/ListApproverGroups",
@@ -48,6 +49,7 @@ LISTS: Final = {
 OWN: Final = {
     "AdminService/GetCaller": "the caller itself",
     "AdminService/ListTools": "the tools of the installation",
+    "AdminService/SetToolRule": "each tenant has its own names of rules",
     "AgentService/RegisterAgent": "makes something for the caller's tenant",
     "ApiKeyService/CreateApiKey": "makes something for the caller's tenant",
     "ApprovalService/SetApproverGroup": "each tenant has its own names of groups",
@@ -75,7 +77,7 @@ class Things:
 
     def ids(self) -> set[bytes]:
         """Texts that stand in no answer to another tenant."""
-        named = {b"crane", b"nightly", b"finance", b"greeter"}
+        named = {b"crane", b"nightly", b"finance", b"greeter", b"no-cranes"}
         return {self.waiting.task_id.encode(), self.ended.task_id.encode(), self.key_id.encode()} | named
 
     async def state(self) -> list[Message]:
@@ -96,6 +98,7 @@ class Things:
                 )
             ],
             *(await client.approvals.ListApproverGroups(approval_pb.ListApproverGroupsRequest())).groups,
+            *(await client.admin.ListToolRules(admin.ListToolRulesRequest())).tool_rules,
             await client.agents.GetAgent(agent_pb.GetAgentRequest(name="greeter")),
             *[
                 file
@@ -125,6 +128,8 @@ async def things(guarded: Guarded) -> AsyncIterator[Things]:
         await client.approvals.SetApproverGroup(
             approval_pb.SetApproverGroupRequest(name="finance", members=["user/ann"])
         )
+        rule = tool_pb2.ToolRule(name="no-cranes", tool="crane_*", verdict=tool_pb2.RULE_VERDICT_DENY)
+        await client.admin.SetToolRule(admin.SetToolRuleRequest(tool_rule=rule))
         await client.webhooks.CreateWebhook(webhook_pb.CreateWebhookRequest(name="hook", url="http://127.0.0.1:9/"))
         await client.agents.RegisterAgent(
             agent_pb.RegisterAgentRequest(
@@ -200,6 +205,8 @@ def of_others(things: Things) -> Mapping[str, Message]:
     hook, nightly, token = "hook", "nightly", things.lease.token
     reference = lease_pb.LeaseReference(resource="crane", epoch=things.lease.epoch)
     return {
+        "AdminService/DeleteToolRule": admin.DeleteToolRuleRequest(name="no-cranes"),
+        "AdminService/TryToolRule": admin.TryToolRuleRequest(name="no-cranes", since_time=timestamp(datetime.now(UTC))),
         "AgentService/GetAgent": agent_pb.GetAgentRequest(name="greeter"),
         "AgentService/RampAgent": agent_pb.RampAgentRequest(name="greeter", revision=1, basis_points=10_000),
         "AgentService/RetireAgentRevision": agent_pb.RetireAgentRevisionRequest(name="greeter", revision=1),
@@ -237,6 +244,8 @@ def of_others(things: Things) -> Mapping[str, Message]:
 
 UNLIKE: Final = {
     "AdminService/ActOnTasks": "OK",  # each task has its outcome, here TASK_NOT_FOUND
+    "AdminService/DeleteToolRule": "OK",  # a deletion may be repeated
+    "AdminService/TryToolRule": "NOT_FOUND/NO_SUCH_TOOL_RULE",
     "ApprovalService/DeleteApproverGroup": "OK",  # a deletion may be repeated
     "LeaseService/ReleaseLease": "PERMISSION_DENIED/WRONG_RESOURCE",  # a token names its tenant
     "LeaseService/RenewLease": "PERMISSION_DENIED/WRONG_RESOURCE",
