@@ -15,30 +15,33 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.wire.tool import tool_to_domain
 from tenure.wire.undo import declared_to_wire
 
-LIST_SECONDS: Final = 5.0
-"""The timeout of the list of tools. Without it, an undo takes the declarations of the ledger, and the plan says so."""
-
 _log: Final = logging.getLogger(__name__)
 
 
 async def plan_undo(peers: Peers, request: api.PlanUndoRequest) -> api.PlanUndoResponse:
-    """Lists the effects of a task. Raises as the ledger does."""
-    await _add_present(peers, request)
+    """Lists the effects of a task. Raises as the ledger does.
+
+    Without the tool service, the list has the declarations of the ledger, and says so.
+    """
+    try:
+        await _add_present(peers, request)
+    except Unavailable as error:
+        _log.warning("an undo is planned without the present declarations", extra={"error": str(error)})
     return await with_retries(lambda: peers.checkpoint.PlanUndo(request))
 
 
 async def undo_task(peers: Peers, request: api.UndoTaskRequest) -> api.UndoTaskResponse:
-    """Creates an undo. Raises as the ledger does."""
+    """Creates an undo. Raises as the ledger does, and Unavailable without the tool service, which runs its calls."""
     await _add_present(peers, request)
     return await with_retries(lambda: peers.checkpoint.UndoTask(request))
 
 
 async def _add_present(peers: Peers, request: api.PlanUndoRequest | api.UndoTaskRequest) -> None:
+    """Adds the tools of the tool service. One of an older version does not have them. Raises Unavailable."""
     try:
-        listed = await peers.tools.ListOfferedTools(admin_service_pb2.ListOfferedToolsRequest(), timeout=LIST_SECONDS)
-    except (Unavailable, PeerFailed) as error:
-        if isinstance(error, PeerFailed) and error.code is not grpc.StatusCode.UNIMPLEMENTED:
-            raise  # a tool service of an older version does not have the method
-        _log.warning("an undo is planned without the present declarations", extra={"error": str(error)})
+        listed = await with_retries(lambda: peers.tools.ListOfferedTools(admin_service_pb2.ListOfferedToolsRequest()))
+    except PeerFailed as failure:
+        if failure.code is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
         return
     request.present_tools.extend(declared_to_wire(tool_to_domain(tool.definition)) for tool in listed.tools)

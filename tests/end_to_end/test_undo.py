@@ -93,7 +93,7 @@ async def test_command_undoes_in_reverse_and_only_once(shopping: tuple[Installat
         assert [each["verdict"] for each in planned["effects"]] == ["NO_COMPENSATION", "UNDONE"]
         assert planned["effects"][1]["undo_task_id"] == undone.task_id
         refused = await http.post(f"/v1/tasks/{task_id}/undo", json={"plan_digest": planned["plan_digest"]})
-        assert (refused.status_code, refused.json()["reason"]) == (409, "NOTHING_TO_UNDO"), refused.text
+        assert (refused.status_code, refused.json()["code"]) == (409, "NOTHING_TO_UNDO"), refused.text
     again = await tenure("tasks", "undo", task_id, "--yes", address=address)
     assert (again.code, shop.effects) == (3, HAPPENED + UNDONE), again.out
     shown = (await tenure("get", undone.task_id, address=address)).out.splitlines()
@@ -187,13 +187,15 @@ async def test_process_killed_at_each_step_of_an_undo(
     armed = [service for name, service in install.stack.services.items() if name.partition("-")[0] == kind]
     for service in armed:
         await service.restart({"TENURE_FAILPOINTS": f"{failpoint}={step}#kill9"})
-    undone = await install.client.undo(api.UndoTaskRequest(task_id=task_id, request_id=f"{failpoint}-{step}"))
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not any(service.exit_code is not None for service in armed):
-            if (await install.client.get(undone.task_id)).HasField("end_time"):
-                break  # the failpoint was not reached so often
-            await asyncio.sleep(0.05)
-    for service in armed:
-        await service.restart()
+    try:
+        undone = await install.client.undo(api.UndoTaskRequest(task_id=task_id, request_id=f"{failpoint}-{step}"))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not any(service.exit_code is not None for service in armed):
+                if (await install.client.get(undone.task_id)).HasField("end_time"):
+                    break  # the failpoint was not reached so often
+                await asyncio.sleep(0.05)
+    finally:
+        for service in armed:
+            await service.restart()
     ended = await install.ended(undone.task_id)
     assert (ended.reason, shop.effects) == ("UNDONE", HAPPENED + UNDONE), ended.message

@@ -11,6 +11,7 @@ from checker.collect import body_hash
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.fencing import Fence, split_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.token import read_claims
 
 
@@ -28,15 +29,23 @@ class RememberedLedger:
 
     async def CreateTask(self, request: pb.CreateTaskRequest, **options: Any) -> pb.CreateTaskResponse:
         response: pb.CreateTaskResponse = await self._stub.CreateTask(request, **options)
+        self._note_submit(request.request_id, response.task.task_id)
+        return response
+
+    async def UndoTask(self, request: tasks_pb.UndoTaskRequest, **options: Any) -> tasks_pb.UndoTaskResponse:
+        response: tasks_pb.UndoTaskResponse = await self._stub.UndoTask(request, **options)
+        self._note_submit(request.request_id, response.task.task_id)
+        return response
+
+    def _note_submit(self, request_id: str, task_id: str) -> None:
         submitted = seen.Operation(
             client="submitter",
             method=seen.Method.SUBMIT,
             answer=seen.OperationResult.OK,
-            request_id=request.request_id,
-            task_id=response.task.task_id,
+            request_id=request_id,
+            task_id=task_id,
         )
         self.operations.append(submitted)
-        return response
 
     async def RegisterGrants(self, request: pb.RegisterGrantsRequest, **options: Any) -> pb.RegisterGrantsResponse:
         response: pb.RegisterGrantsResponse = await self._stub.RegisterGrants(request, **options)

@@ -180,7 +180,7 @@ def test_present_declaration_goes_before_that_of_the_ledger() -> None:
     assert (gone.verdict, gone.undo_tool) == (V.NO_TOOL, "refund")
 
 
-def test_declaration_of_the_ledger_is_for_its_task_only() -> None:
+def test_declaration_of_a_ledger_is_limited_by_its_task() -> None:
     """The worker of the task wrote it. What the tool service declares is not limited by the tools of the task."""
     effects = EffectsOfTask()
     for entry in entries(TOOLS, *call(1)):

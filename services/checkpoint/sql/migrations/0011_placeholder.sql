@@ -1,0 +1,2 @@
+-- Placeholder of this branch only: not committed.
+select 1;
