@@ -14,6 +14,7 @@ from tests.support.fix_models import ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 MESSAGES: Final = [{"role": "user", "content": "Say hello."}]
 BODIES: Final[dict[str, dict[str, Any]]] = {
@@ -69,7 +70,7 @@ async def test_response_is_passed_on_and_its_usage_read(
 async def test_next_owner_joins_from_the_beginning(
     runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl, path: str
 ) -> None:
-    simulator.order_fault(latency_ms=3000, count=10)
+    simulator.order_fault(latency_ms=1500, count=10)
     owner = grants.claim()
     first = await runner.send(request_of(owner, path, model=SLOW)).has(output)
     had = first.body
@@ -83,7 +84,7 @@ async def test_next_owner_joins_from_the_beginning(
     assert len(simulator.calls() + simulator.calls("chat") + simulator.calls("responses")) == 1
 
 
-@STREAMS
+@pytest.mark.parametrize("stream", first([True, False]))
 async def test_record_of_another_replica_has_the_same_bytes(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl, stream: bool
 ) -> None:
@@ -103,7 +104,7 @@ async def test_another_request_of_an_attempt_is_refused(
     runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
     """While the call runs, and after its end. The refusal says what to do, and nothing is sent."""
-    simulator.order_fault(latency_ms=2000, count=10)
+    simulator.order_fault(latency_ms=1200, count=10)
     owner = grants.claim()
     call = await runner.send(request_of(owner, model=SLOW)).has(output)
     for ended in (False, True):
@@ -120,7 +121,7 @@ async def test_another_request_of_an_attempt_is_refused(
 async def test_stale_claim_sends_joins_and_cancels_nothing(
     runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    simulator.order_fault(latency_ms=2000, count=10)
+    simulator.order_fault(latency_ms=1200, count=10)
     stale = grants.claim()
     call = await runner.send(request_of(grants.claim(stale.task_id, epoch=11), model=SLOW)).has(output)
     for step in (1, 2):

@@ -62,7 +62,8 @@ def bench(bench: WorkerBench, monkeypatch: pytest.MonkeyPatch) -> WorkerBench:
     def without_keys(environment: dict[str, str]) -> ServiceProcess:
         direct = environment.get("TENURE_WORKER_FUNCTIONS_USE_RUNNER") == "false"
         kept = {name: value for name, value in environment.items() if direct or not name.endswith("_API_KEY")}
-        return add({**kept, "PYTHONPATH": str(REPOSITORY)})
+        keys = {"OPENAI_API_KEY": "sk-test"} if direct else {}
+        return add({**kept, **keys, "PYTHONPATH": str(REPOSITORY)})
 
     monkeypatch.setattr(bench.stack, "add_worker", without_keys)
     return bench
