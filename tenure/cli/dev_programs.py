@@ -110,15 +110,15 @@ class CodeFiles:
 
     def _look(self) -> dict[str, int]:
         """Returns when each file was written, in ns."""
-        times: dict[str, int] = {}
+        written: dict[str, int] = {}
         for root, folders, files in os.walk(self._folder):
             folders[:] = [name for name in folders if _is_ours(Path(root, name))]
             for path in (Path(root, name) for name in files if name.endswith(".py")):
                 try:
-                    times[str(path)] = path.stat().st_mtime_ns
+                    written[str(path)] = path.stat().st_mtime_ns
                 except OSError:  # an editor replaces it at this moment
                     continue
-        return times
+        return written
 
 
 def _is_ours(folder: Path) -> bool:

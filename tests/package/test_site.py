@@ -40,7 +40,7 @@ def test_no_link_leaves_the_site_for_a_file(site: Path) -> None:
     assert broken == []
 
 
-def test_block_of_code_is_not_a_paragraph(site: Path) -> None:
+def test_every_block_of_code_is_rendered(site: Path) -> None:
     pages = [page for page in site.rglob("index.html") if re.search(r"^(<p>)?```\w", page.read_text(), re.MULTILINE)]
     assert [page.relative_to(site).as_posix() for page in pages] == []
 
