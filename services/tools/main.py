@@ -199,7 +199,8 @@ async def _service(
     liveness = await process.open(Liveness(living, who, times, former, partial(runs.stop_all, StopReason.LAPSED)))
     stops = StopView()
     starts, finishes = start_batcher(starting, liveness, stops), finish_batcher(finishing)
-    runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits, tools.registry)
+    writers = CallWriters(starts, finishes)
+    runner = Runner(pool, runs, liveness, writers, output_store, limits, tools.registry, process.stopping)
     if isinstance(tools.sandbox, Sandbox):
         tools.sandbox.on_slot_lost(partial(runner.shrink_lane, PYTHON_LANE))
     follower = RemoteCallFollower(pool)

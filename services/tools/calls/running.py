@@ -97,13 +97,14 @@ class Runner:
         output_store: OutputStore,
         limits: RunnerLimits,
         checks: Checks | None = None,
+        stopping: asyncio.Event | None = None,
     ) -> None:
         self.runs = runs
         self._output_store = output_store
         self._pool, self._liveness = pool, liveness
         self._writers, self._limits = writers, limits
         self._lanes = {lane: Lane(count) for lane, count in limits.lanes.items()}
-        self._settler = Settler(pool, liveness, self._lanes, runs.hold, checks)
+        self._settler = Settler(pool, liveness, self._lanes, runs.hold, checks, stopping or asyncio.Event())
         self._tasks: set[asyncio.Task[None]] = set()
         self._of_tenant, self._own_of_tenant = Counter[str](), Counter[str]()
         self._sampling = ExitStack()
@@ -123,7 +124,6 @@ class Runner:
     async def __aexit__(self, *_: object) -> None:
         self._sampling.close()
         self._is_closing = True
-        self._settler.close()
         if self._ready:  # a call that is being recorded as STARTED begins here, or its start is withdrawn
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.drain_seconds):

@@ -12,6 +12,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -86,7 +87,11 @@ class _Progress:
 
 
 class Settler:
-    """Settles the calls of one runner. `hold` keeps the asyncio tasks of effects that do not stop."""
+    """Settles the calls of one runner. `hold` keeps the asyncio tasks of effects that do not stop.
+
+    `stopping`: set when the process is to end. Then it gives its calls up at once, and other replicas go on with them:
+    a drain does not wait for an answer that may come in minutes.
+    """
 
     def __init__(
         self,
@@ -95,16 +100,10 @@ class Settler:
         lanes: Mapping[str, Lane],
         hold: Callable[[asyncio.Task[Outcome]], None],
         checks: Checks | None,
+        stopping: asyncio.Event,
     ) -> None:
         self._pool, self._liveness, self._lanes, self._hold, self._checks = pool, liveness, lanes, hold, checks
-        self._settled: set[RunningCall] = set()
-        self._is_closing = False
-
-    def close(self) -> None:
-        """Gives all calls up at once: other replicas go on with their settlements. A drain does not wait for them."""
-        self._is_closing = True
-        for run in list(self._settled):
-            run.request_stop(StopReason.DRAINED)
+        self._stopping = stopping
 
     async def settle(self, run: RunningCall, work: ToolWork, doubt: ToolInDoubt) -> Outcome:
         """Returns the outcome of a call of unknown end, or that of a call that may be repeated without harm.
@@ -120,8 +119,7 @@ class Settler:
             raise doubt
         run.sent_before = True
         metrics.count("tenure_calls_settled_total")
-        self._settled.add(run)
-        announcing = asyncio.create_task(_announce(run), name=f"announce {run.name}")
+        announcing = asyncio.create_task(self._announce(run), name=f"announce {run.name}")
         try:
             return await self._settle(run, work, doubt, plan)
         except _TaskEnded:
@@ -132,11 +130,8 @@ class Settler:
             raise
         finally:
             announcing.cancel()
-            self._settled.discard(run)
 
     async def _settle(self, run: RunningCall, work: ToolWork, doubt: ToolInDoubt, plan: SettlementPlan) -> Outcome:
-        if self._is_closing:
-            run.stop = run.stop or StopReason.DRAINED
         standing = await self._interruptible(run, self._stand(run))
         progress = _Progress(_now() - standing.elapsed_seconds)
         await failpoint("tools.after_settling")
@@ -154,6 +149,15 @@ class Settler:
                     return _given_up(run, work, doubt, progress)
             if outcome is not None:
                 return outcome
+
+    async def _announce(self, run: RunningCall) -> None:
+        """Tells the listeners again and again that the call is being settled, until the process is to end."""
+        while not self._stopping.is_set():
+            run.announce_settling()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANNOUNCE_SECONDS):
+                    await self._stopping.wait()
+        run.request_stop(StopReason.DRAINED)
 
     async def _repeat(self, run: RunningCall, work: ToolWork, progress: _Progress) -> Outcome | None:
         """Sends the call again, with its key. None: its end is still unknown."""
@@ -313,12 +317,6 @@ class _MayBegin:
 
     def at_all(self) -> bool:
         return self._liveness.trusts(self._runner_id)
-
-
-async def _announce(run: RunningCall) -> None:
-    while True:
-        run.announce_settling()
-        await asyncio.sleep(ANNOUNCE_SECONDS)
 
 
 async def _ask(run: RunningCall, check: ToolWork) -> CheckFinding:
