@@ -1708,7 +1708,7 @@ class Stop(message.Message):
     reason: builtins.str
     """Why."""
     actor: builtins.str
-    """By whom."""
+    """By whom. In a request only services set it."""
     epoch: builtins.int
     """It grows with each stop and each end of a stop of the installation."""
     @builtins.property

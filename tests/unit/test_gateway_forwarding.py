@@ -81,16 +81,20 @@ def _forge_field(message: Any, field: FieldDescriptor) -> None:
     elif field.is_repeated:
         getattr(message, field.name).append(FORGED)
     else:
-        values = {FieldDescriptor.TYPE_STRING: FORGED, FieldDescriptor.TYPE_BYTES: FORGED.encode()}
+        values = {
+            FieldDescriptor.TYPE_STRING: FORGED,
+            FieldDescriptor.TYPE_BYTES: FORGED.encode(),
+            FieldDescriptor.TYPE_INT64: 1,
+        }
         setattr(message, field.name, values.get(field.type, True))
 
 
 def forged_in(message: Any) -> bool:
-    """Whether a value that `forge` set is still there. A flag is: nobody but its sender would set it in these tests."""
+    """Whether a value that `forge` set is still there. A flag or a number is: only its sender would set it here."""
     flags = [
         getattr(message, field.name)
         for field in message.DESCRIPTOR.fields
-        if is_replaced(field) and field.type == FieldDescriptor.TYPE_BOOL
+        if is_replaced(field) and field.type in {FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_INT64}
     ]
     parts = [
         part
