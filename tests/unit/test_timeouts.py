@@ -113,8 +113,9 @@ def test_timeout_retries_count_per_attempt() -> None:
     ):  # who waits for room fails nothing
         point.apply(facts.Entry(number, 1, moved(retry, reason)))
     assert (point.timeout_retries, point.retries) == (2, 1)
-    point.apply(facts.Entry(10, 1, moved(TaskState.FAILED, Reason.QUEUED_TOO_LONG)))
-    point.apply(facts.Entry(11, 1, moved(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, TaskState.FAILED)))
+    last = 7 + len(BUDGET_WAIT_REASONS)
+    point.apply(facts.Entry(last + 1, 1, moved(TaskState.FAILED, Reason.QUEUED_TOO_LONG)))
+    point.apply(facts.Entry(last + 2, 1, moved(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, TaskState.FAILED)))
     assert point.timeout_retries == 0
 
 
