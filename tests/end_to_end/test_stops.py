@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -96,10 +97,8 @@ async def test_a_call_of_a_stopped_tool_waits(installation: Installation) -> Non
 
 
 @pytest.mark.faults
-async def test_no_call_begins_after_the_answer_under_load(
-    installation: Installation, record_property: Callable[[str, object], None]
-) -> None:
-    """Forty tasks at once, five stops: the seconds until the answer are a property of the test's report."""
+async def test_no_call_begins_after_the_answer_under_load(installation: Installation) -> None:
+    """Forty tasks at once, five stops: the seconds until the answer are in its log."""
     admin, loop = installation.client.admin, asyncio.get_running_loop()
     made = [await installation.submit("sim-e2e-paced", uuid.uuid4().hex) for _ in range(40)]
     seconds = list[float]()
@@ -114,7 +113,7 @@ async def test_no_call_begins_after_the_answer_under_load(
         model_calls = {call.task_id for call in begun.calls if call.certainty == admin_pb.CALL_CERTAINTY_MODEL_CALL}
         check_no_new_calls(installation, calls, model_calls)
         await admin.EndStop(admin_pb.EndStopRequest(all=True, reason="ticket 7"))
-    record_property("seconds until the answer to a stop", sorted(round(one, 3) for one in seconds))
+    logging.getLogger(__name__).info("seconds until the answer to a stop: %s", sorted(seconds))
     assert max(seconds) < PATIENCE_SECONDS
     for task_id in made:
         assert (await installation.ended(task_id)).state == SUCCEEDED

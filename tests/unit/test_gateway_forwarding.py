@@ -90,11 +90,11 @@ def _forge_field(message: Any, field: FieldDescriptor) -> None:
 
 
 def forged_in(message: Any) -> bool:
-    """Whether a value that `forge` set is still there. A flag is: nobody but its sender would set it in these tests."""
+    """Whether a value that `forge` set is still there. A flag or a number is: only its sender would set it here."""
     flags = [
         getattr(message, field.name)
         for field in message.DESCRIPTOR.fields
-        if is_replaced(field) and field.type == FieldDescriptor.TYPE_BOOL
+        if is_replaced(field) and field.type in {FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_INT64}
     ]
     parts = [
         part
