@@ -192,8 +192,10 @@ async def test_process_killed_at_each_step_of_an_undo(
         undone = await install.client.undo(api.UndoTaskRequest(task_id=task_id, request_id=f"{failpoint}-{step}"))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not any(service.exit_code is not None for service in armed):
-                with suppress(TryLater):  # of a ledger that is just killed
-                    if (await install.client.get(undone.task_id)).HasField("end_time"):
+                with suppress(TryLater, TimeoutError):  # of a ledger that is just killed
+                    async with asyncio.timeout(1):
+                        task = await install.client.get(undone.task_id)
+                    if task.HasField("end_time"):
                         break  # the failpoint was not reached so often
                 await asyncio.sleep(0.05)
     finally:
