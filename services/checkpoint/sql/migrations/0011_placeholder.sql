@@ -1,2 +1,0 @@
--- Placeholder of this branch only: not committed.
-select 1;
