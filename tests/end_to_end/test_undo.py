@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -16,7 +17,7 @@ from devstack import Stack
 from tenure import Client as PublicClient
 from tenure import UndoVerdict
 from tenure.client import Client
-from tenure.domain.errors import WrongState
+from tenure.domain.errors import TryLater, WrongState
 from tenure.runtime.http.outbound_http import http_tls_context
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -191,8 +192,11 @@ async def test_process_killed_at_each_step_of_an_undo(
         undone = await install.client.undo(api.UndoTaskRequest(task_id=task_id, request_id=f"{failpoint}-{step}"))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not any(service.exit_code is not None for service in armed):
-                if (await install.client.get(undone.task_id)).HasField("end_time"):
-                    break  # the failpoint was not reached so often
+                with suppress(TryLater, TimeoutError):  # of a ledger that is just killed
+                    async with asyncio.timeout(1):
+                        task = await install.client.get(undone.task_id)
+                    if task.HasField("end_time"):
+                        break  # the failpoint was not reached so often
                 await asyncio.sleep(0.05)
     finally:
         for service in armed:
