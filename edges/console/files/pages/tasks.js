@@ -47,11 +47,13 @@ const FILTERS = [
 export default async function tasksPage(context) {
   const { root, query, onLeave } = context;
   const tasks = new Map();
+  const changedMeanwhile = new Map(); // Since the newest read began: its answer may be older.
   let moreToken = "";
   let counts = new Map();
   let problem = null;
   let isRead = false;
   let reads = 0;
+  let isReading = false;
 
   const chosen = new Set(query.getAll("state").filter((state) => state in STATES));
   const fields = new Map(
@@ -116,6 +118,8 @@ export default async function tasksPage(context) {
   // Reads what runs or waits for a person, and the newest; with a state chosen only what is in it.
   async function load() {
     const read = ++reads;
+    isReading = true;
+    changedMeanwhile.clear();
     try {
       const common = filter();
       const first = FIRST.filter((state) => chosen.size === 0 || chosen.has(state));
@@ -127,6 +131,7 @@ export default async function tasksPage(context) {
       if (!context.isCurrent() || read !== reads) return;
       tasks.clear();
       counts = pages[2];
+      if (!isFiltered()) changedMeanwhile.forEach(put);
       for (const task of pages.slice(0, 2).filter(Boolean).flatMap((page) => listIn(page, "tasks"))) put(task);
       moreToken = pages[1].next_page_token ?? "";
       problem = null;
@@ -135,6 +140,7 @@ export default async function tasksPage(context) {
       problem = error;
     }
     list.removeAttribute("aria-busy");
+    isReading = false;
     isRead = true;
     draw();
   }
@@ -225,6 +231,7 @@ export default async function tasksPage(context) {
         if (!task) return;
         const before = tasks.get(task.task_id);
         if (before || !isFiltered()) put(task);
+        if (isReading) changedMeanwhile.set(task.task_id, task);
         if (isFiltered()) loadSoon(); // The gateway knows whether it matches now.
         else countSoon();
         if (before && before.state !== task.state) announce(`${oneLine(title(task), 60)}: ${known(task.state).word}`);
