@@ -128,7 +128,7 @@ async def test_stop_is_listed_with_its_author_until_it_ends(checkpoint: MakeChec
     assert again.epoch > first.epoch
     assert again.stop_time == first.stop_time
     (one,) = (await listed(replica)).stops
-    assert (one.tool, one.actor, one.reason) == ("mail_*", "user/ann", "wrong bills")
+    assert (one.tool, one.stopped_by, one.reason) == ("mail_*", "user/ann", "wrong bills")
     with pytest.raises(NotFound) as unknown:
         await resume(replica, tool="mail_")
     assert unknown.value.reason == "NO_SUCH_STOP"
@@ -155,7 +155,7 @@ async def test_stops_that_a_restored_ledger_lost_return(checkpoint: MakeCheckpoi
     lost.stop_time.GetCurrentTime()
     taken = await listed(replica, applied_epoch=9, applied=[lost])
     assert taken.epoch == 10
-    assert {(one.agent, one.queue, one.actor) for one in taken.stops} == {
+    assert {(one.agent, one.queue, one.stopped_by) for one in taken.stops} == {
         ("billing", "", "user/ann"),
         ("", "known", "user/ann"),
     }

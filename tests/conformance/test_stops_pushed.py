@@ -51,6 +51,6 @@ async def test_restored_ledger_takes_stops_back(
     await tools.stub.SetStops(pb.SetStopsRequest(epoch=9, stops=[stop]), timeout=CALL_SECONDS)
     await push_between(ledger, tools).push()
     listed = await ledger.stub.ListStops(admin_pb.ListStopsRequest(), timeout=TIMEOUT_SECONDS)
-    assert [(one.tenant, one.actor) for one in listed.stops] == [(grants.tenant, "user/ann")]
+    assert [(one.tenant, one.stopped_by) for one in listed.stops] == [(grants.tenant, "user/ann")]
     with pytest.raises(Unavailable):
         await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
