@@ -116,10 +116,13 @@ class ToolStep:
             for call in running:
                 call.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+        places = {intent.call_id: place for place, intent in enumerate(intents)}
+        for calls in (problems.in_doubt, problems.to_approve):  # they came in the order of their ends
+            calls.sort(key=lambda call: places[call[0].call_id])
         return problems
 
     def _is_asked(self, intent: ToolIntent, outcome: Outcome) -> bool:
-        """Whether the call needs an approval that it does not have. One that has it is not to_approve about again."""
+        """Whether the call needs an approval that it does not have. One that has it is not asked about again."""
         asks = outcome.status is OutcomeStatus.NOT_ALLOWED and outcome.detail == NEEDS_APPROVAL
         return asks and intent.call_id not in self._ledger.point.allowed_calls
 

@@ -74,8 +74,7 @@ async def test_a_model_that_insists_after_a_timeout_pays_once(
         tools = await started(tool_service, file)
         bank.hangs = 1
         outcomes = [await tools.outcome(owner, f"{step}.0", "refund", order=order) for step, order in _PLANS]
-    assert outcomes[0].status is OutcomeStatus.TIMED_OUT
-    assert {outcome.status for outcome in outcomes[1:]} == {OutcomeStatus.SUCCEEDED}
+    assert {outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}  # the first one is settled
     assert bank.payments[7] == payments
 
 

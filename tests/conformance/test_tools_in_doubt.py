@@ -106,8 +106,8 @@ async def test_every_way_into_doubt_is_counted(
     for call_id, state in (("1.0", "ACCEPTED"), ("1.1", "STARTED"), ("1.2", "FINISHED"), ("1.3", "NOT_RUN")):
         await tools_database(
             "insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt,"
-            " epoch, claim_id, begun_before, started_at, outcome) values"
-            " (%s, %s, 'pay', 'UNSAFE', sha256(''), '', %s, 1, 1, '', true, now(), %s)",
+            " epoch, claim_id, begun_before, started_at, outcome, finished_at) values"
+            " (%s, %s, 'pay', 'UNSAFE', sha256(''), '', %s, 1, 1, '', true, now(), %s, now())",
             task_id, call_id, state, b"" if state == "FINISHED" else None,
         )  # fmt: skip
     counted = metrics.cell("tenure_calls_in_doubt_total")

