@@ -76,7 +76,7 @@ async def test_a_refused_call_is_answered_by_the_next(
 async def test_a_model_without_an_endpoint_fails(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
-    runner = await model_runner()
+    runner = await model_runner(without="OPENAI")
     end = await runner.generate(grants.claim(), model="openai/none").ended()
     assert end.failure.error_class == "NOT_FOUND"
     assert "has no endpoint" in end.failure.message

@@ -82,6 +82,13 @@ async def a_spawn(replica: Checkpoint) -> tuple[Owner, pb.CommitRequest]:
     return owner, request
 
 
+async def a_failure_to_undo(replica: Checkpoint) -> tuple[Owner, pb.CommitRequest]:
+    policy = task_pb2.TaskPolicy(on_failure=task_pb2.FAILURE_POLICY_UNDO)
+    owner = await replica.claim((await replica.create(policy=policy)).task_id)
+    end = pb.Transition(to_state=task_pb2.TASK_STATE_FAILED, reason="MODEL_UNAVAILABLE", message="gone")
+    return owner, owner.request(transition=end)
+
+
 class Case(NamedTuple):
     """A statement, the table in which the database refuses its row, and the commit that writes the row."""
 
@@ -100,6 +107,7 @@ CASES = [
     Case("QUERIES.add_words", "task_texts", an_end),
     Case("OUTPUTS.open_output", "task_outputs", a_call_of_an_output),
     Case("OUTPUTS.write_outputs", "task_outputs", an_output),
+    Case("UNDOS.note_due", "due_undos", a_failure_to_undo),
     Case("QUERIES.create_tasks", "tasks", a_spawn),
     Case("QUERIES.create_ledgers", "entries", a_spawn),
     Case("SUB_AGENTS.note_spawned", "tasks", a_spawn),

@@ -56,6 +56,7 @@ CONTRACTS = (
 FAILED, QUEUED = task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_QUEUED
 RUNNING, WAITING_USER = task_pb2.TASK_STATE_RUNNING, task_pb2.TASK_STATE_WAITING_USER
 ELSEWHERE = {
+    "TaskService.UndoTask": "tests/conformance/test_ledger_undo.py",
     "LeaseService.AcquireLease": "a lease that went on is lost: tests/conformance/test_leases.py",
     "LeaseService.TransferLease": "a lease that went on is lost: tests/conformance/test_leases.py",
     "ApprovalService.AnswerByLink": "links are of people: tests/edges/answer_links/test_answer_links.py",

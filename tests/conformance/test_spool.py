@@ -96,7 +96,7 @@ async def test_refused_submit_is_named_and_stays(path_to_gateway: TcpProxy, tmp_
             assert await spool.kept() == []
 
 
-@pytest.mark.parametrize("bounds", [{"max_submits": 2}, {"max_bytes": 40}])
+@pytest.mark.parametrize("bounds", [{"max_submits": 2}, {"max_bytes": 30}])
 async def test_full_spool_refuses(tmp_path: Path, bounds: Any) -> None:
     async with Client(AWAY) as client:
         spool = Spool(client, tmp_path / "spool", wait_seconds=0.05, **bounds)

@@ -156,6 +156,8 @@ def of_tasks(things: Things) -> Mapping[str, Message]:
         "TaskService/ExplainTask": api.ExplainTaskRequest(task_id=task),
         "TaskService/ForkTask": api.ForkTaskRequest(task_id=ended, request_id=new, at_sequence=2),
         "TaskService/GetReceipts": api.GetReceiptsRequest(task_id=ended),
+        "TaskService/PlanUndo": api.PlanUndoRequest(task_id=ended),
+        "TaskService/UndoTask": api.UndoTaskRequest(task_id=ended, request_id=new),
         "TaskService/GetTask": api.GetTaskRequest(task_id=task),
         "TaskService/ListFiles": api.ListFilesRequest(task_id=ended),
         "TaskService/ListTaskEntries": api.ListTaskEntriesRequest(task_id=task),

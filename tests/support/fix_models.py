@@ -185,12 +185,13 @@ async def model_runner(models_dsn: str, grants: Grants, simulator: SimulatorCont
     """Starts replicas whose provider is the simulator. Keyword arguments are settings without their prefix."""
     started: list[ModelReplica] = []
 
-    async def start(*, failpoints: str = "", **settings: object) -> ModelReplica:
+    async def start(*, failpoints: str = "", without: str = "", **settings: object) -> ModelReplica:
         given = {
             **_settings(models_dsn, grants.verifying_keys_file),
             **{name.upper(): str(value) for name, value in settings.items()},
         }
-        process = ServiceProcess("models", given, failpoints=failpoints, environment=_provider(simulator))
+        provider = {name: value for name, value in _provider(simulator).items() if not without or without not in name}
+        process = ServiceProcess("models", given, failpoints=failpoints, environment=provider)
         await process.start()
         started.append(ModelReplica(process))
         return started[-1]

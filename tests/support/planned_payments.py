@@ -20,7 +20,7 @@ from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure, Tool
 from tenure.domain.effect_keys import Effect, EffectKey, TaskScopes
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import Resolution
-from tenure.domain.tools import EffectClass
+from tenure.domain.tools import CallSettlement, EffectClass
 
 
 class Behaviour(StrEnum):
@@ -117,7 +117,7 @@ class Payments:
             f"{TASK_PREFIX}{payer.task_id}", self.tenant, epoch, f"claim-{epoch}", "worker", scopes=payer.scopes
         )
         definition = define("pay", self.effect_class, "pays", {})
-        definition = replace(definition, effect_key=self.key)
+        definition = replace(definition, effect_key=self.key, settlement=CallSettlement(0.0))
         arguments = {"order": order, "bank": behaviour.value}
         effect = effect_of_call(definition, claims, arguments)
         assert effect is None or isinstance(effect, Effect)

@@ -242,7 +242,7 @@ with w as materialized (
 ), fence as materialized (
   select from (
     select distinct w.task_id from w cross join lateral (
-      select from calls c where c.task_id = w.task_id and c.call_id = w.call_id and c.effect_class <> 'PURE'
+      select from calls c where c.task_id = w.task_id and c.call_id = w.call_id and c.effect_class <> 'PURE' offset 0
     ) c where w.outcome is not null order by task_id
   ) t cross join lateral (select from fences f where f.task_id = t.task_id for no key update) f
 ), held as materialized (
