@@ -34,6 +34,8 @@ from tests.end_to_end.installation import Installation
 from tests.support.lives import SHORT_LIFE
 from tests.support.patience import PATIENCE_SECONDS
 
+OF_THE_COMMAND = {"programs", "reload", "reset", "yes"}
+"""The parameters of `tenure dev` that are not of its stack."""
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 PIECE = re.compile(r"^```console\n(?P<console>.*?)^```$|^<!-- first: (?P<first>.*?) -->$", re.MULTILINE | re.DOTALL)
 ASSIGNMENT = re.compile(r"(?P<name>[A-Z]+)=\$\((?P<command>.*)\)")
@@ -116,7 +118,8 @@ def options_of_dev(folder: Path, *words: str) -> StackOptions:
     """What `tenure dev WORDS` would start, with its data in the folder, in a shell without keys."""
     parsed = dev.make_context("dev", ["--data", str(folder / "data"), *words]).params
     context = Context("", DEFAULT_TENANT, False, folder / "data", Console(), {"PATH": os.environ["PATH"]})
-    return stack_options(context, **parsed)
+    of_the_stack = {name: value for name, value in parsed.items() if name not in OF_THE_COMMAND}
+    return stack_options(context, **of_the_stack)
 
 
 @asynccontextmanager

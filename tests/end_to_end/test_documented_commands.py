@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from devstack import StackOptions
+from tenure.cli.dev import PATIENT
 from tests.end_to_end.documented import PAGE, Terminal, normal, options_of_dev, plain_dev, steps_of
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.nightly]
@@ -31,5 +32,4 @@ def test_the_page_is_run_on_what_tenure_dev_starts_by_itself(tmp_path: Path) -> 
     plain, usual = options_of_dev(tmp_path), StackOptions(data_dir=tmp_path / "data")
     assert (plain.workers, plain.scenarios, plain.scenario_files, plain.tools_config) == (2, None, (), None)
     assert (plain.model, plain.replicas, plain.slots) == (usual.model, usual.replicas, usual.slots)
-    assert set(plain.environment) == {"*", "tools"}
-    assert not plain.environment["tools"]
+    assert {name: each for name, each in plain.environment.items() if name != "*"} == PATIENT
