@@ -228,8 +228,8 @@ class CallRecord:
 
     `epoch`, `claim_id`: the claim that authorised the call last. `runner_id`: "" if the call never ran.
     `outcome.content` may be missing in large collections: `outcome_hash` is `reading.outcome_hash` of the whole
-    outcome. `receipt_number` 0: the call has no receipt. `idempotency_key`: of a call with an effect key that ran,
-    `<effect>-<period>-<round>`.
+    outcome. `receipt_number` 0: the call has no receipt. `idempotency_key`: of a call that ran under another key than
+    `<task_id>/<call_id>`: with an effect key `<effect>-<period>-<round>`, of an undo `<task_id>/<call_id>/undo/…`.
     """
 
     task_id: str
@@ -251,6 +251,11 @@ class CallRecord:
     receipt_link: bytes = b""
     outcome_message_hash: bytes = b""
     idempotency_key: str = ""
+
+    @property
+    def has_effect_key(self) -> bool:
+        """Whether the call ran under the idempotency key of an effect key."""
+        return bool(self.idempotency_key) and "/" not in self.idempotency_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class _EffectsOnce:
             resolution.call_id for _, resolution in resolutions(task) if isinstance(resolution.decision, DidNotHappen)
         }
         for call in task.calls:
-            if not call.idempotency_key:
+            if not call.has_effect_key:
                 continue
             digest, period, number = call.idempotency_key.split("-")
             effect = self._effects[digest, period]

@@ -201,7 +201,7 @@ def effects_happen_once(task: TaskHistory) -> Iterator[str]:
 def effects_match_their_records(task: TaskHistory) -> Iterator[str]:
     """I12, for calls with a definite outcome: a succeeded call has an effect, and a call that did not run has none.
 
-    The lines of calls with an effect key do not name the call: I42 is about those.
+    The lines of calls under another key than their own do not name the call: I44 and I45 are about those.
     """
     happened = {effect.call_id for effect in task.effects}
     for call in task.calls:

@@ -148,7 +148,9 @@ def _record(task_id: str, trail: tool_pb2.CallTrail) -> EffectRecord:
         outcome_status=OUTCOME_STATUSES.to_domain(record.outcome.status),
         outcome_detail=record.outcome.detail,
         outcome_hash=trail.outcome_hash,
-        idempotency_key=trail.idempotency_key or f"{task_id}/{record.call_id}",
+        idempotency_key=(trail.idempotency_key or f"{task_id}/{record.call_id}")
+        if record.HasField("start_time")
+        else "",
     )
 
 

@@ -23,7 +23,7 @@ _CERTAIN: Final = {
     Certainty.ENDED: "ran to its end",
     Certainty.NOT_BEGUN: "stopped before it began: nothing was done",
     Certainty.MAY_HAVE_HAPPENED: "may have happened",
-    Certainty.STILL_RUNS: "still runs; it is let finish",
+    Certainty.STILL_RUNS: "still runs; it may finish",
     Certainty.MODEL_CALL: "its answer is paid for and kept",
 }
 
@@ -51,7 +51,7 @@ async def stop(
     """Stop what the options name: no task of it begins, calls its model or calls a tool, until it is resumed.
 
     With several options, what all of them name. Running calls that may run again are cancelled, and run again after the
-    stop; UNSAFE calls are let finish. The list shows every call that was in flight. A task of a stopped tool waits at
+    stop; UNSAFE calls may finish. The list shows every call that was in flight. A task of a stopped tool waits at
     its call.
     """
     request = pb.BeginStopRequest(agent=agent, tool=tool, queue=queue, tenant=of_tenant, all=is_all, reason=reason)

@@ -114,7 +114,7 @@ async def try_rule(
 
 
 def _show_tried(context: Context, name: str, tried: pb.TryToolRuleResponse) -> None:
-    echo(f"{name}: {tried.allowed:,} allowed, {tried.to_approve:,} asked, {tried.denied:,} denied")
+    echo(f"{name}: {tried.allowed:,} allowed, {tried.to_approve:,} to approve, {tried.denied:,} denied")
     if tried.more:
         echo("there are more calls than were decided: give a shorter --since", err=True)
     if not tried.calls:

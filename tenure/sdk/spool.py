@@ -91,7 +91,7 @@ class _SpoolFile:
             spool.execute("insert or ignore into submits (request_id, request, kept_at) values (?, ?, ?)", values)
 
     def due(self, limit: int) -> list[_Kept]:
-        """Returns the oldest submits to send. Those that are sent now are not due again for a while."""
+        """Returns the oldest submits to send. Two processes may send one: its request id makes one task of it."""
         with self._transaction() as spool:
             rows = spool.execute(
                 "select request_id, request, attempts from submits where refusal = '' and next_attempt_at <= ?"

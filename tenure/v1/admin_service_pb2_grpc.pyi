@@ -126,7 +126,7 @@ class AdminServiceStub:
     """
     BeginStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]
     """Stops what the selectors name: after the answer no grant, no model call and no tool call of it begins. Running
-    calls that may run again are cancelled, UNSAFE calls are let finish. The answer lists what was in flight, and the
+    calls that may run again are cancelled, UNSAFE calls may finish. The answer lists what was in flight, and the
     services that did not confirm the stop. A repeat confirms the same stop again.
     """
     EndStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]

@@ -86,7 +86,7 @@ async def test_the_command_sets_tries_and_deletes_a_rule(
     file = tmp_path / "rules.toml"
     file.write_text('name = "no-x"\ntool = "append_*"\nwhen = "args.line == \'x\'"\nverdict = "deny"\n')
     tried = await tenure("tools", "rules", "try", str(file), address=address)
-    assert tried.out.splitlines()[0] == "no-x: 0 allowed, 0 asked, 1 denied"
+    assert tried.out.splitlines()[0] == "no-x: 0 allowed, 0 to approve, 1 denied"
     done = await tenure("tools", "rules", "set", str(file), address=address)
     assert done.out == "no-x: DENY append_* holds (version 1)\n"
     assert "args.line == 'x'" in (await tenure("tools", "rules", "list", address=address)).out

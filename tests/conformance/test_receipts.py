@@ -29,7 +29,7 @@ from tenure.runtime.security.signing import SignedBytes, Verifier
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_pb2
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
-from tests.support.fix_tools import Grants, StartTools, ToolClient, execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
 
 pytestmark = pytest.mark.server
@@ -126,6 +126,30 @@ async def test_each_effect_has_a_receipt_in_the_order_of_outcomes(
             await one.lines(owner.task_id, call_id=call_id)
     with as_tenant("somebody-else"), pytest.raises(NotFound):
         await one.lines(owner.task_id)
+
+
+async def test_receipt_has_the_key_that_the_other_side_got(
+    tool_service: StartTools, grants: Grants, ledger: Checkpoint, signing: Begin, outside: Outside, tmp_path: Path
+) -> None:
+    """Of an effect key, and of an undo. A repeat of an effect is not made, so it has no key."""
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps({"built_in": {UNSAFE: {"effect_key": {"arguments": ["/line"], "scope": "task"}}}}))
+    tools = await tool_service(config_file=file, sandbox_bubblewrap="/nonexistent/bwrap")
+    one, owner = await signing(tools), grants.claim((await ledger.create()).task_id)
+    for call_id in ("1.0", "2.0"):
+        await tools.outcome(owner, call_id, UNSAFE, file="a", line="x")
+    undo = execute_request(owner, "3.0", "append_record", '{"file": "a", "line": "back"}')
+    undo.undoes = f"{owner.task_id}/1.0"
+    async for _ in tools.stub.Execute(undo, timeout=CALL_SECONDS):
+        pass
+    made, undone = [line["key"] for line in outside.lines("a")]
+    assert undone.startswith(f"{owner.task_id}/1.0/undo/")
+    whole = one.verify(await one.lines(owner.task_id))
+    assert [(part["record"]["call"], part["idempotency_key"]) for part in of_tools(whole)] == [
+        ("1.0", made),
+        ("2.0", ""),
+        ("3.0", undone),
+    ]
 
 
 async def test_outcomes_at_once_make_one_chain(

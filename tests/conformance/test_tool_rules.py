@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -110,6 +111,23 @@ async def test_calls_are_counted_apart_for_each_value(tools: ToolClient, grants:
     given = [("1.0", "ann", RAN), ("1.1", "ann", DENIED), ("1.2", "bob", RAN), ("1.3", "bob", DENIED)]
     for call_id, line, expected in given:
         assert verdict_of(await tools.outcome(owner, call_id, "append_record", file="a", line=line)) == expected
+
+
+async def test_repeat_of_an_effect_takes_nothing_of_a_bound(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
+    """A call that another one's effect answers does not run, so a rule does not count it."""
+    file = tmp_path / "tools.json"
+    key = {"arguments": ["/line"], "scope": "task"}
+    file.write_text(json.dumps({"built_in": {"append_record": {"effect_key": key}}}))
+    tools = await tool_service(config_file=file, sandbox_bubblewrap="/nonexistent/bwrap")
+    await set_rule(tools, rule("two", ALLOW, count=2))
+    owner = grants.claim()
+    again = (OutcomeStatus.SUCCEEDED, "ALREADY_HAPPENED")
+    given = [("1.0", "x", RAN), ("1.1", "x", again), ("1.2", "y", RAN), ("1.3", "z", DENIED)]
+    for call_id, line, expected in given:
+        assert verdict_of(await tools.outcome(owner, call_id, "append_record", file="a", line=line)) == expected
+    assert [line["line"] for line in outside.lines("a")] == ["x", "y"]
 
 
 async def test_an_expression_reads_what_was_counted(tools: ToolClient, grants: Grants) -> None:

@@ -69,7 +69,7 @@ async def test_stopped_tasks_finish_after_the_resume(installation: Installation)
         open_calls = {call["task_id"] for call in answer["calls"] if call["certainty"] == "MODEL_CALL"}
         check_no_new_calls(installation, asked, open_calls)
         for task_id, file, before in zip(made, files, effects, strict=True):
-            # What was in flight and was let finish may have come; nothing else.
+            # The calls that were in flight may have come; nothing else.
             running = sum(name == task_id and certainty == "STILL_RUNS" for (name, _), certainty in in_flight.items())
             assert len(installation.effects(file)) - len(before) <= running
         assert (await installation.client.get(late)).state == task_pb2.TASK_STATE_QUEUED

@@ -51,9 +51,10 @@ def test_two_calls_that_made_one_effect_are_reported(key: str) -> None:
         replace(SECOND, idempotency_key="cd-0-0"),
         replace(SECOND, idempotency_key="ab-1-0"),
         replace(SECOND, idempotency_key=""),
+        replace(SECOND, idempotency_key="0198aaaa-0000-7000-8000-000000000001/1.0/undo/abc"),
         replace(SECOND, outcome=Outcome(OutcomeStatus.FAILED, "")),
     ],
-    ids=["other effect", "other period", "not run", "not made"],
+    ids=["other effect", "other period", "not run", "an undo", "not made"],
 )
 def test_other_calls_are_not_reported(second: CallRecord) -> None:
     assert violations(second) == []

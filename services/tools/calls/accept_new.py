@@ -34,7 +34,7 @@ async def accept_new_calls(
     ordinary = [
         place
         for place, request in enumerate(batch)
-        if request.effect is None and not request.undoes and decide_unknown(request) == FIRST_ATTEMPT
+        if not request.has_recorded_key and decide_unknown(request) == FIRST_ATTEMPT
     ]
     if stops.in_force.stops:
         ordinary = [place for place in ordinary if stops.of(batch[place]) is None]

@@ -152,9 +152,8 @@ class Executor:
         stops: StopView,
         ruled: RuledAccepts,
     ) -> None:
-        self._stops = stops
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
-        self._ruled, self._book = ruled, ruled.book
+        self._stops, self._ruled, self._book = stops, ruled, ruled.book
         self._perhaps_started: set[CallKey] = set()
         """The calls whose first write failed: it may have recorded their start, and this process did not begin them."""
         self._settling: set[asyncio.Task[None]] = set()
@@ -264,9 +263,9 @@ class Executor:
         request = job.request
         if job.work is None or not request.effect_class.may_run_again or request.key in self._perhaps_started:
             return None
-        if request.effect is not None:  # another call may have its effect key
+        if request.has_recorded_key:
             return None
-        return self._runner.ready_start(job.work, job.request.claims.tenant, runner_id)
+        return self._runner.ready_start(job.work, request.claims.tenant, runner_id)
 
     async def _write(self, batch: Sequence[ExecuteJob], starts: Sequence[bool], runner_id: UUID) -> list[_Decided]:
         """Returns each verdict, and whether the call is STARTED."""

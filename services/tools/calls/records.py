@@ -61,6 +61,11 @@ class CallRequest:
     idempotency_key: str = ""
 
     @property
+    def has_recorded_key(self) -> bool:
+        """Whether its idempotency key is recorded beside it, or another call may have its effect key."""
+        return self.effect is not None or bool(self.undoes)
+
+    @property
     def presented_key(self) -> str:
         """The key by which other systems recognise a repeat: of its effect key, of the undo, or the call's own."""
         if self.idempotency_key:

@@ -92,7 +92,7 @@ class StopKeeper:
             await self._view.refresh(postgres)
 
     def _cancel_covered(self) -> set[asyncio.Task[Any]]:
-        """Cancels the covered calls that may run again. An UNSAFE call that has begun is let finish."""
+        """Cancels the covered calls that may run again. An UNSAFE call that has begun may finish."""
         effects = set[asyncio.Task[Any]]()
         for run in self._runs.running():
             stop = self._view.of(run.request)

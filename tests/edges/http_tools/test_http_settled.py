@@ -155,23 +155,28 @@ async def test_settlement_goes_on_after_its_runner_died(
 async def test_check_settles_a_call_whose_runner_died(
     bank_tools: StartBankTools, grants: Grants, tools_database: Query
 ) -> None:
-    """In the middle of the payment, and again before the check: nobody pays again, and nobody has to look."""
-    unsafe = {"effect_class": "UNSAFE", "settle": {"checks": True}}
+    """In the middle of the payment, and again before the check: nobody pays again, and nobody has to look.
+
+    The check asks for the key that the bank got, which is that of an effect key.
+    """
+    key = {"arguments": ["/order"], "scope": "task"}
+    unsafe = {"effect_class": "UNSAFE", "settle": {"checks": True}, "effect_key": key}
     async with open_bank("held", honours_keys=False) as bank:
         dying = await bank_tools(bank, **unsafe)
         owner = grants.claim()
-        lost = dying.begin(owner, "1.0", "pay")
+        lost = dying.begin(owner, "1.0", "pay", order=7)
         await bank.until_asked(1)
         await dying.kill()
         checking = await bank_tools(bank, failpoints="tools.before_check=kill9", **unsafe)
-        again = checking.begin(grants.claim(owner.task_id, epoch=11), "1.0", "pay")
+        again = checking.begin(grants.claim(owner.task_id, epoch=11), "1.0", "pay", order=7)
         await checking.ended()
         last = await bank_tools(bank, **unsafe)
-        outcome = await last.outcome(grants.claim(owner.task_id, epoch=12), "1.0", "pay")
+        outcome = await last.outcome(grants.claim(owner.task_id, epoch=12), "1.0", "pay", order=7)
         for call in (lost, again):
             call.cancel()
     assert (outcome.status, outcome.detail, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, "HAPPENED", 3)
-    assert [asked.path.partition("?")[0] for asked in bank.asked] == ["/pay", "/payments"]
+    assert [asked.path for asked in bank.asked] == ["/pay", f"/payments?key={bank.asked[0].key}"]
+    assert not bank.asked[0].key.startswith(owner.task_id)
     assert await tools_database("select state, acts_elsewhere from calls") == [("FINISHED", True)]
 
 
