@@ -47,6 +47,14 @@ def _call_mutation(mutation: str, flags: str = "", expected: str = BREAKS) -> Co
     return _calls(mutation.lower(), f"P_ALL NF=0 {mutation} {flags}", expected)
 
 
+def _effects(name: str, flags: str, expected: str) -> Configuration:
+    return Configuration(f"effects_{name}", "effects.pml", flags, expected)
+
+
+def _effect_mutation(mutation: str, flags: str = "") -> Configuration:
+    return _effects(mutation.lower(), f"P_ALL {mutation} {flags}", BREAKS)
+
+
 SMALL: Final[tuple[Configuration, ...]] = (
     _task("unsafe", "P_ALL NX=0", HOLDS),
     _task("runner_dies", "P_ALL NCAN=0", HOLDS),
@@ -133,6 +141,23 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _call_mutation("M_TOLD_ENOUGH", "NCAN=1"),
     _call_mutation("M_REPORT_CLAIM", "NCAN=1"),
     _call_mutation("M_WORKER_REPORT", "NCAN=1"),
+    _effects("keyed", "P_ALL", HOLDS),
+    _effects("unsafe", "P_ALL UNSAFE=1", HOLDS),
+    _effects("checked", "P_ALL CHECK=1", HOLDS),
+    _effects("pruned", "P_ALL NP=1", HOLDS),
+    _effects("reach_new_key", "P_REACH=1", BREAKS),
+    _effects("reach_recognised", "P_REACH=2", BREAKS),
+    _effects("reach_pruned", "P_REACH=3 NP=1", BREAKS),
+    _effects("reach_blocked", "P_REACH=4 UNSAFE=1", BREAKS),
+    _effect_mutation("M_UNIQUE", "UNSAFE=1"),
+    _effect_mutation("M_NEW_KEY"),
+    _effect_mutation("M_UNSAFE_AGAIN", "UNSAFE=1"),
+    _effect_mutation("M_STICKY", "NC=3"),
+    _effect_mutation("M_BEGUN"),
+    _effect_mutation("M_SETTLED_PROOF"),
+    _effect_mutation("M_SAME_KEY"),
+    _effect_mutation("M_CHECK_PROOF", "CHECK=1"),
+    _effect_mutation("M_FORGET", "NP=1 NC=3"),
 )
 """About three minutes of one core, half of them for compilation."""
 
@@ -168,6 +193,8 @@ LARGE: Final[tuple[Configuration, ...]] = (
     _calls("three_owners_and_cancel", "P_ALL NE=3 NCAN=1 NF=0", HOLDS),
     _calls("three_owners_and_drain", "P_ALL NE=3 NDR=1 NF=0", HOLDS),
     _calls("provider_fails", "P_ALL NX=1 NF=1", HOLDS),
+    _effects("three_calls", "P_ALL NC=3 NP=1 CHECK=1", HOLDS),
+    _effects("three_unsafe_calls", "P_ALL NC=3 NP=1 UNSAFE=1", HOLDS),
     _calls("all_come_to_an_end", "P_LIVE PERFECT_FD=1 NX=1 NDR=1 NT=2 NCAN=1 NL=1 NE=3", HOLDS),
 )
 """About twelve more minutes, and up to 6 GB."""
