@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from devstack.postgres_process import PostgresProcess
-from services.models.statements import MIGRATIONS
 from tenure.domain.errors import LimitReached, TryLater
-from tenure.runtime.store.sql import migrate
 from tests.conformance.test_models_calls import SLOW, slow
 from tests.conformance.test_models_replicas import ended_at_last
 from tests.conformance.test_models_waiting import accepted, attempts
@@ -122,20 +119,6 @@ async def test_one_tenant_cannot_take_all_calls(
     assert refused.value.reason == "TOO_MANY_CALLS"
     for _ in range(2):
         await runner.generate(grants.claim(tenant="other"), **SLOW).begun()
-
-
-@pytest.mark.faults
-async def test_prompts_that_wait_for_postgres_are_bounded(
-    model_runner: StartModels, grants: Grants, own_postgres: PostgresProcess
-) -> None:
-    await migrate(own_postgres.dsn(), MIGRATIONS)
-    runner = await model_runner(postgres_dsn=own_postgres.dsn())
-    await runner.generate(grants.claim()).ended()
-    await asyncio.to_thread(own_postgres.kill)
-    calls = [runner.generate(grants.claim(), **LARGE, **SLOW) for _ in range(14)]
-    ends = await asyncio.gather(*(call.ended() for call in calls), return_exceptions=True)
-    assert all(isinstance(end, TryLater) for end in ends)
-    assert "QUEUE_FULL" in {end.reason for end in ends if isinstance(end, TryLater)}
 
 
 @pytest.mark.faults

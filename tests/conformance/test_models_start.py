@@ -17,14 +17,14 @@ from services.models.rules import Attempt, BeginCall, CallIntent, Kind
 from services.models.statements import SCHEMA, SESSION_SETTINGS
 from services.models.store import AdmittedRequest, RequestBatcher
 from services.models.work import CallWork, ModelCallKey
-from tenure.domain.errors import StaleEpoch, Unavailable
+from tenure.domain.errors import LimitReached, StaleEpoch, Unavailable
 from tenure.domain.fencing import Fence
 from tenure.domain.stops import Subject
 from tenure.domain.task import Priority
 from tenure.model_providers.client import ModelRequest
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.pipelined_transaction import SingleStatements
-from tenure.runtime.store.postgres import PoolOptions
+from tenure.runtime.store.postgres import BoundedConnection, PoolOptions
 from tenure.v1 import token_pb2
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -33,11 +33,13 @@ SENT_AT = datetime(2026, 11, 26, 3, 0, 0, 123456, tzinfo=UTC)
 ROW = "select epoch, claim_id, step, attempt_number, state, runner_id, begun_epoch, sent_at, ended from generations"
 
 
-def request(task_id: uuid.UUID, fence: Fence, attempt: Attempt, sends_at: datetime | None = SENT_AT) -> AdmittedRequest:
+def request(
+    task_id: uuid.UUID, fence: Fence, attempt: Attempt, sends_at: datetime | None = SENT_AT, input_bytes: int = 10
+) -> AdmittedRequest:
     work = CallWork(
         ModelRequest("sim-1", [{"role": "user", "content": "hi"}], 10),
         token_pb2.FencingToken(),
-        LimitedCall(str(task_id), "acme", "sim-1", Priority.NORMAL, 10, 10),
+        LimitedCall(str(task_id), "acme", "sim-1", Priority.NORMAL, input_bytes, 10),
         Subject("acme"),
     )
     intent = CallIntent(Kind.GENERATE, fence, attempt, sends_at)
@@ -151,3 +153,30 @@ async def test_a_stale_request_does_not_touch_the_rest_of_its_batch(kept: LostAn
         results = await asyncio.gather(*map(submit, [new[0], stale, *new[1:]]), return_exceptions=True)
         assert [type(result) for result in results] == [BeginCall, StaleEpoch, BeginCall, BeginCall]
         assert sorted(begun) == sorted([fenced, *(one.key.task_id for one in new)])
+
+
+async def test_prompts_that_wait_for_postgres_are_bounded(closed_port: int) -> None:
+    waiting = asyncio.Event()
+
+    class AwayPostgres(DedicatedConnection):
+        async def connected(self) -> BoundedConnection:
+            waiting.set()
+            return await super().connected()
+
+    def prompt(megabytes: int) -> AdmittedRequest:
+        task_id = uuid.uuid4()
+        return request(task_id, Fence(10, "a"), Attempt(1, 1), input_bytes=megabytes * 1024 * 1024)
+
+    away = AwayPostgres(f"host=127.0.0.1 port={closed_port} dbname=away", service="models", schema=SCHEMA)
+    batcher = RequestBatcher(
+        lambda: RUNNER, lambda *_: True, lambda _: False, lambda _: None, lambda *_: pytest.fail("a call began")
+    ).over(away)
+    running = asyncio.create_task(batcher.run())
+    first = asyncio.create_task(batcher.submit(prompt(255)))
+    await waiting.wait()
+    others = [asyncio.create_task(batcher.submit(prompt(127))) for _ in range(3)]
+    ended, _ = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(one.exception()) for one in ended] == [LimitReached]
+    running.cancel()
+    ends = await asyncio.gather(first, *others, return_exceptions=True)
+    assert sorted(getattr(end, "reason", "") for end in ends) == ["DRAINING"] * 3 + ["QUEUE_FULL"]

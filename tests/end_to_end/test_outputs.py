@@ -12,7 +12,6 @@ import pytest
 from checker.verify import examine
 from tenure.cli.exit_codes import Exit
 from tenure.v1 import task_pb2, tool_pb2
-from tenure.wire.common import to_dict
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_verify import recorded
@@ -85,7 +84,8 @@ async def test_an_end_is_announced_with_its_outputs(
     task = await install.client.get(task_id)
     assert [one.state for one in task.outputs] == [VERIFIED, CHANGED, MISSING, STATED]
     assert (event.type, event.task_id, event.valid) == ("task.succeeded", task_id, 1)
-    assert event.data["task"]["outputs"] == [to_dict(one) for one in task.outputs]
+    (shown,) = (await tenure("--json", "get", task_id, address=address)).values
+    assert event.data["task"]["outputs"] == shown["outputs"]
     assert (change.task_id, list(change.task.outputs)) == (task_id, list(task.outputs))
     assert (await tenure("webhooks", "delete", name, address=address)).code == Exit.OK
 

@@ -255,7 +255,8 @@ class MutationBench:
     async def __aenter__(self) -> Self:
         for name in ("checkpoint", "tools", "gateway"):
             self._whole[name] = await self._start(self._running, name)
-        await lift(self._dsns["checkpoint"], MUTATIONS.values())
+        for name, dsn in self._dsns.items():
+            await lift(dsn, [mutation for mutation in MUTATIONS.values() if mutation.service == name])
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -9,16 +9,19 @@ from psycopg.sql import SQL, Identifier
 
 from tests.fault.mutants.mutation import Mutation
 
+SCHEMAS = {"checkpoint": "ledger", "tools": "tools"}
+"""By service, the schema of its tables."""
 
-async def lift(ledger_dsn: str, mutations: Iterable[Mutation]) -> None:
-    """Disables the triggers that would stop services without these guards.
+
+async def lift(dsn: str, mutations: Iterable[Mutation]) -> None:
+    """Disables the triggers of this database that would stop services without these guards.
 
     Raises psycopg.errors.UndefinedObject for one that there is not: its name has changed.
     """
-    wanted = tuple(mutations)
-    triggers = {("tasks", name) for mutation in wanted for name in mutation.triggers}
-    triggers |= {("budgets", name) for mutation in wanted for name in mutation.budget_triggers}
-    async with await psycopg.AsyncConnection.connect(ledger_dsn, autocommit=True) as postgres:
-        for table, name in sorted(triggers):
-            disable = SQL("alter table {} disable trigger {}").format(Identifier("ledger", table), Identifier(name))
+    triggers = {
+        (SCHEMAS[mutation.service], *trigger.split(".")) for mutation in mutations for trigger in mutation.triggers
+    }
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
+        for schema, table, name in sorted(triggers):
+            disable = SQL("alter table {} disable trigger {}").format(Identifier(schema, table), Identifier(name))
             await postgres.execute(disable)

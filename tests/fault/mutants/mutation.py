@@ -13,8 +13,8 @@ __all__ = ["Edit", "Mutation"]
 class Mutation:
     """`guard`: what is missing. `invariants`: any of these must be reported, as checker numbers them.
 
-    `triggers` of the ledger's table of tasks, and `budget_triggers` of that of budgets, would stop the service without
-    its guard. They are lifted too, for it is not them that the checker is to be tried on.
+    `triggers`, as `table.trigger` of the service's database, would stop the service without its guard. They are lifted
+    too, for it is not them that the checker is to be tried on.
     """
 
     name: str
@@ -23,4 +23,3 @@ class Mutation:
     invariants: tuple[str, ...]
     edits: tuple[Edit, ...]
     triggers: tuple[str, ...] = ()
-    budget_triggers: tuple[str, ...] = ()

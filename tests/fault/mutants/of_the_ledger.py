@@ -47,7 +47,7 @@ MUTATIONS = (
             Edit(ADMISSION, "    if fence != row.granted:", "    if False:"),
             Edit(ADMISSION, "    if fence.epoch <= row.opened.epoch:", "    if False:"),
         ),
-        triggers=("valid_tasks", "tasks_are_held_once"),
+        triggers=("tasks.valid_tasks", "tasks.tasks_are_held_once"),
     ),
     Mutation(
         "open_same_claim_later",
@@ -55,7 +55,7 @@ MUTATIONS = (
         "Open refuses a claim that was given back",
         ("I2",),
         (Edit(ADMISSION, "    if fence.epoch <= row.opened.epoch:", "    if fence.epoch < row.opened.epoch:"),),
-        triggers=("tasks_are_held_once",),
+        triggers=("tasks.tasks_are_held_once",),
     ),
     Mutation(
         "open_raises_the_fence",
@@ -76,7 +76,7 @@ MUTATIONS = (
         "Open asks whether the claim was registered in the ledger",
         ("I5",),
         (Edit(ADMISSION, "    if fence != row.granted:", "    if False:"),),
-        triggers=("valid_tasks", "tasks_are_held_once"),
+        triggers=("tasks.valid_tasks", "tasks.tasks_are_held_once"),
     ),
     Mutation(
         "commit_repeat",
@@ -91,7 +91,7 @@ MUTATIONS = (
         "a commit's number is the next one of its claim",
         ("I11",),
         (Edit(ADMISSION, "    if commit_number != row.commit_number + 1:", "    if False:"),),
-        triggers=("valid_tasks",),
+        triggers=("tasks.valid_tasks",),
     ),
     Mutation(
         "requeue_of_the_seen_claim",
@@ -112,7 +112,7 @@ MUTATIONS = (
                 "",
             ),
         ),
-        triggers=("valid_tasks",),
+        triggers=("tasks.valid_tasks",),
     ),
     Mutation(
         "end_stops_the_model",
@@ -152,7 +152,7 @@ MUTATIONS = (
                 "self.max_tokens - self.used_tokens if",
             ),
         ),
-        budget_triggers=("valid_budgets",),
+        triggers=("budgets.valid_budgets",),
     ),
     Mutation(
         "reserve_sees_own_cap",
@@ -181,7 +181,7 @@ MUTATIONS = (
         "a call of a worker itself is settled when the worker gives its task back",
         ("I17",),
         (Edit(LOST_CALLS, "return outlives_worker and to_state in", "return to_state in"),),
-        triggers=("valid_tasks",),
+        triggers=("tasks.valid_tasks",),
     ),
     Mutation(
         "joined_calls_stay_open",

@@ -67,6 +67,7 @@ MUTATIONS = (
                 "    return RunCall(row.call_attempt + 1)\n",
             ),
         ),
+        triggers=("calls.receipts_stay",),
     ),
     Mutation(
         "call_joined",
