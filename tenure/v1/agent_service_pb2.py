@@ -30,7 +30,7 @@ from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/agent_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x14tenure/v1/tool.proto\"\xd6\x01\n\tAgentTool\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x04\x12\x1c\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80}\x12#\n\x11input_schema_json\x18\x03 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04\x12,\n\x0c\x65\x66\x66\x65\x63t_class\x18\x04 \x01(\x0e\x32\x16.tenure.v1.EffectClass\x12\x16\n\x0eneeds_approval\x18\x05 \x01(\x08\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xf2\x02\n\x0f\x41gentDefinition\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x14.tenure.v1.AgentKindB\x06\x9a\x82\x19\x02`\x01\x12#\n\x05\x61gent\x18\x02 \x01(\x0b\x32\x14.tenure.v1.AgentSpec\x12,\n\x05tools\x18\x03 \x03(\x0b\x32\x14.tenure.v1.AgentToolB\x07\x9a\x82\x19\x03\x08\x80\x02\x12#\n\x11input_schema_json\x18\x04 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04\x12$\n\x12result_schema_json\x18\x05 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x01\x12!\n\x06limits\x18\x06 \x01(\x0b\x32\x11.tenure.v1.Limits\x12%\n\x06policy\x18\x07 \x01(\x0b\x32\x15.tenure.v1.TaskPolicy\x12\x1d\n\x0c\x63ode_version\x18\x08 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\x12$\n\x12output_schema_json\x18\t \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04:\x06\xa0\x82\x19\x80\x80 \"N\n\nAgentBuild\x12\r\n\x05\x62uild\x18\x01 \x01(\t\x12\x31\n\rregister_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x9e\x02\n\rAgentRevision\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12.\n\ndefinition\x18\x04 \x01(\x0b\x32\x1a.tenure.v1.AgentDefinition\x12%\n\x06\x62uilds\x18\x05 \x03(\x0b\x32\x15.tenure.v1.AgentBuild\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x63reator\x18\x07 \x01(\t\x12/\n\x0bretire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nopen_tasks\x18\t \x01(\x03\"\x9f\x02\n\x05\x41gent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.tenure.v1.AgentKind\x12\x18\n\x10\x63urrent_revision\x18\x03 \x01(\x05\x12\x15\n\rramp_revision\x18\x04 \x01(\x05\x12\x19\n\x11ramp_basis_points\x18\x05 \x01(\x05\x12\x17\n\x0fnewest_revision\x18\x06 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\"\xa6\x01\n\x14RegisterAgentRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12.\n\ndefinition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.AgentDefinition\x12\x18\n\x05\x62uild\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01p\x01\x12\x14\n\x0cmake_current\x18\x04 \x01(\x08\x12\x18\n\x05\x61\x63tor\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\"u\n\x15RegisterAgentResponse\x12\x1f\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Agent\x12*\n\x08revision\x18\x02 \x01(\x0b\x32\x18.tenure.v1.AgentRevision\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\"M\n\x11ListAgentsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x38\x03@\x01\"O\n\x12ListAgentsResponse\x12 \n\x06\x61gents\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Agent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"E\n\x0fGetAgentRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12\x1c\n\x08revision\x18\x02 \x01(\x05\x42\n\x9a\x82\x19\x06X\xff\xff\xff\xff\x07\"`\n\x10GetAgentResponse\x12\x1f\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Agent\x12+\n\trevisions\x18\x02 \x03(\x0b\x32\x18.tenure.v1.AgentRevision\"\x9a\x01\n\x10RampAgentRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12\x1e\n\x08revision\x18\x02 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\xff\xff\xff\xff\x07\x12\x1d\n\x0c\x62\x61sis_points\x18\x03 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12\x17\n\x06reason\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xe8\x07\x12\x18\n\x05\x61\x63tor\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\"4\n\x11RampAgentResponse\x12\x1f\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Agent\"\x85\x01\n\x1aRetireAgentRevisionRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12\x1e\n\x08revision\x18\x02 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\xff\xff\xff\xff\x07\x12\x17\n\x06reason\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xe8\x07\x12\x18\n\x05\x61\x63tor\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\"I\n\x1bRetireAgentRevisionResponse\x12*\n\x08revision\x18\x01 \x01(\x0b\x32\x18.tenure.v1.AgentRevision*m\n\tAgentKind\x12\x1a\n\x16\x41GENT_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41GENT_KIND_MODEL\x10\x01\x12\x15\n\x11\x41GENT_KIND_PYTHON\x10\x02\x12\x17\n\x13\x41GENT_KIND_FUNCTION\x10\x03\x32\xde\x03\n\x0c\x41gentService\x12`\n\rRegisterAgent\x12\x1f.tenure.v1.RegisterAgentRequest\x1a .tenure.v1.RegisterAgentResponse\"\x0c\x92\x82\x19\x08\n\x02\x01\x02\x10\x04(\x01\x12T\n\nListAgents\x12\x1c.tenure.v1.ListAgentsRequest\x1a\x1d.tenure.v1.ListAgentsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12N\n\x08GetAgent\x12\x1a.tenure.v1.GetAgentRequest\x1a\x1b.tenure.v1.GetAgentResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12S\n\tRampAgent\x12\x1b.tenure.v1.RampAgentRequest\x1a\x1c.tenure.v1.RampAgentResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12q\n\x13RetireAgentRevision\x12%.tenure.v1.RetireAgentRevisionRequest\x1a&.tenure.v1.RetireAgentRevisionResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/agent_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x14tenure/v1/tool.proto\"\xd6\x01\n\tAgentTool\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x04\x12\x1c\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80}\x12#\n\x11input_schema_json\x18\x03 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04\x12,\n\x0c\x65\x66\x66\x65\x63t_class\x18\x04 \x01(\x0e\x32\x16.tenure.v1.EffectClass\x12\x16\n\x0eneeds_approval\x18\x05 \x01(\x08\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xea\x02\n\x0f\x41gentDefinition\x12\"\n\x04kind\x18\x01 \x01(\x0e\x32\x14.tenure.v1.AgentKind\x12#\n\x05\x61gent\x18\x02 \x01(\x0b\x32\x14.tenure.v1.AgentSpec\x12,\n\x05tools\x18\x03 \x03(\x0b\x32\x14.tenure.v1.AgentToolB\x07\x9a\x82\x19\x03\x08\x80\x02\x12#\n\x11input_schema_json\x18\x04 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04\x12$\n\x12result_schema_json\x18\x05 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x01\x12!\n\x06limits\x18\x06 \x01(\x0b\x32\x11.tenure.v1.Limits\x12%\n\x06policy\x18\x07 \x01(\x0b\x32\x15.tenure.v1.TaskPolicy\x12\x1d\n\x0c\x63ode_version\x18\x08 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x01\x12$\n\x12output_schema_json\x18\t \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80\x04:\x06\xa0\x82\x19\x80\x80 \"N\n\nAgentBuild\x12\r\n\x05\x62uild\x18\x01 \x01(\t\x12\x31\n\rregister_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x9e\x02\n\rAgentRevision\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12.\n\ndefinition\x18\x04 \x01(\x0b\x32\x1a.tenure.v1.AgentDefinition\x12%\n\x06\x62uilds\x18\x05 \x03(\x0b\x32\x15.tenure.v1.AgentBuild\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x63reator\x18\x07 \x01(\t\x12/\n\x0bretire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nopen_tasks\x18\t \x01(\x03\"\x9f\x02\n\x05\x41gent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.tenure.v1.AgentKind\x12\x18\n\x10\x63urrent_revision\x18\x03 \x01(\x05\x12\x15\n\rramp_revision\x18\x04 \x01(\x05\x12\x19\n\x11ramp_basis_points\x18\x05 \x01(\x05\x12\x17\n\x0fnewest_revision\x18\x06 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\"\xa6\x01\n\x14RegisterAgentRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12.\n\ndefinition\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.AgentDefinition\x12\x18\n\x05\x62uild\x18\x03 \x01(\tB\t\x9a\x82\x19\x05\x18\x80\x01p\x01\x12\x14\n\x0cmake_current\x18\x04 \x01(\x08\x12\x18\n\x05\x61\x63tor\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\"u\n\x15RegisterAgentResponse\x12\x1f\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Agent\x12*\n\x08revision\x18\x02 \x01(\x0b\x32\x18.tenure.v1.AgentRevision\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\"M\n\x11ListAgentsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x38\x03@\x01\"O\n\x12ListAgentsResponse\x12 \n\x06\x61gents\x18\x01 \x03(\x0b\x32\x10.tenure.v1.Agent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"E\n\x0fGetAgentRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12\x1c\n\x08revision\x18\x02 \x01(\x05\x42\n\x9a\x82\x19\x06X\xff\xff\xff\xff\x07\"`\n\x10GetAgentResponse\x12\x1f\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Agent\x12+\n\trevisions\x18\x02 \x03(\x0b\x32\x18.tenure.v1.AgentRevision\"\x9a\x01\n\x10RampAgentRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12\x1e\n\x08revision\x18\x02 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\xff\xff\xff\xff\x07\x12\x1d\n\x0c\x62\x61sis_points\x18\x03 \x01(\x05\x42\x07\x9a\x82\x19\x03X\x90N\x12\x17\n\x06reason\x18\x04 \x01(\tB\x07\x9a\x82\x19\x03\x18\xe8\x07\x12\x18\n\x05\x61\x63tor\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\"4\n\x11RampAgentResponse\x12\x1f\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Agent\"\x85\x01\n\x1aRetireAgentRevisionRequest\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x9a\x82\x19\x02\x38\x03\x12\x1e\n\x08revision\x18\x02 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\xff\xff\xff\xff\x07\x12\x17\n\x06reason\x18\x03 \x01(\tB\x07\x9a\x82\x19\x03\x18\xe8\x07\x12\x18\n\x05\x61\x63tor\x18\x04 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\"I\n\x1bRetireAgentRevisionResponse\x12*\n\x08revision\x18\x01 \x01(\x0b\x32\x18.tenure.v1.AgentRevision*m\n\tAgentKind\x12\x1a\n\x16\x41GENT_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41GENT_KIND_MODEL\x10\x01\x12\x15\n\x11\x41GENT_KIND_PYTHON\x10\x02\x12\x17\n\x13\x41GENT_KIND_FUNCTION\x10\x03\x32\xde\x03\n\x0c\x41gentService\x12`\n\rRegisterAgent\x12\x1f.tenure.v1.RegisterAgentRequest\x1a .tenure.v1.RegisterAgentResponse\"\x0c\x92\x82\x19\x08\n\x02\x01\x02\x10\x04(\x01\x12T\n\nListAgents\x12\x1c.tenure.v1.ListAgentsRequest\x1a\x1d.tenure.v1.ListAgentsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12N\n\x08GetAgent\x12\x1a.tenure.v1.GetAgentRequest\x1a\x1b.tenure.v1.GetAgentResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12S\n\tRampAgent\x12\x1b.tenure.v1.RampAgentRequest\x1a\x1c.tenure.v1.RampAgentResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x12q\n\x13RetireAgentRevision\x12%.tenure.v1.RetireAgentRevisionRequest\x1a&.tenure.v1.RetireAgentRevisionResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x04(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,8 +43,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGENTTOOL'].fields_by_name['description']._serialized_options = b'\232\202\031\003\030\200}'
   _globals['_AGENTTOOL'].fields_by_name['input_schema_json']._loaded_options = None
   _globals['_AGENTTOOL'].fields_by_name['input_schema_json']._serialized_options = b'\232\202\031\004(\200\200\004'
-  _globals['_AGENTDEFINITION'].fields_by_name['kind']._loaded_options = None
-  _globals['_AGENTDEFINITION'].fields_by_name['kind']._serialized_options = b'\232\202\031\002`\001'
   _globals['_AGENTDEFINITION'].fields_by_name['tools']._loaded_options = None
   _globals['_AGENTDEFINITION'].fields_by_name['tools']._serialized_options = b'\232\202\031\003\010\200\002'
   _globals['_AGENTDEFINITION'].fields_by_name['input_schema_json']._loaded_options = None
@@ -99,38 +97,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGENTSERVICE'].methods_by_name['RampAgent']._serialized_options = b'\222\202\031\007\n\001\001\020\004(\001'
   _globals['_AGENTSERVICE'].methods_by_name['RetireAgentRevision']._loaded_options = None
   _globals['_AGENTSERVICE'].methods_by_name['RetireAgentRevision']._serialized_options = b'\222\202\031\007\n\001\001\020\004(\001'
-  _globals['_AGENTKIND']._serialized_start=2487
-  _globals['_AGENTKIND']._serialized_end=2596
+  _globals['_AGENTKIND']._serialized_start=2479
+  _globals['_AGENTKIND']._serialized_end=2588
   _globals['_AGENTTOOL']._serialized_start=200
   _globals['_AGENTTOOL']._serialized_end=414
   _globals['_AGENTDEFINITION']._serialized_start=417
-  _globals['_AGENTDEFINITION']._serialized_end=787
-  _globals['_AGENTBUILD']._serialized_start=789
-  _globals['_AGENTBUILD']._serialized_end=867
-  _globals['_AGENTREVISION']._serialized_start=870
-  _globals['_AGENTREVISION']._serialized_end=1156
-  _globals['_AGENT']._serialized_start=1159
-  _globals['_AGENT']._serialized_end=1446
-  _globals['_REGISTERAGENTREQUEST']._serialized_start=1449
-  _globals['_REGISTERAGENTREQUEST']._serialized_end=1615
-  _globals['_REGISTERAGENTRESPONSE']._serialized_start=1617
-  _globals['_REGISTERAGENTRESPONSE']._serialized_end=1734
-  _globals['_LISTAGENTSREQUEST']._serialized_start=1736
-  _globals['_LISTAGENTSREQUEST']._serialized_end=1813
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=1815
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=1894
-  _globals['_GETAGENTREQUEST']._serialized_start=1896
-  _globals['_GETAGENTREQUEST']._serialized_end=1965
-  _globals['_GETAGENTRESPONSE']._serialized_start=1967
-  _globals['_GETAGENTRESPONSE']._serialized_end=2063
-  _globals['_RAMPAGENTREQUEST']._serialized_start=2066
-  _globals['_RAMPAGENTREQUEST']._serialized_end=2220
-  _globals['_RAMPAGENTRESPONSE']._serialized_start=2222
-  _globals['_RAMPAGENTRESPONSE']._serialized_end=2274
-  _globals['_RETIREAGENTREVISIONREQUEST']._serialized_start=2277
-  _globals['_RETIREAGENTREVISIONREQUEST']._serialized_end=2410
-  _globals['_RETIREAGENTREVISIONRESPONSE']._serialized_start=2412
-  _globals['_RETIREAGENTREVISIONRESPONSE']._serialized_end=2485
-  _globals['_AGENTSERVICE']._serialized_start=2599
-  _globals['_AGENTSERVICE']._serialized_end=3077
+  _globals['_AGENTDEFINITION']._serialized_end=779
+  _globals['_AGENTBUILD']._serialized_start=781
+  _globals['_AGENTBUILD']._serialized_end=859
+  _globals['_AGENTREVISION']._serialized_start=862
+  _globals['_AGENTREVISION']._serialized_end=1148
+  _globals['_AGENT']._serialized_start=1151
+  _globals['_AGENT']._serialized_end=1438
+  _globals['_REGISTERAGENTREQUEST']._serialized_start=1441
+  _globals['_REGISTERAGENTREQUEST']._serialized_end=1607
+  _globals['_REGISTERAGENTRESPONSE']._serialized_start=1609
+  _globals['_REGISTERAGENTRESPONSE']._serialized_end=1726
+  _globals['_LISTAGENTSREQUEST']._serialized_start=1728
+  _globals['_LISTAGENTSREQUEST']._serialized_end=1805
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=1807
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=1886
+  _globals['_GETAGENTREQUEST']._serialized_start=1888
+  _globals['_GETAGENTREQUEST']._serialized_end=1957
+  _globals['_GETAGENTRESPONSE']._serialized_start=1959
+  _globals['_GETAGENTRESPONSE']._serialized_end=2055
+  _globals['_RAMPAGENTREQUEST']._serialized_start=2058
+  _globals['_RAMPAGENTREQUEST']._serialized_end=2212
+  _globals['_RAMPAGENTRESPONSE']._serialized_start=2214
+  _globals['_RAMPAGENTRESPONSE']._serialized_end=2266
+  _globals['_RETIREAGENTREVISIONREQUEST']._serialized_start=2269
+  _globals['_RETIREAGENTREVISIONREQUEST']._serialized_end=2402
+  _globals['_RETIREAGENTREVISIONRESPONSE']._serialized_start=2404
+  _globals['_RETIREAGENTREVISIONRESPONSE']._serialized_end=2477
+  _globals['_AGENTSERVICE']._serialized_start=2591
+  _globals['_AGENTSERVICE']._serialized_end=3069
 # @@protoc_insertion_point(module_scope)

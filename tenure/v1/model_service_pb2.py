@@ -32,7 +32,7 @@ from tenure.v1 import token_pb2 as tenure_dot_v1_dot_token__pb2
 from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/model_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"\xe1\x01\n\x06Prompt\x12\x18\n\x05model\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x18\n\x06system\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80@\x12&\n\rmessages_json\x18\x03 \x03(\tB\x0f\x9a\x82\x19\x0b\x08\xa0\x8d\x06\x10\x01(\x80\x80\x80\x10\x12\x31\n\x05tools\x18\x04 \x03(\x0b\x32\x19.tenure.v1.ToolDefinitionB\x07\x9a\x82\x19\x03\x08\x80\x08\x12\x18\n\x10is_repeated_soon\x18\x05 \x01(\x08\x12.\n\nparameters\x18\x06 \x01(\x0b\x32\x1a.tenure.v1.ModelParameters\"\x8a\x03\n\x0fGenerateRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\x80\x94\xeb\xdc\x03\x12!\n\x06prompt\x18\x04 \x01(\x0b\x32\x11.tenure.v1.Prompt\x12%\n\x11max_output_tokens\x18\x05 \x01(\x05\x42\n\x9a\x82\x19\x06P\x01X\x80\xf4\x03\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x08priority\x18\x07 \x01(\x0e\x32\x13.tenure.v1.PriorityB\x06\x9a\x82\x19\x02`\x01\x12\x1e\n\x0ereserved_epoch\x18\x08 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x1c\n\x0cinput_tokens\x18\t \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x30\n\x0evendor_request\x18\n \x01(\x0b\x32\x18.tenure.v1.VendorRequest\"\xfd\x02\n\x10GenerateResponse\x12+\n\x05state\x18\x01 \x01(\x0b\x32\x1a.tenure.v1.GenerationStateH\x00\x12(\n\x04text\x18\x02 \x01(\x0b\x32\x18.tenure.v1.GeneratedTextH\x00\x12&\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsageH\x00\x12-\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12*\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12-\n\x06\x62undle\x18\x06 \x01(\x0b\x32\x1b.tenure.v1.GenerationBundleH\x00\x12,\n\x0bvendor_part\x18\x07 \x01(\x0b\x32\x15.tenure.v1.VendorPartH\x00\x12*\n\nvendor_end\x18\x08 \x01(\x0b\x32\x14.tenure.v1.VendorEndH\x00\x42\x06\n\x04part\">\n\x10GenerationBundle\x12*\n\x05parts\x18\x01 \x03(\x0b\x32\x1b.tenure.v1.GenerateResponse\"\xe7\x01\n\x0fGenerationState\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.tenure.v1.GenerationState.Kind\x12\x0e\n\x06joined\x18\x02 \x01(\x08\x12\x13\n\x0b\x62\x65gun_epoch\x18\x03 \x01(\x03\x12-\n\tsend_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Q\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n\rKIND_ACCEPTED\x10\x01\x12\r\n\tKIND_SENT\x10\x02\x12\x11\n\rKIND_FINISHED\x10\x03\"<\n\rGeneratedText\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x9d\x01\n\x17\x43\x61ncelGenerationRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\x80\x94\xeb\xdc\x03\x12\x1e\n\x0ereserved_epoch\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\"\xa8\x01\n\x18\x43\x61ncelGenerationResponse\x12-\n\x06\x61nswer\x18\x01 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12*\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12*\n\nvendor_end\x18\x03 \x01(\x0b\x32\x14.tenure.v1.VendorEndH\x00\x42\x05\n\x03\x65nd\"d\n\x17\x43ountInputTokensRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.tenure.v1.Prompt\"F\n\x18\x43ountInputTokensResponse\x12\x19\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_input_tokens\"W\n\rVendorRequest\x12\x16\n\x04path\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x15\n\x04\x62\x65ta\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xe8\x07\x12\x17\n\x04\x62ody\x18\x03 \x01(\x0c\x42\t\x9a\x82\x19\x05(\x80\x80\x80\x10\"]\n\nVendorPart\x12\x14\n\x0c\x63ontent_type\x18\x01 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x95\x01\n\tVendorEnd\x12$\n\x05usage\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x1b\n\x13provider_request_id\x18\x02 \x01(\t\x12\x14\n\x0c\x63ontent_type\x18\x03 \x01(\t\x12\x17\n\x0f\x63ompressed_body\x18\x04 \x01(\x0c\x12\x16\n\x0erequest_digest\x18\x05 \x01(\x0c\x32\xb2\x02\n\x0cModelService\x12Q\n\x08Generate\x12\x1a.tenure.v1.GenerateRequest\x1a\x1b.tenure.v1.GenerateResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x30\x01\x12g\n\x10\x43\x61ncelGeneration\x12\".tenure.v1.CancelGenerationRequest\x1a#.tenure.v1.CancelGenerationResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x12\x66\n\x10\x43ountInputTokens\x12\".tenure.v1.CountInputTokensRequest\x1a#.tenure.v1.CountInputTokensResponse\"\t\x92\x82\x19\x05\n\x01\x03 \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/model_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x16tenure/v1/ledger.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x15tenure/v1/token.proto\x1a\x14tenure/v1/tool.proto\"\xe1\x01\n\x06Prompt\x12\x18\n\x05model\x18\x01 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01 \x01\x12\x18\n\x06system\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04(\x80\x80@\x12&\n\rmessages_json\x18\x03 \x03(\tB\x0f\x9a\x82\x19\x0b\x08\xa0\x8d\x06\x10\x01(\x80\x80\x80\x10\x12\x31\n\x05tools\x18\x04 \x03(\x0b\x32\x19.tenure.v1.ToolDefinitionB\x07\x9a\x82\x19\x03\x08\x80\x08\x12\x18\n\x10is_repeated_soon\x18\x05 \x01(\x08\x12.\n\nparameters\x18\x06 \x01(\x0b\x32\x1a.tenure.v1.ModelParameters\"\x82\x03\n\x0fGenerateRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\x80\x94\xeb\xdc\x03\x12!\n\x06prompt\x18\x04 \x01(\x0b\x32\x11.tenure.v1.Prompt\x12%\n\x11max_output_tokens\x18\x05 \x01(\x05\x42\n\x9a\x82\x19\x06P\x01X\x80\xf4\x03\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x08priority\x18\x07 \x01(\x0e\x32\x13.tenure.v1.Priority\x12\x1e\n\x0ereserved_epoch\x18\x08 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x1c\n\x0cinput_tokens\x18\t \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\x12\x30\n\x0evendor_request\x18\n \x01(\x0b\x32\x18.tenure.v1.VendorRequest\"\xfd\x02\n\x10GenerateResponse\x12+\n\x05state\x18\x01 \x01(\x0b\x32\x1a.tenure.v1.GenerationStateH\x00\x12(\n\x04text\x18\x02 \x01(\x0b\x32\x18.tenure.v1.GeneratedTextH\x00\x12&\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tenure.v1.TokenUsageH\x00\x12-\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12*\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12-\n\x06\x62undle\x18\x06 \x01(\x0b\x32\x1b.tenure.v1.GenerationBundleH\x00\x12,\n\x0bvendor_part\x18\x07 \x01(\x0b\x32\x15.tenure.v1.VendorPartH\x00\x12*\n\nvendor_end\x18\x08 \x01(\x0b\x32\x14.tenure.v1.VendorEndH\x00\x42\x06\n\x04part\">\n\x10GenerationBundle\x12*\n\x05parts\x18\x01 \x03(\x0b\x32\x1b.tenure.v1.GenerateResponse\"\xe7\x01\n\x0fGenerationState\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.tenure.v1.GenerationState.Kind\x12\x0e\n\x06joined\x18\x02 \x01(\x08\x12\x13\n\x0b\x62\x65gun_epoch\x18\x03 \x01(\x03\x12-\n\tsend_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Q\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n\rKIND_ACCEPTED\x10\x01\x12\r\n\tKIND_SENT\x10\x02\x12\x11\n\rKIND_FINISHED\x10\x03\"<\n\rGeneratedText\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x9d\x01\n\x17\x43\x61ncelGenerationRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12\x14\n\x04step\x18\x02 \x01(\x05\x42\x06\x9a\x82\x19\x02P\x01\x12$\n\x0e\x61ttempt_number\x18\x03 \x01(\x05\x42\x0c\x9a\x82\x19\x08P\x01X\x80\x94\xeb\xdc\x03\x12\x1e\n\x0ereserved_epoch\x18\x04 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00\"\xa8\x01\n\x18\x43\x61ncelGenerationResponse\x12-\n\x06\x61nswer\x18\x01 \x01(\x0b\x32\x1b.tenure.v1.AssistantMessageH\x00\x12*\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.tenure.v1.ModelFailureH\x00\x12*\n\nvendor_end\x18\x03 \x01(\x0b\x32\x14.tenure.v1.VendorEndH\x00\x42\x05\n\x03\x65nd\"d\n\x17\x43ountInputTokensRequest\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tenure.v1.FencingToken\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.tenure.v1.Prompt\"F\n\x18\x43ountInputTokensResponse\x12\x19\n\x0cinput_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_input_tokens\"W\n\rVendorRequest\x12\x16\n\x04path\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x18@ \x01\x12\x15\n\x04\x62\x65ta\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xe8\x07\x12\x17\n\x04\x62ody\x18\x03 \x01(\x0c\x42\t\x9a\x82\x19\x05(\x80\x80\x80\x10\"]\n\nVendorPart\x12\x14\n\x0c\x63ontent_type\x18\x01 \x01(\t\x12\x1b\n\x13provider_request_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x95\x01\n\tVendorEnd\x12$\n\x05usage\x18\x01 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x1b\n\x13provider_request_id\x18\x02 \x01(\t\x12\x14\n\x0c\x63ontent_type\x18\x03 \x01(\t\x12\x17\n\x0f\x63ompressed_body\x18\x04 \x01(\x0c\x12\x16\n\x0erequest_digest\x18\x05 \x01(\x0c\x32\xb2\x02\n\x0cModelService\x12Q\n\x08Generate\x12\x1a.tenure.v1.GenerateRequest\x1a\x1b.tenure.v1.GenerateResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x30\x01\x12g\n\x10\x43\x61ncelGeneration\x12\".tenure.v1.CancelGenerationRequest\x1a#.tenure.v1.CancelGenerationResponse\"\n\x92\x82\x19\x06\n\x02\x03\x07 \x01\x12\x66\n\x10\x43ountInputTokens\x12\".tenure.v1.CountInputTokensRequest\x1a#.tenure.v1.CountInputTokensResponse\"\t\x92\x82\x19\x05\n\x01\x03 \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,8 +53,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST'].fields_by_name['attempt_number']._serialized_options = b'\232\202\031\010P\001X\200\224\353\334\003'
   _globals['_GENERATEREQUEST'].fields_by_name['max_output_tokens']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['max_output_tokens']._serialized_options = b'\232\202\031\006P\001X\200\364\003'
-  _globals['_GENERATEREQUEST'].fields_by_name['priority']._loaded_options = None
-  _globals['_GENERATEREQUEST'].fields_by_name['priority']._serialized_options = b'\232\202\031\002`\001'
   _globals['_GENERATEREQUEST'].fields_by_name['reserved_epoch']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['reserved_epoch']._serialized_options = b'\232\202\031\002P\000'
   _globals['_GENERATEREQUEST'].fields_by_name['input_tokens']._loaded_options = None
@@ -80,31 +78,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROMPT']._serialized_start=247
   _globals['_PROMPT']._serialized_end=472
   _globals['_GENERATEREQUEST']._serialized_start=475
-  _globals['_GENERATEREQUEST']._serialized_end=869
-  _globals['_GENERATERESPONSE']._serialized_start=872
-  _globals['_GENERATERESPONSE']._serialized_end=1253
-  _globals['_GENERATIONBUNDLE']._serialized_start=1255
-  _globals['_GENERATIONBUNDLE']._serialized_end=1317
-  _globals['_GENERATIONSTATE']._serialized_start=1320
-  _globals['_GENERATIONSTATE']._serialized_end=1551
-  _globals['_GENERATIONSTATE_KIND']._serialized_start=1470
-  _globals['_GENERATIONSTATE_KIND']._serialized_end=1551
-  _globals['_GENERATEDTEXT']._serialized_start=1553
-  _globals['_GENERATEDTEXT']._serialized_end=1613
-  _globals['_CANCELGENERATIONREQUEST']._serialized_start=1616
-  _globals['_CANCELGENERATIONREQUEST']._serialized_end=1773
-  _globals['_CANCELGENERATIONRESPONSE']._serialized_start=1776
-  _globals['_CANCELGENERATIONRESPONSE']._serialized_end=1944
-  _globals['_COUNTINPUTTOKENSREQUEST']._serialized_start=1946
-  _globals['_COUNTINPUTTOKENSREQUEST']._serialized_end=2046
-  _globals['_COUNTINPUTTOKENSRESPONSE']._serialized_start=2048
-  _globals['_COUNTINPUTTOKENSRESPONSE']._serialized_end=2118
-  _globals['_VENDORREQUEST']._serialized_start=2120
-  _globals['_VENDORREQUEST']._serialized_end=2207
-  _globals['_VENDORPART']._serialized_start=2209
-  _globals['_VENDORPART']._serialized_end=2302
-  _globals['_VENDOREND']._serialized_start=2305
-  _globals['_VENDOREND']._serialized_end=2454
-  _globals['_MODELSERVICE']._serialized_start=2457
-  _globals['_MODELSERVICE']._serialized_end=2763
+  _globals['_GENERATEREQUEST']._serialized_end=861
+  _globals['_GENERATERESPONSE']._serialized_start=864
+  _globals['_GENERATERESPONSE']._serialized_end=1245
+  _globals['_GENERATIONBUNDLE']._serialized_start=1247
+  _globals['_GENERATIONBUNDLE']._serialized_end=1309
+  _globals['_GENERATIONSTATE']._serialized_start=1312
+  _globals['_GENERATIONSTATE']._serialized_end=1543
+  _globals['_GENERATIONSTATE_KIND']._serialized_start=1462
+  _globals['_GENERATIONSTATE_KIND']._serialized_end=1543
+  _globals['_GENERATEDTEXT']._serialized_start=1545
+  _globals['_GENERATEDTEXT']._serialized_end=1605
+  _globals['_CANCELGENERATIONREQUEST']._serialized_start=1608
+  _globals['_CANCELGENERATIONREQUEST']._serialized_end=1765
+  _globals['_CANCELGENERATIONRESPONSE']._serialized_start=1768
+  _globals['_CANCELGENERATIONRESPONSE']._serialized_end=1936
+  _globals['_COUNTINPUTTOKENSREQUEST']._serialized_start=1938
+  _globals['_COUNTINPUTTOKENSREQUEST']._serialized_end=2038
+  _globals['_COUNTINPUTTOKENSRESPONSE']._serialized_start=2040
+  _globals['_COUNTINPUTTOKENSRESPONSE']._serialized_end=2110
+  _globals['_VENDORREQUEST']._serialized_start=2112
+  _globals['_VENDORREQUEST']._serialized_end=2199
+  _globals['_VENDORPART']._serialized_start=2201
+  _globals['_VENDORPART']._serialized_end=2294
+  _globals['_VENDOREND']._serialized_start=2297
+  _globals['_VENDOREND']._serialized_end=2446
+  _globals['_MODELSERVICE']._serialized_start=2449
+  _globals['_MODELSERVICE']._serialized_end=2755
 # @@protoc_insertion_point(module_scope)

@@ -121,7 +121,6 @@ class FieldRule(message.Message):
     NO_NUL_FIELD_NUMBER: builtins.int
     LEAST_FIELD_NUMBER: builtins.int
     MOST_FIELD_NUMBER: builtins.int
-    KNOWN_FIELD_NUMBER: builtins.int
     ITEMS_CHECKED_APART_FIELD_NUMBER: builtins.int
     BY_GATEWAY_FIELD_NUMBER: builtins.int
     PERMISSION_FIELD_NUMBER: builtins.int
@@ -147,8 +146,6 @@ class FieldRule(message.Message):
     """The smallest number; absent: 0."""
     most: builtins.int
     """The largest number; 0: none."""
-    known: builtins.bool
-    """The enum value must be one that this version knows: an unknown one must not be read as the default."""
     items_checked_apart: builtins.bool
     """The service checks each item itself, so that a bad item does not fail the others."""
     by_gateway: ByGateway.ValueType
@@ -169,14 +166,13 @@ class FieldRule(message.Message):
         no_nul: builtins.bool = ...,
         least: builtins.int | None = ...,
         most: builtins.int = ...,
-        known: builtins.bool = ...,
         items_checked_apart: builtins.bool = ...,
         by_gateway: ByGateway.ValueType = ...,
         permission: access_pb2.Permission.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "least", b"least"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "by_gateway", b"by_gateway", "format", b"format", "items_checked_apart", b"items_checked_apart", "known", b"known", "least", b"least", "max_bytes", b"max_bytes", "max_items", b"max_items", "max_key_length", b"max_key_length", "max_length", b"max_length", "may_be_empty", b"may_be_empty", "min_items", b"min_items", "min_length", b"min_length", "most", b"most", "no_nul", b"no_nul", "permission", b"permission"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "by_gateway", b"by_gateway", "format", b"format", "items_checked_apart", b"items_checked_apart", "least", b"least", "max_bytes", b"max_bytes", "max_items", b"max_items", "max_key_length", b"max_key_length", "max_length", b"max_length", "may_be_empty", b"may_be_empty", "min_items", b"min_items", "min_length", b"min_length", "most", b"most", "no_nul", b"no_nul", "permission", b"permission"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__least: _TypeAlias = typing.Literal["least"]  # noqa: Y015
     _WhichOneofArgType__least: _TypeAlias = typing.Literal["_least", b"_least"]  # noqa: Y015

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from tenure.v1 import admin_service_pb2 as admin
@@ -118,7 +119,14 @@ def _try_rule(request: admin.TryToolRuleRequest, v: Violations) -> None:
     check_moment("since_time", request.since_time, v)
 
 
+def check_stops(field: str, stops: Sequence[admin.Stop], v: Violations) -> None:
+    """Checks the stops that a service takes over: of the ledger, or of a service that is ahead of it."""
+    for index, stop in enumerate(stops):
+        v.require(stop.HasField("stop_time"), f"{field}[{index}].stop_time", "must be set")
+
+
 CHECKS: Final[dict[type, Check]] = {
+    admin.ListStopsRequest: lambda request, v: check_stops("applied", request.applied, v),
     admin.SetToolRuleRequest: _set_rule,
     admin.TryToolRuleRequest: _try_rule,
     admin.ResolveInDoubtCallRequest: check_resolution,

@@ -68,9 +68,8 @@ def check_duration(field: str, value: Duration, most_seconds: float, v: Violatio
 
 
 def check_moment(field: str, moment: Timestamp, v: Violations) -> None:
-    """Requires a time from 1970 to 3000: protobuf can hold times that Python's datetime cannot represent."""
-    in_range = 0 <= moment.seconds < _LAST_SECOND and 0 <= moment.nanos < 1_000_000_000
-    v.require(in_range, field, "must be a time from 1970 to 3000")
+    """Requires a time from 1970 to 3000."""
+    v.require(0 <= moment.seconds < _LAST_SECOND, field, "must be a time from 1970 to 3000")
 
 
 def check_claim_epoch(field: str, epoch: int, v: Violations) -> None:

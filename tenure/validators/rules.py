@@ -13,7 +13,9 @@ from functools import cache
 from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, OneofDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.access import TENANT_NAME
 from tenure.domain.errors import FieldViolation
@@ -116,6 +118,24 @@ def _joined(path: _Path, name: str, place: object = None) -> str:
 # The compiled check of a message type.
 
 Check = Callable[[Any, Any, Violations], None]
+
+
+def _check_timestamp(m: Timestamp, path: Any, v: Violations) -> None:
+    if not (-62_135_596_800 <= m.seconds <= 253_402_300_799 and 0 <= m.nanos <= 999_999_999):
+        v.broken(path[0], path[1], "must be a time of the years 1 to 9999", path[2])
+
+
+def _check_duration(m: Duration, path: Any, v: Violations) -> None:
+    in_range = -315_576_000_000 <= m.seconds <= 315_576_000_000 and -999_999_999 <= m.nanos <= 999_999_999
+    if not in_range or m.seconds < 0 < m.nanos or m.nanos < 0 < m.seconds:
+        v.broken(path[0], path[1], "must be a duration of at most 10,000 years", path[2])
+
+
+_TIMES: Final[dict[str, Check]] = {
+    "google.protobuf.Timestamp": _check_timestamp,
+    "google.protobuf.Duration": _check_duration,
+}
+"""The messages of protobuf that can hold more than protobuf allows, and more than a clock can."""
 _SCALARS: Final = frozenset(
     {
         FieldDescriptor.TYPE_INT32,
@@ -147,6 +167,8 @@ def check_fields(message: Message, v: Violations) -> None:
 
 @cache
 def _compiled(kind: Descriptor) -> Check:
+    if kind.full_name in _TIMES:
+        return _TIMES[kind.full_name]
     names: dict[str, Any] = {"encoded": _has_at_most}
     lines = [line for field in kind.fields if not _is_choice(field) for line in _of_field(field, names)]
     lines += [line for oneof in kind.oneofs for line in _of_choices(oneof, names)]
@@ -160,9 +182,13 @@ def _compiled(kind: Descriptor) -> Check:
 def _has_rules(kind: Descriptor, above: frozenset[str]) -> bool:
     if kind.full_name in above:
         return False
+    if kind.full_name in _TIMES:
+        return True
     inner = above | {kind.full_name}
     return any(
-        rule_of(field) is not None or (field.message_type is not None and _has_rules(field.message_type, inner))
+        rule_of(field) is not None
+        or field.enum_type is not None
+        or (field.message_type is not None and _has_rules(field.message_type, inner))
         for field in kind.fields
     )
 
@@ -259,7 +285,7 @@ def _bounds(field: FieldDescriptor, rule: Any, x: str, names: dict[str, Any]) ->
         yield from _of_text(field, rule, x, names)
     elif field.type in _SCALARS and (rule.most or rule.HasField("least")):
         yield _of_number(rule, x)
-    elif field.type == FieldDescriptor.TYPE_ENUM and rule.known:
+    elif field.type == FieldDescriptor.TYPE_ENUM:  # an unknown value must not be read as the default
         assert field.enum_type is not None, "an enum field has a type"
         known = f"known_{field.number}"
         names[known] = frozenset(field.enum_type.values_by_number)

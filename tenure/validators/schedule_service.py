@@ -77,7 +77,7 @@ def _bounds(request: Any, v: Violations) -> None:
 
 
 def _is_in_range(moment: Timestamp) -> bool:
-    return _FIRST.timestamp() <= moment.seconds <= _LAST.timestamp() and 0 <= moment.nanos < 1_000_000_000
+    return _FIRST.timestamp() <= moment.seconds <= _LAST.timestamp()
 
 
 CHECKS: Final[dict[type, Check]] = {

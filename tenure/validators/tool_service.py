@@ -9,7 +9,7 @@ from tenure.domain.texts import MAX_KEPT_BYTES, MAX_PART_BYTES
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tools import MAX_OWN_DESCRIPTION, MAX_OWN_OUTPUT_BYTES, MAX_OWN_SCHEMA, OWN_STATUSES, OWN_TOOL_NAME
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.validators.admin_service import check_resolution
+from tenure.validators.admin_service import check_resolution, check_stops
 from tenure.validators.common import MIN_OUTPUT_BYTES, Check, check_duration, check_frame, check_guarded, check_token
 from tenure.validators.rules import Violations
 from tenure.validators.task_service import check_copy_files, check_files
@@ -75,6 +75,7 @@ CHECKS: Final[dict[type, Check]] = {
     tools.ReadContentRequest: _read_content,
     tools.DigestFilesRequest: check_guarded,
     tools.ListToolsRequest: check_guarded,
+    tools.SetStopsRequest: lambda request, v: check_stops("stops", request.stops, v),
     tools.ExecuteRequest: _execute,
     tools.ExecuteStreamRequest: check_frame("calls"),
     tools.FenceRequest: check_guarded,

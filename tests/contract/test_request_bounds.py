@@ -10,6 +10,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from tenure.v1.rule_pb2 import FieldRule
 from tenure.validators import longest_request
 from tenure.validators.rules import TooManyProblems, Violations, check_fields, is_map, largest_request, rule_of
 from tests.fuzz.methods import METHODS
@@ -108,14 +109,14 @@ class Case:
 
 def beyond(field: FieldDescriptor) -> Iterator[Any]:
     """Values just outside of the bounds of a field that is not a message."""
-    rule, filled = rule_of(field), b"x" if field.type == FieldDescriptor.TYPE_BYTES else "x"
+    rule, filled = rule_of(field) or FieldRule(), b"x" if field.type == FieldDescriptor.TYPE_BYTES else "x"
     if most := rule.max_length or rule.max_bytes:
         yield filled * (most + 1)
     if rule.min_length > 1:
         yield filled * (rule.min_length - 1)
     if rule.format or rule.no_nul:
         yield "\0"
-    if field.type == FieldDescriptor.TYPE_ENUM and rule.known:
+    if field.type == FieldDescriptor.TYPE_ENUM:
         yield 99
     elif field.type not in TEXTS and (rule.most or rule.HasField("least")):
         yield rule.least - 1
@@ -137,7 +138,7 @@ def cases_of(kind: Descriptor, way: Way, field: FieldDescriptor) -> Iterator[Cas
         return
     if field.message_type is None:
         yield from (Case(kind, way, field).having(value) for value in beyond(field))
-    if field.is_repeated:
+    if field.is_repeated and rule is not None:
         yield Case(kind, way, field).with_items(rule.max_items + 1)
 
 
@@ -156,8 +157,23 @@ def test_each_value_beyond_a_bound_is_refused_by_its_field() -> None:
         for kind in kinds.values()
         for way in ways(kind)
         for field in fields_at(kind, way)
-        if rule_of(field) is not None
+        if rule_of(field) is not None or field.enum_type is not None
         for case in cases_of(kind, way, field)
     ]
     assert len(cases) > 1000
     assert [case.path for case in cases if case.path not in refused_fields(case.request)] == []
+
+
+def test_a_time_that_no_clock_has_is_refused_by_its_field() -> None:
+    kinds = {method.input_type.full_name: method.input_type for method in methods()}
+    times = {"google.protobuf.Timestamp", "google.protobuf.Duration"}
+    cases = [
+        Case(kind, way, field).having(value)
+        for kind in kinds.values()
+        for way in ways(kind)
+        if way and way[-1].message_type is not None and way[-1].message_type.full_name in times
+        for field in way[-1].message_type.fields
+        for value in ((2**62, -(2**62)) if field.name == "seconds" else (2**31 - 1, -(2**31)))
+    ]
+    assert len(cases) > 100
+    assert [case.path for case in cases if case.path.rpartition(".")[0] not in refused_fields(case.request)] == []

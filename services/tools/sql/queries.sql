@@ -171,10 +171,11 @@ update stop_epoch set epoch = %(epoch)b::bigint where epoch < %(epoch)b::bigint 
 delete from stops;
 
 -- name: insert_stops
--- Inserts the stops of the epoch that raise_stop_epoch has taken.
+-- Inserts the stops of the epoch that raise_stop_epoch has taken. Of two with the same selectors one is enough.
 insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch)
 select * from unnest(%(tenants)b::text[], %(agents)b::text[], %(queues)b::text[], %(tools)b::text[], %(reasons)b::text[],
-                     %(actors)b::text[], %(stopped_ats)b::timestamptz[], %(epochs)b::bigint[]);
+                     %(actors)b::text[], %(stopped_ats)b::timestamptz[], %(epochs)b::bigint[])
+on conflict do nothing;
 
 -- name: calls_in_flight
 -- The calls of tasks that were in flight at a time, or began after it.
