@@ -67,11 +67,11 @@ def _line(context: Context, change: task_pb2.TaskChange) -> Text:
     state = state_name(change.state)
     head = f"{clock(change.change_time)}  {short_id(change.task_id)}  "
     shown = f"{state:<{_STATE_WIDTH}}  "
-    text = one_line(_describe(change), max(20, context.console.width - len(head) - len(shown) - 1))
+    text = one_line(describe(change), max(20, context.console.width - len(head) - len(shown) - 1))
     return Text.assemble((head, "dim"), (shown, state_style(state)), text)
 
 
-def _describe(change: task_pb2.TaskChange) -> str:
+def describe(change: task_pb2.TaskChange) -> str:
     """Returns the details of a change, then the goal of its task."""
     task = change.task
     state = TaskState(state_name(change.state))

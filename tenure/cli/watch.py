@@ -22,9 +22,11 @@ from tenure.cli.narration import Narrator
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.watch_state import WatchedTask
+from tenure.cli.watch_tree import tell_of_sub_agents
 from tenure.client import Client
 from tenure.domain.errors import TenureError
 from tenure.domain.states import TaskState
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.sdk.live_text import LiveTextFilter
 from tenure.v1 import task_pb2
@@ -210,15 +212,19 @@ async def _show_events(context: Context, client: Client, task_id: str, after: in
     narrator = Narrator(watched, console, is_plain=not console.is_terminal, is_verbose=context.is_verbose)
     screen = Screen(console, task_id, watched)
     shown_live = live and console.is_terminal
-    waiting = asyncio.create_task(_say_why_it_waits(client, task_id, screen))
+    helping = [asyncio.create_task(_say_why_it_waits(client, task_id, screen))]
     try:
         async with aclosing(client.watch(task_id, 0, live=shown_live)) as events, screen.drawn():
             async for event in events:
                 _show_event(event, narrator, screen, after)
+                if event.entry.body.tool_intent.tool == SPAWN_SUB_AGENTS and len(helping) == 1:
+                    telling = tell_of_sub_agents(client, task_id, lambda line: screen.say([line]))
+                    helping.append(asyncio.create_task(telling))
                 if event.entry.body.transition.wait.kind in FOR_PEOPLE:
                     await _answer_wait(console, client, task_id, event.entry.body.transition.wait, screen)
     finally:
-        waiting.cancel()
+        for each in helping:
+            each.cancel()
     task = await client.get(task_id)
     screen.say(narrator.ending(task))
     return task

@@ -110,3 +110,46 @@ async def test_long_call_without_text_names_explain() -> None:
     context = Context("127.0.0.1:1", "default", False, Path(), Console(file=shown, force_terminal=True, width=120), {})
     await watch_task(context, cast("Client", Unsent(shown)), TASK)
     assert "Step 5 · m; tenure explain 01a2025d-5126 says why" in shown.getvalue()
+
+
+class Parent:
+    """A client of a task with sub-agents: one waits for a person already, and the budget of another becomes short."""
+
+    def __init__(self, shown: io.StringIO) -> None:
+        self._shown = shown
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[api.WatchTaskResponse]:
+        for _ in range(2):
+            event = api.WatchTaskResponse()
+            event.entry.body.tool_intent.call_id, event.entry.body.tool_intent.tool = "1.0", "spawn_sub_agents"
+            yield event
+        async with asyncio.timeout(CALL_SECONDS):
+            while "budget warning" not in self._shown.getvalue():
+                await asyncio.sleep(0.01)
+
+    async def watch_tasks(self, wanted: task_pb2.TaskFilter) -> AsyncIterator[api.WatchTasksResponse]:
+        assert wanted.root_task_id == TASK
+        yield api.WatchTasksResponse(heartbeat=api.WatchTasksHeartbeat())
+        changes: tuple[tuple[str, task_pb2.TaskState.ValueType, str], ...] = (
+            (TASK, task_pb2.TASK_STATE_WAITING_USER, "of the root itself"),
+            (f"c{TASK[1:]}", task_pb2.TASK_STATE_RUNNING, "OPENED"),
+            (f"c{TASK[1:]}", task_pb2.TASK_STATE_RUNNING, "BUDGET_WARNING"),
+        )
+        for task_id, state, reason in changes:
+            yield api.WatchTasksResponse(change=task_pb2.TaskChange(task_id=task_id, state=state, reason=reason))
+
+    async def list_tasks(self, wanted: task_pb2.TaskFilter) -> AsyncIterator[task_pb2.Task]:
+        assert list(wanted.states) == [task_pb2.TASK_STATE_WAITING_USER]
+        yield task_pb2.Task(task_id=f"b{TASK[1:]}", state=task_pb2.TASK_STATE_WAITING_USER, reason="APPROVAL")
+
+    async def get(self, _task_id: str) -> task_pb2.Task:
+        return task_pb2.Task(task_id=TASK, state=task_pb2.TASK_STATE_CANCELLED)
+
+
+async def test_the_watch_of_a_root_says_what_its_sub_agents_need() -> None:
+    shown = io.StringIO()
+    context = Context("127.0.0.1:1", "default", False, Path(), Console(file=shown, width=120), {})
+    await watch_task(context, cast("Client", Parent(shown)), TASK, live=False)
+    (waits, warns) = [line.split() for line in shown.getvalue().splitlines() if "sub-agent" in line]
+    assert waits[:4] == ["sub-agent", "b1a2025d-5126", "WAITING_USER", "APPROVAL"]
+    assert warns[:5] == ["sub-agent", "c1a2025d-5126", "RUNNING", "budget", "warning:"]
