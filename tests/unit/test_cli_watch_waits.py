@@ -119,7 +119,7 @@ class Parent:
         self._shown = shown
 
     async def watch(self, *_: Any, **__: Any) -> AsyncIterator[api.WatchTaskResponse]:
-        for _ in range(2):
+        for _time in range(2):
             event = api.WatchTaskResponse()
             event.entry.body.tool_intent.call_id, event.entry.body.tool_intent.tool = "1.0", "spawn_sub_agents"
             yield event
