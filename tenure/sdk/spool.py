@@ -126,7 +126,7 @@ class Spool:
             return (await self._client.raw.submit(request.spec.goal, request=request)).task_id
 
     async def _send_always(self) -> None:
-        """Sends kept submits until cancelled. Whatever fails is logged and tried again: nobody else sends them."""
+        """Sends kept submits until cancelled. Whatever fails is logged and tried again."""
         while True:
             self._kept.clear()
             try:
@@ -152,7 +152,7 @@ class Spool:
             if not _may_pass(error):
                 await self._refuse(kept, str(error) or type(error).__name__)
                 return
-            if getattr(error, "reason", "") != SOURCE_BUSY:  # which is no problem of the other submits
+            if getattr(error, "reason", "") != SOURCE_BUSY:  # the other submits do not wait for it
                 self._note(error)
             retry_after = getattr(error, "retry_after_seconds", None)
             seconds = RETRY.wait_seconds(kept.attempts + 1, random.random(), retry_after)
