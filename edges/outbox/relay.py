@@ -27,6 +27,7 @@ CLAIM_SECONDS: Final = 60.0
 REQUEST_SECONDS: Final = 20.0
 IDLE_SECONDS: Final = 1.0
 FORGET_SECONDS: Final = 60.0
+LONGEST_PAUSE_SECONDS: Final = 3600.0
 MAX_PROBLEM_CHARACTERS: Final = 500
 RETRY: Final = RetryPolicy(max_attempts=2**31, initial_seconds=0.5, factor=2.0, cap_seconds=60.0, jitter=Jitter.EQUAL)
 """A row waits for the gateway however long it is away."""
@@ -90,7 +91,8 @@ def _violations(said: dict[str, Any]) -> list[str]:
 
 
 def _seconds(text: str) -> float:
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0.0
+    seconds = float(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0.0
+    return min(seconds, LONGEST_PAUSE_SECONDS)
 
 
 def open_gateway(url: str, tenant: str, tls: ClientTls | None) -> httpx2.AsyncClient:
@@ -132,6 +134,7 @@ class OutboxRelay:
         while True:
             if loop.time() >= forget_at:
                 await self._outbox.forget(self._kept_seconds)
+                await self._outbox.end_long_pauses(LONGEST_PAUSE_SECONDS)
                 forget_at = loop.time() + FORGET_SECONDS
             if await self.round() < AT_ONCE:
                 await self._outbox.wait(IDLE_SECONDS)

@@ -45,6 +45,10 @@ _RETRY: Final = """
 update tenure.outbox set next_attempt_at = clock_timestamp(), ended_at = null, attempts = 0
  where request_id = %(request_id)s and ended_at is not null and task_id is null returning request_id
 """
+_END_LONG_PAUSES: Final = """
+update tenure.outbox set next_attempt_at = clock_timestamp()
+ where next_attempt_at > clock_timestamp() + make_interval(secs => %(longest_seconds)s)
+"""
 _FORGET: Final = """
 delete from tenure.outbox where request_id in (
   select request_id from tenure.outbox
@@ -145,6 +149,10 @@ class Outbox:
     async def forget(self, kept_seconds: float) -> None:
         """Deletes some of the rows whose tasks were made that long ago. Refused rows stay."""
         await self._connection.execute(_FORGET, {"seconds": kept_seconds, "limit": KEPT_AT_ONCE})
+
+    async def end_long_pauses(self, longest_seconds: float) -> None:
+        """Makes rows due whose pause is longer: the database's clock was ahead when it began."""
+        await self._connection.execute(_END_LONG_PAUSES, {"longest_seconds": longest_seconds})
 
     async def wait(self, seconds: float) -> None:
         """Returns when a backend adds a row, or after `seconds`. Behind a pooler only the time counts."""

@@ -337,6 +337,13 @@ class TestRelay:
         await backend.outbox.forget(KEPT_SECONDS)
         assert [request_id for request_id, *_ in await backend.rows()] == ["young"]
 
+    async def test_pause_of_a_clock_that_was_ahead_is_over(self, backend: Backend) -> None:
+        await backend.submit("r1")
+        await backend.execute("update tenure.outbox set next_attempt_at = now() + interval '1 year'")
+        running = asyncio.create_task(backend.relay.run())
+        await backend.gateway.until_requested()
+        running.cancel()
+
     async def test_row_wakes_the_relay(self, backend: Backend) -> None:
         waiting = asyncio.create_task(backend.outbox.wait(600.0))
         await backend.submit("r1")
@@ -368,7 +375,9 @@ def test_answer_decides_about_the_row(status: int, body: bytes, expected: type) 
     assert "\0" not in str(answer)
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("99999", 0.0), ("-1", 0.0)])
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("99999", 3600.0), ("9" * 20, 0.0), ("-1", 0.0)]
+)
 def test_pause_that_the_gateway_names_counts(header: str, seconds: float) -> None:
     response = httpx2.Response(503, headers={"retry-after": header}, content=b"")
     assert answer_of(response) == RowPutOff("HTTP 503", seconds)
