@@ -17,7 +17,7 @@ from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.client import Client
 from tenure.sdk.errors import ServerFailed, api_errors
 from tenure.sdk.loop_thread import LoopCalls
-from tenure.sdk.spool_file import KeptSubmit, SpooledSubmit, SpoolFile, request_of
+from tenure.sdk.spool_file import KeptSubmit, SpooledSubmit, SpoolFile, decoded_request
 from tenure.sdk.submit_options import FunctionOptions, SubmitOptions, argument_of
 from tenure.sdk.submit_request import function_request, submit_request
 from tenure.v1 import task_service_pb2 as api
@@ -142,7 +142,7 @@ class Spool:
                         await self._kept.wait()
 
     async def _send_kept(self, kept: KeptSubmit) -> None:
-        request = request_of(kept.request)
+        request = decoded_request(kept.request)
         if request is None:
             await self._refuse(kept, "the spool's file is damaged: this row is not a submit")
             return

@@ -83,7 +83,7 @@ class SpoolFile:
             waiting = spool.execute(
                 "select request from submits where request_id = ? and refusal = ''", (request_id,)
             ).fetchone()
-            if waiting is not None and (kept := request_of(waiting[0])) is not None:
+            if waiting is not None and (kept := decoded_request(waiting[0])) is not None:
                 if kept != request:
                     message = f"the spool keeps another submit with the request id {request_id}: use a new request_id"
                     raise AlreadyExists(message, reason="REQUEST_ID_REUSED")
@@ -142,7 +142,7 @@ class SpoolFile:
         return [SpooledSubmit(*row) for row in rows]
 
 
-def request_of(kept: object) -> api.SubmitTaskRequest | None:
+def decoded_request(kept: object) -> api.SubmitTaskRequest | None:
     """Returns the submit in a row's column `request`; None: the row is damaged."""
     try:
         return api.SubmitTaskRequest.FromString(kept)  # type: ignore[arg-type]  # a damaged row may have any type
