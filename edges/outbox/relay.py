@@ -65,7 +65,7 @@ def answer_of(response: httpx2.Response) -> Answer:
     """Returns what the gateway's response means for the row."""
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     said = body if isinstance(body, dict) else {}
     task_id = said.get("task_id")

@@ -357,6 +357,7 @@ class TestRelay:
         (200, b"<html>", RowPutOff),
         (200, b'{"task_id": 7}', RowPutOff),
         (200, b"[]", RowPutOff),
+        pytest.param(200, b"[" * 100_000, RowPutOff, id="too deep"),
         (400, b'{"code": "INVALID_REQUEST"}', RowRefused),
         (200, b'{"task_id": "t\\u0000"}', RowPutOff),
         (409, b'{"code": "SOURCE_BUSY"}', RowPutOff),
