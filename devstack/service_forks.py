@@ -35,12 +35,13 @@ class ServiceForks:
 
     def wait_ready(self) -> None:
         """Waits until the imports are done. If they fail, each service is a process of its own, and reports it."""
-        self._server.is_ready()
+        if not self._server.is_ready():
+            self._server.process.kill()  # it may never end by itself
 
     def launch(
         self, command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, log: IO[bytes]
     ) -> RunningProgram:
-        """Forks the program `python -P -m MODULE ARGUMENT…`; starts it, if the process of the imports has ended."""
+        """Forks the program `python -P -m MODULE ARGUMENT…`; starts it, if no process of the imports serves."""
         request = {
             "module": command[_BEFORE_MODULE],
             "arguments": list(command[_BEFORE_MODULE + 1 :]),

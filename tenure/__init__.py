@@ -85,8 +85,8 @@ if TYPE_CHECKING:
     from tenure.sdk.events import UserMessageEvent as UserMessageEvent
     from tenure.sdk.events import WaitResolutionEvent as WaitResolutionEvent
     from tenure.sdk.spool import Spool as Spool
-    from tenure.sdk.spool import SpooledSubmit as SpooledSubmit
     from tenure.sdk.spool import SyncSpool as SyncSpool
+    from tenure.sdk.spool_file import SpooledSubmit as SpooledSubmit
     from tenure.sdk.sync_client import SyncClient as SyncClient
     from tenure.sdk.sync_client import SyncTask as SyncTask
     from tenure.sdk.task import Task as Task
@@ -120,7 +120,8 @@ _DOMAIN_ERRORS: Final = (
 _MODULES: Final = {
     "tenure.sdk.agent_info": "AgentDetails AgentInfo AgentRegistration AgentRevisionInfo",
     "tenure.sdk.client": "Client",
-    "tenure.sdk.spool": "Spool SpooledSubmit SyncSpool",
+    "tenure.sdk.spool": "Spool SyncSpool",
+    "tenure.sdk.spool_file": "SpooledSubmit",
     "tenure.sdk.sync_client": "SyncClient SyncTask",
     "tenure.sdk.task": "Task",
     "tenure.sdk.task_info": (

@@ -20,17 +20,21 @@ update tenure.outbox
    set attempts = attempts + 1, next_attempt_at = clock_timestamp() + make_interval(secs => %(seconds)s)
  where request_id in (select request_id from tenure.outbox where next_attempt_at <= clock_timestamp()
                        order by next_attempt_at limit %(limit)s for update skip locked)
-returning request_id, task::text, attempts
+returning request_id, task::text, attempts, next_attempt_at
 """
-_END: Final = """
-update tenure.outbox
-   set next_attempt_at = null, ended_at = clock_timestamp(), task_id = %(task_id)s, problem = %(problem)s
+_SENT: Final = """
+update tenure.outbox set next_attempt_at = null, ended_at = clock_timestamp(), task_id = %(task_id)s, problem = ''
  where request_id = %(request_id)s
+"""
+# Only under its claim: a relay that was frozen may come back with an answer that another relay has got since.
+_REFUSE: Final = """
+update tenure.outbox set next_attempt_at = null, ended_at = clock_timestamp(), problem = %(problem)s
+ where request_id = %(request_id)s and next_attempt_at = %(claimed_until)s returning request_id
 """
 _PUT_OFF: Final = """
 update tenure.outbox
    set next_attempt_at = clock_timestamp() + make_interval(secs => %(seconds)s), problem = %(problem)s
- where request_id = %(request_id)s and ended_at is null
+ where request_id = %(request_id)s and next_attempt_at = %(claimed_until)s returning request_id
 """
 _LIST: Final = """
 select request_id, created_at, attempts, next_attempt_at, problem, task_id, ended_at from tenure.outbox
@@ -41,6 +45,10 @@ _RETRY: Final = """
 update tenure.outbox set next_attempt_at = clock_timestamp(), ended_at = null, attempts = 0
  where request_id = %(request_id)s and ended_at is not null and task_id is null returning request_id
 """
+_END_LONG_PAUSES: Final = """
+update tenure.outbox set next_attempt_at = clock_timestamp()
+ where next_attempt_at > clock_timestamp() + make_interval(secs => %(longest_seconds)s)
+"""
 _FORGET: Final = """
 delete from tenure.outbox where request_id in (
   select request_id from tenure.outbox
@@ -49,11 +57,12 @@ delete from tenure.outbox where request_id in (
 
 
 class WaitingSubmit(NamedTuple):
-    """A row to send. `task_json`: the body of the request, as the backend wrote it."""
+    """A row to send. `task_json`: the body of the request, as the backend wrote it. `claimed_until` is its claim."""
 
     request_id: str
     task_json: str
     attempts: int
+    claimed_until: datetime
 
 
 class OutboxRow(NamedTuple):
@@ -72,20 +81,20 @@ class OutboxRow(NamedTuple):
 async def open_outbox(dsn: str) -> AsyncGenerator[Outbox]:
     """Yields the outbox of a database.
 
-    Raises, also inside of the block, Unavailable (OUTBOX_UNAVAILABLE) when the database cannot be reached, and
-    WrongState (NO_OUTBOX) for a database without the table.
+    Raises, also inside of the block, Unavailable (OUTBOX_UNAVAILABLE) when the database cannot be reached, or is a
+    standby that takes no writes, and WrongState (NO_OUTBOX) for a database without the table.
     """
     try:
         async with await psycopg.AsyncConnection.connect(
-            dsn, autocommit=True, connect_timeout=CONNECT_SECONDS
+            dsn, autocommit=True, connect_timeout=CONNECT_SECONDS, client_encoding="utf8"
         ) as connection:
             await connection.execute(f"listen {CHANNEL}".encode())
             yield Outbox(connection)
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         message = "this database has no outbox: run `tenure outbox sql | psql DSN`"
         raise WrongState(message, reason="NO_OUTBOX") from None
-    except psycopg.OperationalError as error:
-        message = f"the database of the outbox cannot be reached: {str(error).strip()}"
+    except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as error:
+        message = f"the database of the outbox cannot be used: {str(error).strip()}"
         raise Unavailable(message, reason="OUTBOX_UNAVAILABLE") from None
 
 
@@ -105,17 +114,27 @@ class Outbox:
         cursor = await self._connection.execute(_CLAIM, {"limit": limit, "seconds": seconds})
         return [WaitingSubmit(*row) for row in await cursor.fetchall()]
 
-    async def sent(self, request_id: str, task_id: str) -> None:
+    async def sent(self, row: WaitingSubmit, task_id: str) -> None:
         """Ends a row whose task exists."""
-        await self._connection.execute(_END, {"request_id": request_id, "task_id": task_id, "problem": ""})
+        await self._connection.execute(_SENT, {"request_id": row.request_id, "task_id": task_id})
 
-    async def refuse(self, request_id: str, problem: str) -> None:
-        """Ends a row that the gateway refuses: only a person can make it acceptable."""
-        await self._connection.execute(_END, {"request_id": request_id, "task_id": None, "problem": problem})
+    async def refuse(self, row: WaitingSubmit, problem: str) -> bool:
+        """Ends a row that only a person can make acceptable. Returns False if another relay has claimed it since."""
+        return await self._answered(_REFUSE, row, problem)
 
-    async def put_off(self, request_id: str, seconds: float, problem: str) -> None:
-        """Sends a row again after `seconds`."""
-        await self._connection.execute(_PUT_OFF, {"request_id": request_id, "seconds": seconds, "problem": problem})
+    async def put_off(self, row: WaitingSubmit, seconds: float, problem: str) -> None:
+        """Sends a row again after `seconds`, unless another relay has claimed it since."""
+        await self._answered(_PUT_OFF, row, problem, seconds=seconds)
+
+    async def _answered(self, statement: str, row: WaitingSubmit, problem: str, **values: float) -> bool:
+        """Records a problem under the claim of the row, in ASCII if the database has fewer characters."""
+        claim = {"request_id": row.request_id, "claimed_until": row.claimed_until, **values}
+        try:
+            cursor = await self._connection.execute(statement, {**claim, "problem": problem})
+        except (psycopg.DataError, UnicodeEncodeError):
+            escaped = problem.encode("ascii", "backslashreplace").decode()
+            cursor = await self._connection.execute(statement, {**claim, "problem": escaped})
+        return await cursor.fetchone() is not None
 
     async def listed(self, limit: int, *, refused: bool) -> list[OutboxRow]:
         """Returns the oldest rows that wait, or that were refused."""
@@ -130,6 +149,10 @@ class Outbox:
     async def forget(self, kept_seconds: float) -> None:
         """Deletes some of the rows whose tasks were made that long ago. Refused rows stay."""
         await self._connection.execute(_FORGET, {"seconds": kept_seconds, "limit": KEPT_AT_ONCE})
+
+    async def end_long_pauses(self, longest_seconds: float) -> None:
+        """Makes rows due whose pause is longer: the database's clock was ahead when it began."""
+        await self._connection.execute(_END_LONG_PAUSES, {"longest_seconds": longest_seconds})
 
     async def wait(self, seconds: float) -> None:
         """Returns when a backend adds a row, or after `seconds`. Behind a pooler only the time counts."""

@@ -20,6 +20,7 @@ from tenure.domain.agents import AgentContent, AgentKind
 MAX_PROBLEM_CHARACTERS: Final = 1000
 _CONTENT: Final = "_tenure_content"
 """The attribute of a function in a worker's table that describes it: the table has functions of users, too."""
+_PREPARE: Final = "_tenure_prepare"
 
 
 class InputMismatch(ValueError):  # noqa: N818  the name says what is wrong
@@ -32,12 +33,14 @@ class InputMismatch(ValueError):  # noqa: N818  the name says what is wrong
 class DurableFunction:
     """A function under the name by which tasks ask for it: `tenure submit --function NAME`, or `--agent NAME`.
 
-    `describe`: returns what its revisions fix besides the code, see docs/versions.md; None: nothing else.
+    `describe`: returns what its revisions fix besides the code, see docs/versions.md; None: nothing else. `prepare`:
+    does what its first run would wait for, before its worker takes tasks.
     """
 
     name: str
     run: Function
     describe: Callable[[], AgentContent] | None = None
+    prepare: Callable[[], None] | None = None
 
 
 @runtime_checkable
@@ -62,6 +65,8 @@ def function_table(items: Iterable[Any]) -> dict[str, Function]:
             raise ValueError(f"two agents or functions are named {named.name}: tasks find them by their names")
         if named.describe is not None:
             vars(named.run)[_CONTENT] = named.describe
+        if named.prepare is not None:
+            vars(named.run)[_PREPARE] = named.prepare
         table[named.name] = named.run
     return table
 
@@ -70,6 +75,13 @@ def content_of(run: Function) -> AgentContent | None:
     """Returns the content of a function's revisions besides its code; None: it describes none."""
     describe: Callable[[], AgentContent] | None = vars(run).get(_CONTENT)
     return None if describe is None else describe()
+
+
+def prepare(run: Function) -> None:
+    """Does what the first run of a function would wait for."""
+    preparing: Callable[[], None] | None = vars(run).get(_PREPARE)
+    if preparing is not None:
+        preparing()
 
 
 Body = Callable[..., Awaitable[Any]]

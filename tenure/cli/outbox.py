@@ -12,6 +12,7 @@ from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import make_table, one_line
 from tenure.cli.output import echo, echo_result
 from tenure.domain.errors import Unavailable
+from tenure.domain.outbound import is_clear_text
 from tenure.server_packages import server_packages
 
 if TYPE_CHECKING:
@@ -64,26 +65,29 @@ def relay(context: Context, dsn: str, url: str, keep_days: float) -> None:
     for `tenure outbox list --refused`.
     """
     with server_packages("`tenure outbox relay`", extra="server"):
-        import httpx2
-
-        from edges.outbox.relay import OutboxRelay
+        from edges.outbox.relay import OutboxRelay, open_gateway
         from edges.outbox.rows import open_outbox
 
-    api_key = context.api_key if isinstance(context.api_key, str) else context.api_key()
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    if context.tenant:
-        headers["Tenure-Tenant"] = context.tenant
+    given = context.api_key
+    api_key = given if callable(given) else lambda: given
+    if given and is_clear_text(url):
+        raise click.BadParameter(f"{url}: an API key is sent to another machine by https only", param_hint="--url")
+
+    try:
+        gateway = open_gateway(url, context.tenant or "", context.tls)
+    except OSError as error:
+        raise click.ClickException(f"a file for TLS cannot be read: {error}") from None
 
     def report(text: str) -> None:
         echo(text, err=True)
 
     async def send() -> None:
         """Connects again whenever the database is lost."""
-        async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=None) as client:
+        async with gateway:
             while True:
                 try:
                     async with open_outbox(dsn) as rows:
-                        await OutboxRelay(rows, client, keep_days * DAY_SECONDS, report).run()
+                        await OutboxRelay(rows, gateway, api_key, keep_days * DAY_SECONDS, report).run()
                 except Unavailable as error:
                     report(error.message)
                 await asyncio.sleep(RECONNECT_SECONDS)

@@ -108,6 +108,10 @@ class AlreadyExists(Refused):
     default_reason = "ALREADY_EXISTS"
 
 
+SOURCE_BUSY: Final = "SOURCE_BUSY"
+"""Reason of an AlreadyExists: a task of an exclusive source is live. The same submit may succeed after its end."""
+
+
 class WrongState(Refused):
     """The request is not possible in the object's current state."""
 

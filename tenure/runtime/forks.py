@@ -67,14 +67,17 @@ class ForkClient:
         self._socket = sock
 
     def fork(self, request: Any, *, stdout: int, stderr: int, stdin: int | None = None) -> ForkedProgram | None:
-        """Forks a child, with an empty stdin if none is given. Returns None if the server refuses, or has ended."""
+        """Forks a child, with an empty stdin if none is given.
+
+        Returns None if the server refuses, has ended, was not ready, or if no message can carry the request.
+        """
         exit_fd, theirs = os.pipe()
         with Path(os.devnull).open("rb") as empty, os.fdopen(theirs, "wb"):
             inherited = [empty.fileno() if stdin is None else stdin, stdout, stderr, theirs]
             try:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], inherited)
                 pid = int.from_bytes(self._socket.recv(PID_BYTES), "little")
-            except ConnectionError:
+            except OSError:
                 pid = 0
         if pid:
             return ForkedProgram(pid, exit_fd)

@@ -6,6 +6,7 @@ client.py          Client: submits, finds and follows tasks
 task.py            Task: a handle on one task, with its result, its events and the answers to its waits
 sync_client.py     SyncClient and SyncTask, generated from the two above by generate_sync.py
 spool.py           Spool, SyncSpool: submits that are kept on disk while the gateway is away
+spool_file.py      the rows of a spool's file
 loop_thread.py     the event loop in which all SyncClients run
 connection.py      addresses, keys and TLS, from arguments and the environment
 submit_options.py  the options of a submit, described once: for Python, for HTTP and for the command

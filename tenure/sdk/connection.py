@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tenure.client import Client as GatewayClient
-from tenure.domain.errors import NotFound, TenureError
+from tenure.domain.errors import NotFound, TenureError, Unavailable
 from tenure.runtime.rpc.channels import refuse_after_fork
 from tenure.runtime.rpc.client import target_of
 from tenure.runtime.rpc.status import PeerFailed
@@ -52,7 +52,8 @@ class GatewayConnection:
         gateway = FoundGateway(_checked_address(named)) if named else find_gateway(data_dir)
         self.address, self.is_guessed = gateway.address, gateway.is_guessed
         self._tenant = tenant or environment.get("TENURE_TENANT") or None
-        self._api_key = api_key or _key_of(environment)
+        key = api_key or _key_of(environment)
+        self._api_key = _readable_later(key) if callable(key) else key
         self._tls = gateway.tls if tls is None and gateway.tls is not None else _tls_of(tls, environment)
         self._client: GatewayClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -140,6 +141,21 @@ def _key_of(environment: Mapping[str, str]) -> str | Callable[[], str]:
         return environment["TENURE_API_KEY"]
     file = environment.get("TENURE_API_KEY_FILE")
     return (lambda: Path(file).read_text(encoding="ascii").strip()) if file else ""
+
+
+def _readable_later(api_key: Callable[[], str]) -> Callable[[], str]:
+    """Returns the same function, whose errors say that the key may be there in a moment: its file is being replaced."""
+
+    def read() -> str:
+        try:
+            return api_key()
+        except TenureError:
+            raise
+        except Exception as error:  # whatever a function of the caller raises
+            message = f"the API key cannot be read: {error or type(error).__name__}"
+            raise Unavailable(message, reason="API_KEY_UNREADABLE") from error
+
+    return read
 
 
 def _tls_of(tls: ClientTls | bool | None, environment: Mapping[str, str]) -> ClientTls | None:

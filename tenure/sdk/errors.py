@@ -143,6 +143,7 @@ _HINTS_BY_REASON: Final = {
     "OTHER_TENANT": "omit `tenant`: the key decides it",
     "FILE_NOT_FOUND": "task.files() lists the files",
     "TASK_PRUNED": "the retention time of the task is over; its bills remain",
+    "API_KEY_UNREADABLE": "correct the file of TENURE_API_KEY_FILE, or the function api_key=…",
     "MESSAGE_TOO_LARGE": "send less in one request",
 }
 _HINTS: Final[dict[type[TenureError], str]] = {

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import sqlite3
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 from uuid import uuid4
 
-from tenure.domain.errors import LimitReached, PermissionDenied, TenureError, TryLater, Unauthenticated, Unavailable
+from tenure.domain.errors import SOURCE_BUSY, PermissionDenied, TenureError, TryLater, Unauthenticated
 from tenure.domain.retry import Jitter, RetryPolicy
 from tenure.runtime.security.tls import ClientTls
 from tenure.sdk.client import Client
 from tenure.sdk.errors import ServerFailed, api_errors
 from tenure.sdk.loop_thread import LoopCalls
+from tenure.sdk.spool_file import KeptSubmit, SpooledSubmit, SpoolFile, decoded_request
 from tenure.sdk.submit_options import FunctionOptions, SubmitOptions, argument_of
 from tenure.sdk.submit_request import function_request, submit_request
 from tenure.v1 import task_service_pb2 as api
@@ -31,95 +29,9 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 WAIT_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1.0
 """How often a spool looks for submits that another process with the same file has kept."""
-LOCK_SECONDS: Final = 10.0
 SENT_AT_ONCE: Final = 16
 RETRY: Final = RetryPolicy(max_attempts=2**31, initial_seconds=0.5, factor=2.0, cap_seconds=60.0, jitter=Jitter.EQUAL)
-_SCHEMA: Final = """
-create table if not exists submits (
-  request_id text primary key, request blob not null, kept_at real not null, attempts int not null default 0,
-  next_attempt_at real not null default 0, refusal text not null default ''
-)
-"""
 _log: Final = logging.getLogger("tenure.spool")
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledSubmit:
-    """A submit on disk, which is sent when the gateway is back. `refusal`: why the gateway will never accept it."""
-
-    request_id: str
-    refusal: str = ""
-
-
-class _Kept(NamedTuple):
-    request_id: str
-    request: bytes
-    attempts: int
-
-
-class _SpoolFile:
-    """The file of a spool: a database of SQLite, which survives a crash of the machine. Its methods block briefly.
-
-    Each call has a connection of its own, so processes, threads and forks may share the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with self._transaction() as spool:
-            spool.execute(_SCHEMA)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self._path, timeout=LOCK_SECONDS, isolation_level=None)) as spool:
-                spool.execute("pragma journal_mode = wal")
-                spool.execute("pragma synchronous = full")
-                spool.execute("begin immediate")
-                yield spool
-                spool.execute("commit")
-        except sqlite3.Error as error:
-            raise Unavailable(f"the spool {self._path} cannot be used: {error}", reason="SPOOL_FAILED") from error
-
-    def keep(self, request_id: str, request: bytes, most: int, most_bytes: int) -> None:
-        """Raises LimitReached (SPOOL_FULL). To keep a request id again changes nothing."""
-        with self._transaction() as spool:
-            count, size = spool.execute("select count(*), coalesce(sum(length(request)), 0) from submits").fetchone()
-            if count >= most or size + len(request) > most_bytes:
-                message = f"the spool {self._path} is full: it has {count:,} submits of {size:,} bytes"
-                raise LimitReached(message, reason="SPOOL_FULL")
-            values = (request_id, request, time.time())
-            spool.execute("insert or ignore into submits (request_id, request, kept_at) values (?, ?, ?)", values)
-
-    def due(self, limit: int) -> list[_Kept]:
-        """Returns the oldest submits to send. Two processes may send one: its request id makes one task of it."""
-        with self._transaction() as spool:
-            rows = spool.execute(
-                "select request_id, request, attempts from submits where refusal = '' and next_attempt_at <= ?"
-                " order by kept_at limit ?",
-                (time.time(), limit),
-            ).fetchall()
-        return [_Kept(*row) for row in rows]
-
-    def put_off(self, request_id: str, seconds: float) -> None:
-        self._change(
-            "update submits set attempts = attempts + 1, next_attempt_at = ?", time.time() + seconds, request_id
-        )
-
-    def refuse(self, request_id: str, refusal: str) -> None:
-        self._change("update submits set refusal = ?", refusal, request_id)
-
-    def _change(self, update: str, value: float | str, request_id: str) -> None:
-        with self._transaction() as spool:
-            spool.execute(f"{update} where request_id = ?", (value, request_id))
-
-    def forget(self, request_id: str) -> None:
-        with self._transaction() as spool:
-            spool.execute("delete from submits where request_id = ?", (request_id,))
-
-    def listed(self) -> list[SpooledSubmit]:
-        with self._transaction() as spool:
-            rows = spool.execute("select request_id, refusal from submits order by kept_at").fetchall()
-        return [SpooledSubmit(*row) for row in rows]
 
 
 class Spool:
@@ -144,10 +56,11 @@ class Spool:
         max_submits: int = MAX_SUBMITS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._client, self._file = client, _SpoolFile(Path(path))
+        self._client, self._file = client, SpoolFile(Path(path))
         self._wait_seconds, self._max_submits, self._max_bytes = wait_seconds, max_submits, max_bytes
         self._kept = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
+        self._problem = ""
 
     async def __aenter__(self) -> Self:
         self._sending = asyncio.create_task(self._send_always(), name="tenure spool")
@@ -170,7 +83,8 @@ class Spool:
     ) -> str | SpooledSubmit:
         """Submits a goal as `Client.submit` does. Returns the id of the task, or the submit that the disk keeps.
 
-        Raises the errors of `Client.submit` but Unavailable, LimitReached (SPOOL_FULL) and Unavailable (SPOOL_FAILED).
+        Raises the errors of `Client.submit` but Unavailable, LimitReached (SPOOL_FULL) and Unavailable (SPOOL_FAILED),
+        and AlreadyExists (REQUEST_ID_REUSED) when the disk keeps another submit with the request id.
         """
         return await self._send_or_keep(submit_request(goal, _identified(options), agent=agent, input=input))
 
@@ -203,8 +117,7 @@ class Spool:
             ServerFailed,
         ) as error:  # it may have arrived: then its request id finds the task
             _log.warning("the gateway is away, a submit is kept on disk: %s", str(error) or type(error).__name__)
-        arguments = request.request_id, request.SerializeToString(), self._max_submits, self._max_bytes
-        await asyncio.to_thread(self._file.keep, *arguments)
+        await asyncio.to_thread(self._file.keep, request, self._max_submits, self._max_bytes)
         self._kept.set()
         return SpooledSubmit(request.request_id)
 
@@ -213,34 +126,59 @@ class Spool:
             return (await self._client.raw.submit(request.spec.goal, request=request)).task_id
 
     async def _send_always(self) -> None:
-        """Sends kept submits until cancelled. A file that cannot be used now is tried again."""
+        """Sends kept submits until cancelled. Whatever fails is logged and tried again."""
         while True:
             self._kept.clear()
             try:
                 due = await asyncio.to_thread(self._file.due, SENT_AT_ONCE)
                 for one in due:
                     await self._send_kept(one)
-            except Unavailable as error:
-                _log.warning("%s", error)
+            except Exception as error:  # noqa: BLE001  as the docstring says
+                self._note(error)
                 due = []
             if not due:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
                         await self._kept.wait()
 
-    async def _send_kept(self, kept: _Kept) -> None:
+    async def _send_kept(self, kept: KeptSubmit) -> None:
+        request = decoded_request(kept.request)
+        if request is None:
+            await self._refuse(kept, "the spool's file is damaged: this row is not a submit")
+            return
         try:
-            await self._send(api.SubmitTaskRequest.FromString(kept.request))
-        except (Unauthenticated, PermissionDenied, TryLater, ServerFailed) as error:
-            seconds = RETRY.wait_seconds(
-                kept.attempts + 1, random.random(), getattr(error, "retry_after_seconds", None)
-            )
-            await asyncio.to_thread(self._file.put_off, kept.request_id, seconds)
-        except TenureError as error:
-            _log.error("the gateway refuses a kept submit", extra={"request_id": kept.request_id, "error": str(error)})
-            await asyncio.to_thread(self._file.refuse, kept.request_id, str(error) or type(error).__name__)
+            await self._send(request)
+        except Exception as error:  # noqa: BLE001  a key of the caller's own may raise anything
+            if not _may_pass(error):
+                await self._refuse(kept, str(error) or type(error).__name__)
+                return
+            if getattr(error, "reason", "") != SOURCE_BUSY:  # the other submits do not wait for it
+                self._note(error)
+            retry_after = getattr(error, "retry_after_seconds", None)
+            seconds = RETRY.wait_seconds(kept.attempts + 1, random.random(), retry_after)
+            await asyncio.to_thread(self._file.put_off, kept, seconds)
         else:
-            await self.forget(kept.request_id)
+            self._problem = ""
+            await asyncio.to_thread(self._file.sent, kept)
+
+    async def _refuse(self, kept: KeptSubmit, refusal: str) -> None:
+        _log.error("a kept submit is refused", extra={"request_id": kept.request_id, "error": refusal})
+        await asyncio.to_thread(self._file.refuse, kept, refusal)
+
+    def _note(self, error: Exception) -> None:
+        """Logs why submits wait, once until it changes."""
+        problem = str(error) or type(error).__name__
+        if problem != self._problem:
+            stack = None if isinstance(error, TenureError) else error
+            _log.warning("kept submits wait: %s", problem, exc_info=stack)
+        self._problem = problem
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the gateway may take the same submit later: it is away, it refuses the key, or the source is busy."""
+    if isinstance(error, TenureError) and error.reason != SOURCE_BUSY:
+        return isinstance(error, Unauthenticated | PermissionDenied | TryLater | ServerFailed)
+    return True
 
 
 def _identified(options: Any) -> Any:
@@ -281,8 +219,10 @@ class SyncSpool:
         """Stops sending and closes the connection. The file keeps what is not sent."""
 
         async def close() -> None:
-            await self._spool.__aexit__()
-            await self._client.close()
+            try:
+                await self._spool.__aexit__()
+            finally:
+                await self._client.close()
 
         self._calls.end(close)
 

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tenure import Client, InvalidRequest, LimitReached, Spool, SpooledSubmit, SyncSpool, Unavailable
+from tenure import (
+    AlreadyExists,
+    Client,
+    InvalidRequest,
+    LimitReached,
+    Source,
+    SourceKind,
+    Spool,
+    SpooledSubmit,
+    SyncSpool,
+    Unavailable,
+)
+from tenure.sdk.spool_file import SpoolFile
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 from tests.support.fix_gateway import Serve
 from tests.support.fix_proxy import Lost, MakeProxy, TcpProxy
@@ -38,6 +53,25 @@ async def until_empty(spool: Spool) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await spool.kept():
             await asyncio.sleep(0.02)
+
+
+async def until(file: Path, condition: str) -> None:
+    """Returns when a row of the file meets the condition."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not rows(file, f"select 1 from submits where {condition}"):
+            await asyncio.sleep(0.02)
+
+
+def rows(file: Path, statement: str, *values: Any) -> list[Any]:
+    with sqlite3.connect(file, timeout=PATIENCE_SECONDS) as spool:
+        return spool.execute(statement, values).fetchall()
+
+
+async def kept_away(file: Path, goal: str, request_id: str, **options: Any) -> None:
+    """Keeps a submit while the gateway is away. Nobody sends it until a test begins to."""
+    async with Client(AWAY) as away:
+        kept = await Spool(away, file, wait_seconds=0.05).submit(goal, request_id=request_id, **options)
+    assert kept == SpooledSubmit(request_id)
 
 
 async def submitted(ledger: Checkpoint) -> int:
@@ -133,3 +167,158 @@ def test_synchronous_spool_keeps_and_lists(tmp_path: Path) -> None:
         assert [one.request_id for one in spool.kept()] == ["a", "b"]
         spool.forget("a")
         assert [one.request_id for one in spool.kept()] == ["b"]
+
+
+class Key:
+    """The key of a client, which cannot be read until `is_there`."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error, self.is_there = error, False
+
+    def __call__(self) -> str:
+        if not self.is_there:
+            raise self._error
+        return "tnr_key"
+
+
+UNREADABLE = [
+    FileNotFoundError(2, "No such file", "key"),
+    UnicodeDecodeError("ascii", b"\xff", 0, 1, "not ASCII"),
+    RuntimeError("the vault is sealed"),
+]
+
+
+class TestSender:
+    """The sender ends with its spool only, whatever fails."""
+
+    @pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
+    async def test_key_that_cannot_be_read_is_a_gateway_that_is_away(
+        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path, error: Exception
+    ) -> None:
+        key, file = Key(error), tmp_path / "spool"
+        client = Client(path_to_gateway.address, api_key=key, tenant="default")
+        async with client, Spool(client, file, wait_seconds=0.05) as spool:
+            assert await spool.submit("do it", request_id="a", queue="none") == SpooledSubmit("a")
+            await until(file, "attempts > 0")
+            key.is_there = True
+            await until_empty(spool)
+        assert await submitted(ledger) == 1
+
+    async def test_unreadable_submit_is_refused_and_others_are_sent(
+        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "spool"
+        await kept_away(file, "do it", "good", queue="none")
+        for request_id, request in (("bytes", b"\xff\xff"), ("text", "not bytes")):
+            rows(file, "insert into submits (request_id, request, kept_at) values (?, ?, 0)", request_id, request)
+        async with Client(path_to_gateway.address) as client, Spool(client, file) as spool:
+            await until(file, "refusal <> '' and not exists (select 1 from submits where refusal = '')")
+            kept = await spool.kept()
+        assert {one.request_id: "damaged" in one.refusal for one in kept} == {"bytes": True, "text": True}
+        assert await submitted(ledger) == 1
+
+    async def test_sender_outlives_any_error(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """Here of a client that somebody closed."""
+        file = tmp_path / "spool"
+        await kept_away(file, "do it", "a")
+        async with Client(AWAY) as client, Spool(client, file):
+            await client.close()
+            await until(file, "attempts > 1")
+        assert "the client is closed" in caplog.text
+
+    def test_synchronous_spool_closes_after_such_errors(self, tmp_path: Path) -> None:
+        key = Key(RuntimeError("the vault is sealed"))
+        with SyncSpool(tmp_path / "spool", AWAY, api_key=key, wait_seconds=0.05) as spool:
+            assert spool.submit("do it", request_id="a") == SpooledSubmit("a")
+            asyncio.run(until(tmp_path / "spool", "attempts > 0"))
+
+    async def test_kept_submit_waits_for_its_busy_source(
+        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+    ) -> None:
+        file, talk = tmp_path / "spool", Source(SourceKind.CONVERSATION, "c-1", exclusive=True)
+        await kept_away(file, "second", "second", source=talk, queue="none")
+        async with Client(path_to_gateway.address) as client:
+            first = await client.submit("first", source=talk, queue="none")
+            async with Spool(client, file) as spool:
+                with pytest.raises(AlreadyExists, match="has not ended"):
+                    await spool.submit("third", source=talk, queue="none")
+                await until(file, "attempts > 0 or refusal <> ''")
+                assert await spool.kept() == [SpooledSubmit("second")]
+                await ledger.cancel(first.id)
+                await until_empty(spool)
+        assert await submitted(ledger) == 2
+
+    async def test_pause_of_a_clock_that_was_ahead_is_over(
+        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "spool"
+        await kept_away(file, "do it", "a", queue="none")
+        rows(file, "update submits set next_attempt_at = ?", time.time() + 1e8)
+        async with Client(path_to_gateway.address) as client, Spool(client, file) as spool:
+            await until_empty(spool)
+        assert await submitted(ledger) == 1
+
+
+class TestRepeat:
+    """What a submit with the request id of a kept one means."""
+
+    async def test_repeat_changes_nothing_also_when_the_spool_is_full(self, tmp_path: Path) -> None:
+        labels = {f"label-{number}": "x" for number in range(20)}
+        async with Client(AWAY) as client:
+            spool = Spool(client, tmp_path / "spool", wait_seconds=0.05, max_submits=1)
+            for order in (labels, dict(reversed(labels.items()))):
+                assert await spool.submit("do it", request_id="a", labels=order) == SpooledSubmit("a")
+        assert rows(tmp_path / "spool", "select count(*) from submits") == [(1,)]
+
+    async def test_request_id_of_another_kept_submit_is_refused(self, tmp_path: Path) -> None:
+        await kept_away(tmp_path / "spool", "do it", "a")
+        async with Client(AWAY) as client:
+            with pytest.raises(AlreadyExists, match="request id a") as refused:
+                await Spool(client, tmp_path / "spool", wait_seconds=0.05).submit("do else", request_id="a")
+        assert refused.value.reason == "REQUEST_ID_REUSED"
+
+    @pytest.mark.parametrize("goal", ["corrected", "refused"])
+    async def test_refused_submit_is_replaced_and_sent(
+        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path, goal: str
+    ) -> None:
+        """Also the same one, whose cause may be gone."""
+        file = tmp_path / "spool"
+        await kept_away(file, "refused", "a", queue="none")
+        rows(file, "update submits set refusal = 'no such agent', attempts = 7, next_attempt_at = ?", time.time() + 60)
+        async with Client(AWAY) as client:
+            spool = Spool(client, file, wait_seconds=0.05, max_submits=1)
+            assert await spool.submit(goal, request_id="a", queue="none") == SpooledSubmit("a")
+            assert await spool.kept() == [SpooledSubmit("a")]
+        async with Client(path_to_gateway.address) as client, Spool(client, file) as spool:
+            await until_empty(spool)
+            [task] = [task async for task in client.tasks()]
+            assert task.info.goal == goal
+
+    async def test_verdict_on_an_earlier_request_is_not_of_its_successor(self, tmp_path: Path) -> None:
+        """As of a process that sent the refused one, and was slow to write it."""
+        file = SpoolFile(tmp_path / "spool")
+        await kept_away(tmp_path / "spool", "refused", "a")
+        [sent] = file.due(1)
+        file.refuse(sent, "no such agent")
+        await kept_away(tmp_path / "spool", "corrected", "a")
+        verdicts: list[Callable[[], None]] = [
+            lambda: file.refuse(sent, "no such agent"),
+            lambda: file.put_off(sent, 60.0),
+            lambda: file.sent(sent),
+        ]
+        for verdict in verdicts:
+            verdict()
+            [kept] = file.due(1)
+            assert (kept.request_id, kept.attempts) == ("a", 0)
+            assert kept.request != sent.request
+
+
+def test_file_of_a_spool_is_of_its_owner_only(tmp_path: Path) -> None:
+    """It has goals and inputs."""
+    file = SpoolFile(tmp_path / "spool")
+    reader = sqlite3.connect(tmp_path / "spool")
+    reader.execute("select * from submits")
+    assert file.listed() == []
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    reader.close()
+    assert modes == dict.fromkeys(("spool", "spool-wal", "spool-shm"), 0o600)

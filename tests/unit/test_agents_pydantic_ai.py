@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -409,3 +412,21 @@ def test_wrong_effect_class_is_refused() -> None:
         agent.tool_plain(effect=wrong)
     with pytest.raises(ValueError, match="tool refund: 'keyed'"):
         Agent("other", model=FunctionModel(Script()), effects={"refund": wrong})
+
+
+@pytest.mark.parametrize("key", ["sk-test", ""])
+def test_library_of_the_model_is_imported_before_the_first_run(key: str) -> None:
+    """Also without a key, which the first task reports."""
+    program = (
+        "import sys\n"
+        "from services.worker.control.functions import load_functions\n"
+        "from tenure.agents import Agent\n"
+        "from tenure.agents.functions import function_table\n"
+        "table = function_table([Agent('support', model='anthropic:claude-sonnet-5')])\n"
+        "before = 'anthropic' in sys.modules\n"
+        "load_functions((), table)\n"
+        "print(before, 'anthropic' in sys.modules)\n"
+    )
+    environment = {**os.environ, "ANTHROPIC_API_KEY": key}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout == "False True\n"

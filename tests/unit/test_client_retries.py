@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import tenure
 from tenure.client import Client
 from tenure.client import client as client_module
 from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RETURN_PATIENCE, completed
@@ -152,3 +153,17 @@ async def test_a_call_of_a_wait_is_not_longer_than_the_wait(monkeypatch: pytest.
         monkeypatch.setattr(client.tasks, "WaitTask", wait_task)
         await client.wait("a-task", 30.0)
     assert timeouts == pytest.approx([CALL_TIMEOUT_SECONDS] * 2, abs=0.001)
+
+
+@pytest.mark.usefixtures("gateway")  # the retries come at once
+async def test_key_that_cannot_be_read_is_read_again() -> None:
+    reads = list[str]()
+
+    def key() -> str:
+        reads.append("tnr_key")
+        raise FileNotFoundError("no key")
+
+    async with tenure.Client("127.0.0.1:1", api_key=key) as client:
+        with pytest.raises(Unavailable, match="the API key cannot be read: no key") as refused:
+            await client.count_tasks()
+    assert (refused.value.reason, len(reads)) == ("API_KEY_UNREADABLE", PATIENCE.max_attempts)

@@ -21,7 +21,15 @@ from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.task_words import add_words
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit, without_quotas
 from services.checkpoint.watch.announcement import Announcement
-from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, TenureError, Unavailable, WrongState
+from tenure.domain.errors import (
+    SOURCE_BUSY,
+    AlreadyExists,
+    InvalidRequest,
+    NotFound,
+    TenureError,
+    Unavailable,
+    WrongState,
+)
 from tenure.domain.quotas import StartDecision
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Limits, MoneyCap, Source, TaskSpec
@@ -87,7 +95,7 @@ def busy(task_id: str) -> AlreadyExists:
     message = f"the task {task_id} of this source has not ended"
     return AlreadyExists(
         f"{message}: send it a message with SendMessage, or cancel it",
-        reason="SOURCE_BUSY",
+        reason=SOURCE_BUSY,
         metadata={"task_id": task_id},
     )
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from tenure.agents.functions import function_table
+from tenure.agents.functions import function_table, prepare
 from tenure.control import Function
 from tenure.model_providers.proxies import problem_of_agents_proxy
 from tenure.runtime.settings import ConfigurationError
@@ -21,7 +21,7 @@ NO_FUNCTIONS: Final[Mapping[str, Function]] = {}
 
 
 def load_functions(modules: Sequence[str], own: Mapping[str, Function] = NO_FUNCTIONS) -> dict[str, Function]:
-    """Imports the modules and returns their FUNCTIONS by name, besides this program's own.
+    """Imports the modules and returns their FUNCTIONS by name, besides this program's own, ready to run.
 
     FUNCTIONS is a mapping of names to functions, or a list of agents and functions that have names. Raises
     ConfigurationError with all problems.
@@ -42,6 +42,8 @@ def load_functions(modules: Sequence[str], own: Mapping[str, Function] = NO_FUNC
         problems.append(problem)
     if problems:
         raise ConfigurationError(problems)
+    for function in functions.values():
+        prepare(function)
     return functions
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final, TypeVar, overload
 
 import pydantic_ai
 from pydantic_ai import DeferredToolRequests
 from pydantic_ai.messages import ModelMessage
-from pydantic_ai.models import Model
+from pydantic_ai.models import Model, infer_model
 from pydantic_ai.output import OutputDataT, OutputSpec
 from pydantic_ai.tools import AgentDepsT
 from pydantic_core import to_jsonable_python
@@ -33,6 +34,7 @@ ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
 _USUAL_LIMITS: Final[Mapping[str, int]] = {}
+_log: Final = logging.getLogger(__name__)
 _DURABILITY: Final = "_tenure_durability"
 """The attribute of a durable agent with its capability."""
 
@@ -92,7 +94,17 @@ def durable(
             answer = await answer_messages(current, prompt_of(name, work, given), run_once)
         return to_jsonable_python(answer)
 
-    return DurableFunction(name, run, describe(agent, name, settings.effects, max_output_tokens, version))
+    content = describe(agent, name, settings.effects, max_output_tokens, version)
+    return DurableFunction(name, run, content, partial(_import_model, agent))
+
+
+def _import_model(agent: pydantic_ai.Agent[Any, Any]) -> None:
+    """Imports the library of the agent's model. It takes seconds, and in a run all tasks of the worker wait for it."""
+    if isinstance(agent.model, str):
+        try:
+            infer_model(agent.model)
+        except Exception as error:  # noqa: BLE001  its tasks report it, unless their runs name another model
+            _log.info("the model of an agent is not usable", extra={"agent": agent.name, "error": str(error)})
 
 
 def _install() -> None:

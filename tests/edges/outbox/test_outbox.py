@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import psycopg
 import pytest
+from click.testing import CliRunner
 
-from edges.outbox.relay import OutboxRelay, RowPutOff, RowRefused, RowSent, answer_of
+from edges.outbox.relay import OutboxRelay, RowPutOff, RowRefused, RowSent, answer_of, open_gateway
 from edges.outbox.rows import Outbox, open_outbox, schema
+from tenure.cli.exit_codes import Exit
+from tenure.cli.main import cli
 from tenure.domain.errors import Unavailable, WrongState
+from tenure.runtime.security.tls import ClientTls
+from tests.support.certificates import issue
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.http_stub import HttpStub, Seen, page
 
@@ -46,7 +52,7 @@ class Backend:
 
     async def execute(self, *statements: str) -> None:
         """Executes the statements in one transaction."""
-        async with await psycopg.AsyncConnection.connect(self.dsn) as connection:
+        async with await psycopg.AsyncConnection.connect(self.dsn, client_encoding="utf8") as connection:
             for statement in statements:
                 await connection.execute(statement.encode())
 
@@ -65,14 +71,15 @@ class Backend:
 
 
 @asynccontextmanager
-async def relay_of(dsn: str, gateway: HttpStub, reports: list[str]) -> AsyncIterator[tuple[Outbox, OutboxRelay]]:
-    async with open_outbox(dsn) as outbox, httpx2.AsyncClient(base_url=gateway.url("")) as client:
-        yield outbox, OutboxRelay(outbox, client, KEPT_SECONDS, reports.append)
+async def relay_of(
+    dsn: str, gateway: HttpStub, reports: list[str], api_key: Callable[[], str] = str, tls: ClientTls | None = None
+) -> AsyncIterator[tuple[Outbox, OutboxRelay]]:
+    async with open_outbox(dsn) as outbox, open_gateway(gateway.url(""), "", tls) as client:
+        yield outbox, OutboxRelay(outbox, client, api_key, KEPT_SECONDS, reports.append)
 
 
-@pytest.fixture
-async def backend(fresh_database: FreshDatabase) -> AsyncIterator[Backend]:
-    dsn = await fresh_database()
+@asynccontextmanager
+async def backend_of(dsn: str) -> AsyncIterator[Backend]:
     reports: list[str] = []
     async with HttpStub(made) as gateway:
         async with await psycopg.AsyncConnection.connect(dsn) as connection:
@@ -80,6 +87,26 @@ async def backend(fresh_database: FreshDatabase) -> AsyncIterator[Backend]:
                 await connection.execute(schema().encode())
         async with relay_of(dsn, gateway, reports) as (outbox, relay):
             yield Backend(dsn, gateway, outbox, relay, reports)
+
+
+@pytest.fixture
+async def backend(fresh_database: FreshDatabase) -> AsyncIterator[Backend]:
+    async with backend_of(await fresh_database()) as backend:
+        yield backend
+
+
+@pytest.fixture
+async def latin1_backend(fresh_database: FreshDatabase) -> AsyncIterator[Backend]:
+    """Its database has fewer characters than an answer of the gateway."""
+    dsn = await fresh_database()
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
+        await postgres.execute("drop database if exists outbox_latin1 with (force)")
+        await postgres.execute("create database outbox_latin1 encoding 'LATIN1' locale 'C' template template0")
+        try:
+            async with backend_of(psycopg.conninfo.make_conninfo(dsn, dbname="outbox_latin1")) as backend:
+                yield backend
+        finally:
+            await postgres.execute("drop database outbox_latin1 with (force)")
 
 
 class TestRows:
@@ -123,8 +150,102 @@ class TestRows:
                 )
                 await outbox.claim(1, 1.0)
 
-        with pytest.raises(Unavailable, match="cannot be reached"):
+        with pytest.raises(Unavailable, match="cannot be used"):
             await use()
+
+    async def test_database_that_refuses_writes_is_unavailable(self, backend: Backend) -> None:
+        """As a standby does, to which the name of the database points during a failover."""
+        await backend.execute(
+            "do $$ begin execute format('alter database %I set default_transaction_read_only = on', "
+            "current_database()); end $$"
+        )
+
+        async def use() -> None:
+            async with open_outbox(backend.dsn) as outbox:
+                await outbox.claim(1, 1.0)
+
+        with pytest.raises(Unavailable, match="read-only"):
+            await use()
+
+
+class TestLateAnswer:
+    """An answer that a frozen relay records after its claim: another relay has sent the row since."""
+
+    async def test_late_refusal_does_not_end_a_row_with_a_task(self, backend: Backend) -> None:
+        await backend.submit("r1")
+        [late] = await backend.outbox.claim(1, 60.0)
+        await backend.lapse()
+        await backend.relay.round()
+        assert not await backend.outbox.refuse(late, "no such agent")
+        await backend.outbox.put_off(late, 60.0, "away")
+        assert await backend.rows() == [("r1", "task of r1", 2)]
+        assert await backend.outbox.claim(1, 60.0) == []
+
+    async def test_late_refusal_does_not_end_a_claimed_row(self, backend: Backend) -> None:
+        await backend.submit("r1")
+        [late] = await backend.outbox.claim(1, 60.0)
+        await backend.lapse()
+        [present] = await backend.outbox.claim(1, 60.0)
+        assert not await backend.outbox.refuse(late, "no such agent")
+        await backend.outbox.put_off(late, 0.0, "away")
+        assert await backend.outbox.claim(1, 60.0) == []
+        assert await backend.outbox.refuse(present, "no such agent")
+
+    async def test_late_task_is_recorded(self, backend: Backend) -> None:
+        """It exists, whatever answer another relay got."""
+        await backend.submit("r1")
+        [late] = await backend.outbox.claim(1, 60.0)
+        await backend.lapse()
+        backend.gateway.answer = lambda _: problem("400 Bad Request", "INVALID_REQUEST")
+        await backend.relay.round()
+        await backend.outbox.sent(late, "task of r1")
+        assert await backend.rows() == [("r1", "task of r1", 2)]
+        assert await backend.outbox.listed(10, refused=True) == []
+
+
+class TestKey:
+    async def test_key_is_read_for_each_request(self, backend: Backend) -> None:
+        keys: list[str | Exception] = [
+            "tnr_first",
+            FileNotFoundError(2, "No such file", "key"),
+            "tnr_sécond",
+            "tnr_second",
+        ]
+
+        def key() -> str:
+            value = keys.pop(0)
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        async with relay_of(backend.dsn, backend.gateway, backend.reports, key) as (_, relay):
+            problems = []
+            for request_id in ("r1", "r2"):
+                await backend.submit(request_id)
+                await relay.round()
+            while waiting := await backend.outbox.listed(10, refused=False):
+                problems += [row.problem for row in waiting]
+                await backend.lapse()
+                await relay.round()
+        assert problems[0] == "the API key cannot be read: [Errno 2] No such file: 'key'"
+        assert problems[1].startswith("the API key cannot be read: 'ascii' codec can't encode")
+        assert [one.headers["authorization"] for one in backend.gateway.seen] == [
+            "Bearer tnr_first",
+            "Bearer tnr_second",
+        ]
+
+    async def test_gateway_with_an_authority_of_its_own(self, backend: Backend, tmp_path: Path) -> None:
+        authority = issue("authority")
+        ca_file = authority.write(tmp_path / "ca.pem")
+        await backend.submit("r1")
+        async with HttpStub(made, issue("gateway", ("127.0.0.1",), authority).server(tmp_path)) as gateway:
+            async with relay_of(backend.dsn, gateway, backend.reports) as (_, relay):
+                await relay.round()
+            assert gateway.seen == []
+            await backend.lapse()
+            async with relay_of(backend.dsn, gateway, backend.reports, tls=ClientTls(ca_file)) as (_, relay):
+                await relay.round()
+        assert await backend.rows() == [("r1", "task of r1", 2)]
 
 
 class TestRelay:
@@ -161,6 +282,39 @@ class TestRelay:
         assert backend.reports[0] == "rows wait: HTTP 503: UNAVAILABLE: so it is: goal is blank"
         assert backend.reports[-1] == "the gateway accepts rows again"
 
+    async def test_row_waits_for_its_busy_source(self, backend: Backend) -> None:
+        """The other rows do not wait for it."""
+        busy = [problem("409 Conflict", "SOURCE_BUSY")]
+        backend.gateway.answer = lambda seen: busy.pop() if busy else made(seen)
+        await backend.submit("r1")
+        await backend.relay.round()
+        (waiting,) = await backend.outbox.listed(10, refused=False)
+        assert waiting.problem == "HTTP 409: SOURCE_BUSY: so it is: goal is blank"
+        await backend.lapse()
+        await backend.relay.round()
+        assert await backend.rows() == [("r1", "task of r1", 2)]
+        assert backend.reports == []
+
+    @pytest.mark.parametrize(
+        ("status", "detail", "recorded"),
+        [
+            ("400 Bad Request", "zu spät", "zu spät"),
+            ("400 Bad Request", "遅い", "\\u9045\\u3044"),
+            ("503 Service Unavailable", "遅い", "\\u9045\\u3044"),
+            ("400 Bad Request", "half: \ud83d", "half: \\ud83d"),
+            ("400 Bad Request", "nothing: \0", "nothing: \\ufffd"),
+        ],
+    )
+    async def test_answer_with_any_characters_is_recorded(
+        self, latin1_backend: Backend, status: str, detail: str, recorded: str
+    ) -> None:
+        latin1_backend.gateway.answer = lambda _: page(json.dumps({"code": "SO", "detail": detail}), status)
+        await latin1_backend.submit("r1", goal="zu spät")
+        await latin1_backend.relay.round()
+        [row] = await latin1_backend.outbox.listed(10, refused=status.startswith("400"))
+        assert row.problem == f"HTTP {status[:3]}: SO: {recorded}"
+        assert json.loads(latin1_backend.gateway.seen[0].body) == {"goal": "zu spät"}
+
     async def test_refused_row_waits_for_a_person(self, backend: Backend) -> None:
         backend.gateway.answer = lambda _: problem("400 Bad Request", "INVALID_REQUEST")
         await backend.submit("r1")
@@ -183,6 +337,13 @@ class TestRelay:
         await backend.outbox.forget(KEPT_SECONDS)
         assert [request_id for request_id, *_ in await backend.rows()] == ["young"]
 
+    async def test_pause_of_a_clock_that_was_ahead_is_over(self, backend: Backend) -> None:
+        await backend.submit("r1")
+        await backend.execute("update tenure.outbox set next_attempt_at = now() + interval '1 year'")
+        running = asyncio.create_task(backend.relay.run())
+        await backend.gateway.until_requested()
+        running.cancel()
+
     async def test_row_wakes_the_relay(self, backend: Backend) -> None:
         waiting = asyncio.create_task(backend.outbox.wait(600.0))
         await backend.submit("r1")
@@ -196,8 +357,11 @@ class TestRelay:
         (200, b"<html>", RowPutOff),
         (200, b'{"task_id": 7}', RowPutOff),
         (200, b"[]", RowPutOff),
+        pytest.param(200, b"[" * 100_000, RowPutOff, id="too deep"),
         (400, b'{"code": "INVALID_REQUEST"}', RowRefused),
-        (409, b'{"code": "SOURCE_BUSY"}', RowRefused),
+        (200, b'{"task_id": "t\\u0000"}', RowPutOff),
+        (409, b'{"code": "SOURCE_BUSY"}', RowPutOff),
+        (409, b'{"code": "REQUEST_ID_REUSED"}', RowRefused),
         (401, b'{"code": "UNAUTHENTICATED"}', RowPutOff),
         (403, b'{"code": "PERMISSION_DENIED"}', RowPutOff),
         (404, b"no such page", RowPutOff),
@@ -212,7 +376,24 @@ def test_answer_decides_about_the_row(status: int, body: bytes, expected: type) 
     assert "\0" not in str(answer)
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("99999", 0.0), ("-1", 0.0)])
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("99999", 3600.0), ("9" * 20, 0.0), ("-1", 0.0)]
+)
 def test_pause_that_the_gateway_names_counts(header: str, seconds: float) -> None:
     response = httpx2.Response(503, headers={"retry-after": header}, content=b"")
     assert answer_of(response) == RowPutOff("HTTP 503", seconds)
+
+
+def test_key_is_not_sent_to_another_machine_in_clear_text() -> None:
+    line = ["outbox", "relay", "--dsn", "host=127.0.0.1 port=1", "--url", "http://10.0.0.1:8480"]
+    result = CliRunner().invoke(cli, line, env={"TENURE_API_KEY": "tnr_key"})
+    assert result.exit_code == Exit.USAGE
+    assert "an API key is sent to another machine by https only" in result.output
+
+
+def test_authorities_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    line = ["outbox", "relay", "--dsn", "host=127.0.0.1 port=1", "--url", "https://10.0.0.1:8480"]
+    result = CliRunner().invoke(cli, ["--tls-ca-file", str(tmp_path / "ca.pem"), *line])
+    assert result.exit_code != Exit.OK
+    assert "a file for TLS cannot be read" in result.output
