@@ -40,6 +40,8 @@ _EXACT: Final = Context(prec=200, traps=[Inexact])
 _PATH: Final = re.compile(r"args(\.[a-zA-Z_][a-zA-Z0-9_-]*)+|labels\.[^\s.]+|task|agent|tool")
 _TOOL: Final = re.compile(r"[a-zA-Z0-9_*-]{1,128}")
 _READS_USED: Final = re.compile(r"\bused\b")
+_UNREADABLE: Final = re.compile("[\0\ud800-\udfff]")
+_INT64: Final = 2**63
 
 
 class RuleVerdict(StrEnum):
@@ -147,14 +149,14 @@ class RuledCall:
         return value
 
     def values(self) -> dict[str, Any]:
-        """Returns the variables of expressions but `used`."""
+        """Returns the variables of expressions but `used`. Raises Undecided for a value that they would misread."""
         return {
-            "args": _with_floats(self.args),
-            "labels": dict(self.labels),
-            "task": self.task,
-            "agent": self.agent,
-            "tenant": self.tenant,
-            "tool": self.tool,
+            "args": _for_expressions(self.args),
+            "labels": _for_expressions(self.labels),
+            "task": _for_expressions(self.task),
+            "agent": _for_expressions(self.agent),
+            "tenant": _for_expressions(self.tenant),
+            "tool": _for_expressions(self.tool),
         }
 
 
@@ -177,13 +179,20 @@ def read_arguments(arguments_json: bytes) -> Mapping[str, Any]:
     return value
 
 
-def _with_floats(value: Any) -> Any:
-    """Returns JSON for expressions, whose numbers are int64 and double. `read_arguments` has bounded the depth."""
+def _for_expressions(value: Any) -> Any:
+    """Returns JSON for expressions, whose numbers are int64 and double. `read_arguments` has bounded the depth.
+
+    Their library reads a text only up to its first NUL, so the rule would read another text than the tool.
+    """
+    if isinstance(value, str) and _UNREADABLE.search(value):
+        raise Undecided("one of its texts has a NUL, or half of a surrogate pair, which expressions cannot read")
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        raise Undecided("one of its whole numbers has more than 64 bits, which expressions cannot read")
     if isinstance(value, Decimal):
         return float(value)
-    if isinstance(value, dict):
-        return {name: _with_floats(item) for name, item in value.items()}
-    return [_with_floats(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, Mapping):
+        return {_for_expressions(name): _for_expressions(item) for name, item in value.items()}
+    return [_for_expressions(item) for item in value] if isinstance(value, list) else value
 
 
 def amount_of(value: Any) -> Decimal:
@@ -244,7 +253,7 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     bounds = rule.bounds
     subject = b""
     if bounds.per:
-        text = json.dumps(call.at(bounds.per), sort_keys=True, default=_exactly)
+        text = json.dumps(call.at(bounds.per), sort_keys=True, default=_as_received)
         subject = hashlib.sha256(text.encode()).digest()
     amount = amount_of(call.at(bounds.sum_of)) if bounds.sum_of else Decimal(0)
     window = bounds.window_seconds
@@ -252,9 +261,10 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     return BoundShare(Counter(call.tenant, rule.name, subject, window, begins_at), amount)
 
 
-def _exactly(value: Decimal) -> Any:
-    """Returns a decimal for a digest: 7.0 and 7 are one value."""
-    return int(value) if value == value.to_integral_value() else str(value.normalize())
+def _as_received(value: Decimal) -> int | float:
+    """Returns a decimal for a digest, as the tool receives it: 7.0, 7 and 7.00000000000000000001 are one value."""
+    number = float(value)
+    return int(number) if number.is_integer() else number
 
 
 # The decision.
