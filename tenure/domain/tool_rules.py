@@ -19,6 +19,7 @@ from math import floor
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from tenure.domain.tool_arguments import MAX_JSON_DEPTH, depth_of, exact_json
+from tenure.domain.tool_schemas import OWN_FORM, ShownSchema
 from tenure.domain.tools import Outcome, OutcomeStatus
 
 MAX_RULES: Final = 100
@@ -129,7 +130,7 @@ class Undecided(Exception):  # noqa: N818  becomes an outcome for the model
 
 @dataclass(frozen=True, slots=True)
 class RuledCall:
-    """What rules see of a call. `args`: its arguments with exact decimals."""
+    """What rules see of a call. `args`: the arguments that the tool receives, with exact decimals."""
 
     tenant: str
     task: str
@@ -160,9 +161,10 @@ class RuledCall:
         }
 
 
-def read_arguments(arguments_json: bytes) -> Mapping[str, Any]:
-    """Returns the arguments as rules read them. Raises Undecided: for two values of a name, too, because the tool may
-    read the other one.
+def read_arguments(arguments_json: bytes, form: ShownSchema = OWN_FORM) -> Mapping[str, Any]:
+    """Returns the arguments as rules read them: the tool's own. `form`: in which the model was shown the tool.
+
+    Raises Undecided: for two values of a name, too, because the tool may read the other one.
     """
     if len(arguments_json) > MAX_ARGUMENT_BYTES:
         raise Undecided(f"its arguments have more than {MAX_ARGUMENT_BYTES:,} bytes, which no rule reads")
@@ -176,7 +178,7 @@ def read_arguments(arguments_json: bytes) -> Mapping[str, Any]:
         raise Undecided("its arguments are not an object")
     if depth_of(value) > MAX_JSON_DEPTH:
         raise Undecided("its arguments nest too deeply")
-    return value
+    return form.own_arguments(value)
 
 
 def _for_expressions(value: Any) -> Any:

@@ -113,6 +113,31 @@ async def test_calls_are_counted_apart_for_each_value(tools: ToolClient, grants:
         assert verdict_of(await tools.outcome(owner, call_id, "append_record", file="a", line=line)) == expected
 
 
+async def test_rules_read_what_the_tool_receives(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
+    """A model may give the arguments as it was shown them, or in the tool's own form: to a rule they are one."""
+    tools = await tool_service(module="tests.foreign_tools")
+    await set_rule(tools, rule("no-x", DENY, "has(args.line) && args.line == 'x'"))
+    await set_rule(tools, rule("once", ALLOW, per="args.line", count=1, sum_of="args.delay_ms", limit="5"))
+    owner = grants.claim()
+
+    async def called(call_id: str, line: str, *, wrapped: bool) -> tuple[OutcomeStatus, str]:
+        own = {"file": "a", "line": line, "delay_ms": 3}
+        return verdict_of(
+            await tools.outcome(owner, call_id, "append_record", **({"arguments": own} if wrapped else own))
+        )
+
+    for number, wrapped in enumerate((True, False)):
+        assert await called(f"1.{number}", "x", wrapped=wrapped) == DENIED
+        assert await called(f"2.{number}", f"y{number}", wrapped=wrapped) == RAN
+        assert await called(f"3.{number}", f"y{number}", wrapped=not wrapped) == DENIED
+    assert [line["line"] for line in outside.lines("a")] == ["y0", "y1"]
+    tried = rule("y", DENY, "args.line.startsWith('y')")
+    answer = await tools.stub.TryToolRule(
+        admin_pb.TryToolRuleRequest(tool_rule=tried, since_time=EVER), timeout=CALL_SECONDS
+    )
+    assert (answer.allowed, answer.denied) == (2, 4)
+
+
 async def test_repeat_of_an_effect_takes_nothing_of_a_bound(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:

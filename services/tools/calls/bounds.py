@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from services.tools.calls.accept_rules import AnswerFromRecord, AskFirst, RunCall, Verdict, decide_unknown
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.rules.evaluating import Judgement, judge
 from services.tools.statements import RULES
-from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use
+from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use, read_arguments
 
 if TYPE_CHECKING:
     from services.tools.rules.book import RuleSet
@@ -39,12 +39,12 @@ async def judge_calls(
         if isinstance(decide_unknown(request), RunCall):
             rules = sets[claims.tenant].that_fit(request.tool, claims.agent)
             called = partial(_called, request)
-            judgements[request.key] = await judge(expressions, rules, called, request.arguments_json, now)
+            judgements[request.key] = await judge(expressions, rules, called, now)
     return judgements
 
 
-def _called(request: CallRequest, args: Mapping[str, Any]) -> RuledCall:
-    claims = request.claims
+def _called(request: CallRequest) -> RuledCall:
+    claims, args = request.claims, read_arguments(request.arguments_json, request.form)
     return RuledCall(claims.tenant, str(request.key.task_id), request.tool, args, claims.agent, dict(claims.labels))
 
 

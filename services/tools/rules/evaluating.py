@@ -19,7 +19,6 @@ from tenure.domain.tool_rules import (
     Undecided,
     Use,
     decide_call,
-    read_arguments,
     share_of,
 )
 from tenure.runtime.expressions import Expressions
@@ -56,16 +55,17 @@ class Judgement:
 async def judge(
     expressions: Expressions,
     rules: Sequence[ToolRule],
-    called: Callable[[Mapping[str, Any]], RuledCall],
-    arguments_json: bytes,
+    called: Callable[[], RuledCall],
     now: float,
 ) -> Judgement:
-    """Judges a call by the rules that fit it. `called`: the call with its arguments. `now`: Unix time.
+    """Judges a call by the rules that fit it. `called`: reads the call, or raises Undecided. `now`: Unix time.
 
     Raises Unavailable when the machine is too busy to evaluate an expression.
     """
+    if not rules:
+        return Judgement(expressions, {}, [])
     try:
-        call = called(read_arguments(arguments_json) if rules else {})
+        call = called()
         values = call.values() if any(rule.when for rule in rules) else {}
     except Undecided as why:
         return Judgement(expressions, {}, [RuleFinding(rule, applies=False, problem=str(why)) for rule in rules])
