@@ -384,9 +384,10 @@ class Counts(Generic[_Call]):
             self._used[share.counter] = self.use(share.counter).plus(share.amount)
             self.taken.append((call, share))
 
-    def keep(self, calls: Container[_Call]) -> None:
-        """Gives back what calls other than these have taken."""
-        for call, share in self.taken:
-            if call not in calls:
-                self._used[share.counter] = self.use(share.counter).minus(share.amount)
+    def keep(self, calls: Container[_Call]) -> bool:
+        """Gives back what calls other than these have taken. Returns whether there is any."""
+        given_back = [share for call, share in self.taken if call not in calls]
+        for share in given_back:
+            self._used[share.counter] = self.use(share.counter).minus(share.amount)
         self.taken = [each for each in self.taken if each[0] in calls]
+        return bool(given_back)

@@ -1,9 +1,9 @@
 """The child process of expressions.py: compiles and evaluates CEL expressions, one line of JSON for each request.
 
 It begins with a line "ready". A request is `["compile", expression]`: the answer is a line with its problem, "" for
-none. Or `["evaluate", values, asked]`: `asked` has expressions, each with variables of its own. The answer is a line
-for each: true, false, or a text that says why there is no value, and after that no further line. The kernel ends the
-process when an expression takes too long or needs too much memory.
+none. Or `["evaluate", values, evaluations]`: an evaluation is an expression with variables of its own. The answer is a
+line for each: true, false, or a text that says why there is no value, and after that no further line. The kernel ends
+the process when an expression takes too long or needs too much memory.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _answers(request: list[Any]) -> Iterator[bool | str]:
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         yield problem_of(request[1])
         return
-    _, values, asked = request
+    _, values, evaluations = request
     ends_at = process_time() + REQUEST_CPU_SECONDS
-    for expression, own in asked:
+    for expression, own in evaluations:
         if process_time() >= ends_at:
             yield TOGETHER_TOO_SLOW
             return

@@ -26,7 +26,7 @@ _TIME: Final = frozenset({-signal.SIGPROF, -signal.SIGXCPU})
 _FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 TOO_SLOW: Final = "it takes too long"
 TOO_LARGE: Final = "it needs too much memory, or breaks the evaluation"
-Asked = tuple[str, Mapping[str, Any]]
+Evaluation = tuple[str, Mapping[str, Any]]
 """An expression, with variables of its own beside those of the request."""
 
 
@@ -51,12 +51,12 @@ class Expressions:
         [problem] = await self._ask(["compile", expression], 1)
         return str(problem)
 
-    async def values(self, asked: Sequence[Asked], values: Mapping[str, Any]) -> list[bool | str]:
+    async def values(self, evaluations: Sequence[Evaluation], values: Mapping[str, Any]) -> list[bool | str]:
         """Returns the value of each expression, up to the first that has none: its item is a clause that says why.
 
         Raises Unavailable.
         """
-        return await self._ask(["evaluate", values, asked], len(asked)) if asked else []
+        return await self._ask(["evaluate", values, evaluations], len(evaluations)) if evaluations else []
 
     async def _ask(self, request: list[Any], count: int) -> list[bool | str]:
         async with self._lock:

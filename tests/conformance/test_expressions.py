@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tenure.domain.errors import Unavailable
 from tenure.domain.tool_rules import RuledCall, Undecided
 from tenure.runtime.evaluate_expressions import TOGETHER_TOO_SLOW
-from tenure.runtime.expressions import TOO_LARGE, TOO_SLOW, Asked, Expressions
+from tenure.runtime.expressions import TOO_LARGE, TOO_SLOW, Evaluation, Expressions
 
 NOTHING: dict[str, Any] = {
     "args": {}, "labels": {}, "task": "", "agent": "", "tenant": "", "tool": "", "used.count": 0, "used.sum": 0.0,
@@ -49,8 +49,8 @@ async def test_a_hostile_expression_ends(expressions: Expressions, hostile: str)
 
 async def test_the_first_expression_without_a_value_is_named(expressions: Expressions) -> None:
     """The others of the request are not at fault, and nothing is evaluated after it."""
-    asked = [alone("true"), alone("used.count == 0"), alone(SLOW), alone("true"), alone(SLOW)]
-    answers = await expressions.values(asked, {**NOTHING, "args": LONG})
+    evaluations = [alone("true"), alone("used.count == 0"), alone(SLOW), alone("true"), alone(SLOW)]
+    answers = await expressions.values(evaluations, {**NOTHING, "args": LONG})
     assert answers == [True, True, TOO_SLOW]
     value, problem = await expressions.values([alone("false"), alone("args.nope > 1"), alone("true")], NOTHING)
     assert (value, "nope" in str(problem)) == (False, True)
@@ -61,14 +61,14 @@ async def test_each_expression_has_its_own_time(expressions: Expressions) -> Non
     some = alone("args.l.all(x, x >= 0)")
     values = {**NOTHING, "args": LONG}
     assert await expressions.values([some], values) == [True]
-    asked = [some] * 400
-    answers = await expressions.values(asked, values)
+    evaluations = [some] * 400
+    answers = await expressions.values(evaluations, values)
     assert set(answers) <= {True, TOGETHER_TOO_SLOW}
     assert len(answers) > 20
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-async def test_the_next_request_is_not_blamed_for_the_end_of_the_child(
+async def test_the_next_request_is_not_blamed_for_a_dead_child(
     expressions: Expressions, ending: signal.Signals
 ) -> None:
     assert await expressions.values([alone("true")], NOTHING) == [True]
@@ -91,7 +91,7 @@ class Ended(Expressions):
         return child
 
 
-async def test_a_signal_from_outside_is_no_fault_of_a_request() -> None:
+async def test_a_request_is_not_blamed_for_a_signal_from_outside() -> None:
     async with Ended() as expressions:
         with pytest.raises(Unavailable) as refused:
             await expressions.values([alone("true")], NOTHING)
@@ -126,7 +126,7 @@ def test_expressions_read_each_text_as_the_tool_does() -> None:
                 assert any(ord(one) == 0 or 0xD800 <= ord(one) <= 0xDFFF for one in text + more)
                 return
             first, second = literal(text), literal(more)
-            asked = [
+            laws = [
                 f"args.a == {first} && size(args.a) == {len(text)}",
                 f"(args.a == {second}) == {str(text == more).lower()}",
                 f"args.l == [{second}, {first}] && {first} in args.l && {first} in args.m",
@@ -134,13 +134,13 @@ def test_expressions_read_each_text_as_the_tool_does() -> None:
                 f"labels == {{{first}: {second}}} && task == {first} && agent == {second}",
                 f"args.a.startsWith({first}) && args.a + args.l[0] == {literal(text + more)}",
             ]
-            assert runner.run(expressions.values([alone(one) for one in asked], values)) == [True] * len(asked)
+            assert runner.run(expressions.values([alone(law) for law in laws], values)) == [True] * len(laws)
 
         holds()
         runner.run(expressions.__aexit__(None, None, None))
 
 
-def alone(expression: str) -> Asked:
+def alone(expression: str) -> Evaluation:
     return expression, {}
 
 

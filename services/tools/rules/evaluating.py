@@ -46,8 +46,8 @@ class Judgement:
         findings = [_with_use(each, counts) for each in self.findings]
         if not any(each.problem for each in findings):
             later = [_with_use(each, counts) for each in self.open_findings]
-            asked = [(each.rule.when, _used(each.use)) for each in later]
-            answers = await self.expressions.values(asked, self.values)
+            evaluations = [(each.rule.when, _used(each.use)) for each in later]
+            answers = await self.expressions.values(evaluations, self.values)
             findings += [_evaluated(each, answer) for each, answer in zip(later, answers, strict=False)]
         return decide_call(sorted(findings, key=lambda each: each.rule.name), is_approved=is_approved)
 
