@@ -218,7 +218,9 @@ async def test_racing_callers_never_exceed_a_bound(tool_service: StartTools, gra
 @pytest.mark.faults
 @pytest.mark.parametrize("mutation", ["bound_counted", "bound_locked"])
 async def test_a_race_shows_a_missing_guard(tool_service: StartTools, grants: Grants, mutation: str) -> None:
-    replicas = [await tool_service(mutation=mutation), await tool_service(mutation=mutation)]
+    """Each replica reads the counter before the other one writes it."""
+    both = {"mutation": mutation, "failpoints": "tools.bounds_locked=1#sleep(3000)"}
+    replicas = [await tool_service(**both), await tool_service(**both)]
     assert (await race(replicas, grants)).count(RAN) > 5
 
 
@@ -253,7 +255,10 @@ async def test_a_call_that_never_ran_is_given_back(tool_service: StartTools, gra
     assert verdict_of(await tools.outcome(third, "1.2", "append_record", file="a", line="x")) == DENIED
 
 
-@pytest.mark.parametrize("failpoint", ["tools.before_ruled_accept", "tools.after_ruled_accept", "tools.after_effect"])
+@pytest.mark.parametrize(
+    "failpoint",
+    ["tools.before_ruled_accept", "tools.bounds_locked", "tools.after_ruled_accept", "tools.after_effect"],
+)
 async def test_a_killed_replica_counts_a_call_once(
     tool_service: StartTools, grants: Grants, outside: Outside, failpoint: str
 ) -> None:

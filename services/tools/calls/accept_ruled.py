@@ -82,6 +82,7 @@ class RuledAccepts:
                 raise _Changed(changed)
             accepting = await begin_accepting(postgres, batch, self._stops)
             bounds = await lock_bounds(postgres, judgements, [one.key for one in batch if accepting.is_new(one)])
+            await failpoint("tools.bounds_locked")
             verdicts, refused = list[Verdict | TenureError](), set[CallKey]()
             ends_at = monotonic() + _DECIDING_SECONDS
             for request in batch:
