@@ -14,6 +14,7 @@ from services.tools.rules.book import FRESH_SECONDS
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tool_pb2
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
 from tests.support.tool_rules import ALLOW, ASK, DAY, DENY, approval, rule, set_rule
@@ -21,6 +22,13 @@ from tests.support.tool_rules import ALLOW, ASK, DAY, DENY, approval, rule, set_
 
 def verdict_of(outcome: Outcome) -> tuple[OutcomeStatus, str]:
     return outcome.status, outcome.detail
+
+
+async def raw_outcome(tools: ToolClient, grants: Grants, arguments_json: str) -> tool_pb2.Outcome:
+    request = execute_request(grants.claim(), "1.0", "append_record", arguments_json)
+    [*_, last] = [event async for event in tools.stub.Execute(request, timeout=CALL_SECONDS)]
+    outcome: tool_pb2.Outcome = last.outcome
+    return outcome
 
 
 EVER = Timestamp(seconds=1)
@@ -66,10 +74,27 @@ async def test_a_rule_that_cannot_be_decided_denies(tools: ToolClient, grants: G
     outcome = await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
     assert verdict_of(outcome) == FAILED
     assert "The rule odd cannot be decided" in outcome.content
-    twice = execute_request(grants.claim(), "1.0", "append_record", '{"file": "a", "line": "x", "line": "y"}')
-    [*_, last] = [event async for event in tools.stub.Execute(twice, timeout=CALL_SECONDS)]
-    assert (last.outcome.detail, "twice" in last.outcome.content) == ("RULE_FAILED", True)
+    twice = await raw_outcome(tools, grants, '{"file": "a", "line": "x", "line": "y"}')
+    assert (twice.detail, "twice" in twice.content) == ("RULE_FAILED", True)
     assert outside.lines("a") == []
+
+
+async def test_a_rule_reads_no_text_up_to_its_first_nul(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+    await set_rule(tools, rule("boss", ALLOW, "args.line == 'boss@acme.com'"))
+    outcome = await raw_outcome(tools, grants, '{"file": "a", "line": "boss@acme.com\\u0000,evil@x.com"}')
+    assert (outcome.detail, "NUL" in outcome.content) == ("RULE_FAILED", True)
+    assert outside.lines("a") == []
+
+
+async def test_a_number_that_no_tool_takes_is_undecided(tools: ToolClient, grants: Grants) -> None:
+    """Its record has it all the same, and to write it out would take for ever."""
+    assert (
+        await raw_outcome(tools, grants, '{"file": "a", "line": 1e9999999}')
+    ).status == tool_pb2.OUTCOME_STATUS_INVALID_ARGUMENTS
+    tried = rule("each", ALLOW, count=1, per="args.line")
+    request = admin_pb.TryToolRuleRequest(tool_rule=tried, since_time=EVER)
+    answer = await tools.stub.TryToolRule(request, timeout=CALL_SECONDS)
+    assert (answer.denied, "is too large" in answer.calls[0].reason) == (1, True)
 
 
 async def test_an_approval_is_of_one_call(tools: ToolClient, grants: Grants, outside: Outside) -> None:
