@@ -206,12 +206,20 @@ async def _service(
     follower = RemoteCallFollower(pool)
     book, expressions = RuleBook(pool), await process.open(Expressions())
     ruled = RuledAccepts(pool, book, expressions, stops)
-    executor = Executor(accepting, liveness, runner, follower, stops, ruled)
+    removal_thread = await process.open(threads("removal", 1))
+    duties = await process.open(Duties())
+    executor = Executor(
+        accepting,
+        liveness,
+        runner,
+        follower,
+        stops,
+        ruled,
+        lambda run: duties.start("write ruled accepts", run, silence_seconds=SILENCE_SECONDS),
+    )
     stop_keeper = StopKeeper(pool, runs, stops)
     closing = FenceCloser(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))
-    removal_thread = await process.open(threads("removal", 1))
     sweep = WorkspaceSweep(pool, settings.workspace_root, removal_thread, settings.workspace_sweep_interval_seconds)
-    duties = await process.open(Duties())
     duties.start("sweep workspaces", sweep.run, silence_seconds=REMOVAL_SILENCE_SECONDS)
     duties.start("sweep effects", EffectSweep(pool).run, silence_seconds=SILENCE_SECONDS)
     duties.start("renew runner", liveness.renew, silence_seconds=RENEWAL_SILENCE_SECONDS)
@@ -219,7 +227,6 @@ async def _service(
     duties.start("prove runners gone", DeathProver(pool, former, who.identity).run, silence_seconds=SILENCE_SECONDS)
     for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):
         duties.start(f"write {name}", batcher.run, silence_seconds=SILENCE_SECONDS)
-    duties.start("write ruled accepts", executor.ruled_accepts.run, silence_seconds=SILENCE_SECONDS)
     duties.start("read rules", book.poll, silence_seconds=SILENCE_SECONDS)
     duties.start("follow calls elsewhere", follower.poll, silence_seconds=SILENCE_SECONDS)
     duties.start("watch closed fences", closing.watch, silence_seconds=SILENCE_SECONDS)

@@ -19,6 +19,7 @@ from services.tools.source_facts import SourceStatuses
 from services.tools.tool import Arguments, Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
+from tenure.domain.tool_schemas import OWN_FORM, ShownSchema
 from tenure.domain.tools import (
     EffectClass,
     Outcome,
@@ -264,6 +265,11 @@ class ToolRegistry:
         if problems := entry.schema.problems(arguments):
             return _invalid(f"The arguments do not fit {name}: {'; '.join(problems)}.")
         return arguments
+
+    def form_of(self, name: str, tenant: str) -> ShownSchema:
+        """Returns the form in which models are shown a tool; of an unknown one, as it is."""
+        entry = self._entries.get(name)
+        return OWN_FORM if entry is None or not _is_of(entry.tenants, tenant) else entry.schema.shown
 
     def _held_for(self, tenant: str) -> set[str]:
         return {name for held in self._held.values() if _is_of(held.tenants, tenant) for name in held.names}

@@ -37,6 +37,7 @@ from services.tools.workspace.requests import FileRequests, copy_response, list_
 from tenure.domain.effect_keys import Effect
 from tenure.domain.errors import InvalidRequest, PermissionDenied
 from tenure.domain.fencing import Claims
+from tenure.domain.tool_schemas import OWN_FORM
 from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.service import instance_id
@@ -214,7 +215,7 @@ class ToolServicer(ToolServiceServicer):
 
     async def TryToolRule(self, request: admin_pb.TryToolRuleRequest, _context: Any) -> admin_pb.TryToolRuleResponse:
         """Tries a rule on the tenant's recorded calls."""
-        return await try_rule(self._pool, current_tenant(), request)
+        return await try_rule(self._pool, self._registry.form_of, current_tenant(), request)
 
     async def ListRefusedCalls(
         self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any
@@ -312,6 +313,7 @@ class ToolServicer(ToolServiceServicer):
             own_outcome=own_outcome,
             undoes=request.undoes,
             has_check=settlement is not None and settlement.check_with is not None,
+            form=OWN_FORM if is_own else self._registry.form_of(request.tool, claims.tenant),
         )
         if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)

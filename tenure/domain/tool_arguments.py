@@ -114,6 +114,11 @@ def _finite_number(text: str) -> float:
     return number
 
 
+def _exact_number(text: str) -> Decimal:
+    _finite_number(text)
+    return Decimal(text)
+
+
 def _object_of_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in pairs:
@@ -133,7 +138,7 @@ def _strict_decoder(
 # json.loads would build a decoder for each text, which takes as long as reading an event of a model's answer
 _ANY_NAMES: Final = _strict_decoder(None)
 _UNIQUE_NAMES: Final = _strict_decoder(_object_of_unique_names)
-_EXACT: Final = _strict_decoder(_object_of_unique_names, Decimal)
+_EXACT: Final = _strict_decoder(_object_of_unique_names, _exact_number)
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _POLICIES: Final = {"time_out": WaitDeadlinePolicy.TIME_OUT, "go_on": WaitDeadlinePolicy.GO_ON}

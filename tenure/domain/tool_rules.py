@@ -19,6 +19,7 @@ from math import floor
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from tenure.domain.tool_arguments import MAX_JSON_DEPTH, depth_of, exact_json
+from tenure.domain.tool_schemas import OWN_FORM, ShownSchema
 from tenure.domain.tools import Outcome, OutcomeStatus
 
 MAX_RULES: Final = 100
@@ -40,6 +41,8 @@ _EXACT: Final = Context(prec=200, traps=[Inexact])
 _PATH: Final = re.compile(r"args(\.[a-zA-Z_][a-zA-Z0-9_-]*)+|labels\.[^\s.]+|task|agent|tool")
 _TOOL: Final = re.compile(r"[a-zA-Z0-9_*-]{1,128}")
 _READS_USED: Final = re.compile(r"\bused\b")
+_UNREADABLE: Final = re.compile("[\0\ud800-\udfff]")
+_INT64: Final = 2**63
 
 
 class RuleVerdict(StrEnum):
@@ -127,7 +130,7 @@ class Undecided(Exception):  # noqa: N818  becomes an outcome for the model
 
 @dataclass(frozen=True, slots=True)
 class RuledCall:
-    """What rules see of a call. `args`: its arguments with exact decimals."""
+    """What rules see of a call. `args`: the arguments that the tool receives, with exact decimals."""
 
     tenant: str
     task: str
@@ -147,20 +150,21 @@ class RuledCall:
         return value
 
     def values(self) -> dict[str, Any]:
-        """Returns the variables of expressions but `used`."""
+        """Returns the variables of expressions but `used`. Raises Undecided for a value that they would misread."""
         return {
-            "args": _with_floats(self.args),
-            "labels": dict(self.labels),
-            "task": self.task,
-            "agent": self.agent,
-            "tenant": self.tenant,
-            "tool": self.tool,
+            "args": _for_expressions(self.args),
+            "labels": _for_expressions(self.labels),
+            "task": _for_expressions(self.task),
+            "agent": _for_expressions(self.agent),
+            "tenant": _for_expressions(self.tenant),
+            "tool": _for_expressions(self.tool),
         }
 
 
-def read_arguments(arguments_json: bytes) -> Mapping[str, Any]:
-    """Returns the arguments as rules read them. Raises Undecided: for two values of a name, too, because the tool may
-    read the other one.
+def read_arguments(arguments_json: bytes, form: ShownSchema = OWN_FORM) -> Mapping[str, Any]:
+    """Returns the arguments as rules read them: the tool's own. `form`: in which the model was shown the tool.
+
+    Raises Undecided: for two values of a name, too, because the tool may read the other one.
     """
     if len(arguments_json) > MAX_ARGUMENT_BYTES:
         raise Undecided(f"its arguments have more than {MAX_ARGUMENT_BYTES:,} bytes, which no rule reads")
@@ -174,16 +178,23 @@ def read_arguments(arguments_json: bytes) -> Mapping[str, Any]:
         raise Undecided("its arguments are not an object")
     if depth_of(value) > MAX_JSON_DEPTH:
         raise Undecided("its arguments nest too deeply")
-    return value
+    return form.own_arguments(value)
 
 
-def _with_floats(value: Any) -> Any:
-    """Returns JSON for expressions, whose numbers are int64 and double. `read_arguments` has bounded the depth."""
+def _for_expressions(value: Any) -> Any:
+    """Returns JSON for expressions, whose numbers are int64 and double. `read_arguments` has bounded the depth.
+
+    Their library reads a text only up to its first NUL, so the rule would read another text than the tool.
+    """
+    if isinstance(value, str) and _UNREADABLE.search(value):
+        raise Undecided("one of its texts has a NUL, or half of a surrogate pair, which expressions cannot read")
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        raise Undecided("one of its whole numbers has more than 64 bits, which expressions cannot read")
     if isinstance(value, Decimal):
         return float(value)
-    if isinstance(value, dict):
-        return {name: _with_floats(item) for name, item in value.items()}
-    return [_with_floats(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, Mapping):
+        return {_for_expressions(name): _for_expressions(item) for name, item in value.items()}
+    return [_for_expressions(item) for item in value] if isinstance(value, list) else value
 
 
 def amount_of(value: Any) -> Decimal:
@@ -244,7 +255,7 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     bounds = rule.bounds
     subject = b""
     if bounds.per:
-        text = json.dumps(call.at(bounds.per), sort_keys=True, default=_exactly)
+        text = json.dumps(call.at(bounds.per), sort_keys=True, default=_as_received)
         subject = hashlib.sha256(text.encode()).digest()
     amount = amount_of(call.at(bounds.sum_of)) if bounds.sum_of else Decimal(0)
     window = bounds.window_seconds
@@ -252,9 +263,10 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     return BoundShare(Counter(call.tenant, rule.name, subject, window, begins_at), amount)
 
 
-def _exactly(value: Decimal) -> Any:
-    """Returns a decimal for a digest: 7.0 and 7 are one value."""
-    return int(value) if value == value.to_integral_value() else str(value.normalize())
+def _as_received(value: Decimal) -> int | float:
+    """Returns a decimal for a digest, as the tool receives it: 7.0, 7 and 7.00000000000000000001 are one value."""
+    number = float(value)
+    return int(number) if number.is_integer() else number
 
 
 # The decision.
@@ -372,9 +384,10 @@ class Counts(Generic[_Call]):
             self._used[share.counter] = self.use(share.counter).plus(share.amount)
             self.taken.append((call, share))
 
-    def keep(self, calls: Container[_Call]) -> None:
-        """Gives back what calls other than these have taken."""
-        for call, share in self.taken:
-            if call not in calls:
-                self._used[share.counter] = self.use(share.counter).minus(share.amount)
+    def keep(self, calls: Container[_Call]) -> bool:
+        """Gives back what calls other than these have taken. Returns whether there is any."""
+        given_back = [share for call, share in self.taken if call not in calls]
+        for share in given_back:
+            self._used[share.counter] = self.use(share.counter).minus(share.amount)
         self.taken = [each for each in self.taken if each[0] in calls]
+        return bool(given_back)

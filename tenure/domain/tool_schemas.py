@@ -50,7 +50,7 @@ _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 
 @dataclass(frozen=True, slots=True)
 class ShownSchema:
-    """The schema that the model is shown, and what turns its arguments back.
+    """The schema that the model is shown, and what turns its arguments back: only here they become the tool's own.
 
     `is_wrapped`: the arguments are in the property WRAPPER. `own_keys`: the tool's own keys by the shown ones.
     """
@@ -78,6 +78,10 @@ class ShownSchema:
             return {WRAPPER: arguments}
         shown = {own: key for key, own in self.own_keys.items()}
         return {shown.get(key, key): value for key, value in arguments.items()}
+
+
+OWN_FORM: Final = ShownSchema({})
+"""Of a tool that models are shown as it is: their arguments are the tool's own."""
 
 
 def shown_schema(schema: JsonSchema) -> ShownSchema:

@@ -1,8 +1,9 @@
 """The child process of expressions.py: compiles and evaluates CEL expressions, one line of JSON for each request.
 
-It begins with a line "ready". A request is `["compile", expressions]` or `["evaluate", expressions, values]`. The
-answer has an item for each expression: the problem of it ("" for none), or its value (true or false, or a text that
-says why there is none). The kernel ends the process when a request takes too long or needs too much memory.
+It begins with a line "ready". A request is `["compile", expression]`: the answer is a line with its problem, "" for
+none. Or `["evaluate", values, evaluations]`: an evaluation is an expression with variables of its own. The answer is a
+line for each: true, false, or a text that says why there is no value, and after that no further line. The kernel ends
+the process when an expression takes too long or needs too much memory.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import json
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
+from time import process_time
 from typing import Any, Final
 
 from cel_expr_python import cel
 
 CPU_SECONDS: Final = 0.2
-"""Processor time for one request."""
+"""Processor time for one expression."""
+REQUEST_CPU_SECONDS: Final = 1.0
+"""Processor time for all expressions of a request."""
+TOGETHER_TOO_SLOW: Final = "the rules of this call take too long together"
+_LONGEST_REASON: Final = 1000
 MAX_MEMORY_BYTES: Final = 512 * 1024 * 1024
 _TYPES: Final = cel.Type
 _ENVIRONMENT: Final = cel.NewEnv(
@@ -57,17 +64,28 @@ def value_of(expression: str, values: dict[str, Any]) -> bool | str:
     try:
         value = _compiled(expression).eval(data=values)
     except (ValueError, RuntimeError, TypeError, UnicodeError) as error:
-        return str(error)
+        return str(error)[:_LONGEST_REASON]
     if value.type() != _TYPES.BOOL:
-        return str(value.value())
+        return str(value.value())[:_LONGEST_REASON]
     return bool(value.value())
 
 
-def _answer(line: str) -> list[bool | str]:
-    kind, expressions, *values = json.loads(line)
-    if kind == "compile":
-        return [problem_of(expression) for expression in expressions]
-    return [value_of(expression, values[0]) for expression in expressions]
+def _answers(request: list[Any]) -> Iterator[bool | str]:
+    if request[0] == "compile":
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        yield problem_of(request[1])
+        return
+    _, values, evaluations = request
+    ends_at = process_time() + REQUEST_CPU_SECONDS
+    for expression, own in evaluations:
+        if process_time() >= ends_at:
+            yield TOGETHER_TOO_SLOW
+            return
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        value = value_of(expression, {**values, **own})
+        yield value
+        if isinstance(value, str):
+            return
 
 
 def main() -> None:
@@ -80,11 +98,10 @@ def main() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        answer = json.dumps(_answer(line))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(f"{answer}\n")
-        sys.stdout.flush()
+        for answer in _answers(json.loads(line)):
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            sys.stdout.write(f"{json.dumps(answer)}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

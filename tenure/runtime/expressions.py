@@ -12,6 +12,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -22,8 +23,11 @@ LONGEST_SECONDS: Final = 30.0
 _LONGEST_ANSWER: Final = 1024 * 1024
 _COMMAND: Final = (sys.executable, "-P", "-m", "tenure.runtime.evaluate_expressions")
 _TIME: Final = frozenset({-signal.SIGPROF, -signal.SIGXCPU})
+_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 TOO_SLOW: Final = "it takes too long"
 TOO_LARGE: Final = "it needs too much memory, or breaks the evaluation"
+Evaluation = tuple[str, Mapping[str, Any]]
+"""An expression, with variables of its own beside those of the request."""
 
 
 class Expressions:
@@ -42,51 +46,58 @@ class Expressions:
     ) -> None:
         await self._end()
 
-    async def problems(self, expressions: Sequence[str]) -> list[str]:
-        """Returns the problem of each expression, with its place; "" for none. Raises Unavailable."""
-        return [str(each) for each in await self._ask(["compile", expressions], len(expressions))]
+    async def problem(self, expression: str) -> str:
+        """Returns the problem of an expression, with its place; "" for none. Raises Unavailable."""
+        [problem] = await self._ask(["compile", expression], 1)
+        return str(problem)
 
-    async def values(self, expressions: Sequence[str], values: Mapping[str, Any]) -> list[bool | str]:
-        """Returns the value of each expression, or a clause that says why there is none. Raises Unavailable."""
-        return await self._ask(["evaluate", expressions, values], len(expressions)) if expressions else []
+    async def values(self, evaluations: Sequence[Evaluation], values: Mapping[str, Any]) -> list[bool | str]:
+        """Returns the value of each expression, up to the first that has none: its item is a clause that says why.
+
+        Raises Unavailable.
+        """
+        return await self._ask(["evaluate", values, evaluations], len(evaluations)) if evaluations else []
 
     async def _ask(self, request: list[Any], count: int) -> list[bool | str]:
         async with self._lock:
             try:
                 async with asyncio.timeout(self._longest_seconds):
-                    answer = await self._exchange(json.dumps(request).encode() + b"\n")
+                    return await self._exchange(json.dumps(request).encode() + b"\n", count)
             except TimeoutError:
                 await self._end()
                 raise _too_busy() from None
             except BaseException:
                 await self._end()  # a later request must not read the answer of this one
                 raise
-        return answer if isinstance(answer, list) else [answer] * count
 
-    async def _exchange(self, request: bytes) -> list[bool | str] | str:
-        """Returns the answer, or why the child did not survive the request."""
+    async def _exchange(self, request: bytes, count: int) -> list[bool | str]:
+        """Returns the answers. If the child does not survive, the last one says why.
+
+        The end of a child that had other requests before may have another cause, as may a signal from outside: a new
+        child gets the request, too. Only the timer says for sure what was at fault.
+        """
+        is_new = self._child is None
         child = self._child or await self._begin()
-        assert child.stdin is not None, "both are pipes"
-        assert child.stdout is not None, "both are pipes"
-        try:
-            child.stdin.write(request)
-            await child.stdin.drain()
-            line = await child.stdout.readline()
-        except ConnectionError:
-            line = b""
-        if line.endswith(b"\n"):
-            answer: list[bool | str] = json.loads(line)
-            return answer
+        answers = await _answers_of(child, request, count)
+        if len(answers) == count or (answers and isinstance(answers[-1], str)):
+            return answers
         code = await child.wait()
         self._child = None
-        return TOO_SLOW if code in _TIME else TOO_LARGE
+        if code in _TIME:
+            return [*answers, TOO_SLOW]
+        if not is_new:
+            return await self._exchange(request, count)
+        if code in _FROM_OUTSIDE:
+            message = "the process that evaluates rules was ended by a signal from outside: try again"
+            raise Unavailable(message, reason="RULES_UNAVAILABLE", retry_after_seconds=1.0)
+        return [*answers, TOO_LARGE]
 
     async def _begin(self) -> asyncio.subprocess.Process:
-        """Returns a child that takes requests: what ends it later is the request."""
+        """Returns a child that takes requests. Its session is its own: Ctrl-C in a terminal does not reach it."""
         pipe = asyncio.subprocess.PIPE
         try:
             child = await asyncio.create_subprocess_exec(
-                *_COMMAND, stdin=pipe, stdout=pipe, limit=_LONGEST_ANSWER, env={}
+                *_COMMAND, stdin=pipe, stdout=pipe, limit=_LONGEST_ANSWER, env={}, start_new_session=True
             )
         except OSError as error:  # no memory, process or descriptor is left
             raise _too_busy() from error
@@ -102,6 +113,21 @@ class Expressions:
         if child is not None and child.returncode is None:
             child.kill()
             await child.wait()
+
+
+async def _answers_of(child: asyncio.subprocess.Process, request: bytes, count: int) -> list[bool | str]:
+    """Returns the answers of a child, up to the first text, or until the child ends."""
+    assert child.stdin is not None, "both are pipes"
+    assert child.stdout is not None, "both are pipes"
+    answers: list[bool | str] = []
+    with suppress(ConnectionError):  # the child has ended: its exit code says why
+        child.stdin.write(request)
+        await child.stdin.drain()
+        while len(answers) < count and (line := await child.stdout.readline()).endswith(b"\n"):
+            answers.append(json.loads(line))
+            if isinstance(answers[-1], str):
+                break
+    return answers
 
 
 def _too_busy() -> Unavailable:

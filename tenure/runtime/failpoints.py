@@ -108,6 +108,7 @@ declare("tools.after_renewal", "the runner's row is renewed, the process does no
 declare("tools.before_accept", "the call is received, nothing is written")
 declare("tools.after_first_write", "a new call is recorded, and as STARTED if it can begin; the process does not know")
 declare("tools.before_ruled_accept", "the rules of a call are evaluated, nothing is written")
+declare("tools.bounds_locked", "the counters of a batch of calls are locked and read, no call of it is decided")
 declare("tools.after_ruled_accept", "a call of a tenant with rules is recorded and counted; the process does not know")
 declare("tools.after_accept", "the call is recorded as ACCEPTED, not as STARTED")
 declare("tools.before_start", "the call is about to be recorded as STARTED")

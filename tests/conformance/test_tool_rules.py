@@ -14,6 +14,7 @@ from services.tools.rules.book import FRESH_SECONDS
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tool_pb2
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
 from tests.support.tool_rules import ALLOW, ASK, DAY, DENY, approval, rule, set_rule
@@ -21,6 +22,13 @@ from tests.support.tool_rules import ALLOW, ASK, DAY, DENY, approval, rule, set_
 
 def verdict_of(outcome: Outcome) -> tuple[OutcomeStatus, str]:
     return outcome.status, outcome.detail
+
+
+async def raw_outcome(tools: ToolClient, grants: Grants, arguments_json: str) -> tool_pb2.Outcome:
+    request = execute_request(grants.claim(), "1.0", "append_record", arguments_json)
+    [*_, last] = [event async for event in tools.stub.Execute(request, timeout=CALL_SECONDS)]
+    outcome: tool_pb2.Outcome = last.outcome
+    return outcome
 
 
 EVER = Timestamp(seconds=1)
@@ -66,10 +74,27 @@ async def test_a_rule_that_cannot_be_decided_denies(tools: ToolClient, grants: G
     outcome = await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
     assert verdict_of(outcome) == FAILED
     assert "The rule odd cannot be decided" in outcome.content
-    twice = execute_request(grants.claim(), "1.0", "append_record", '{"file": "a", "line": "x", "line": "y"}')
-    [*_, last] = [event async for event in tools.stub.Execute(twice, timeout=CALL_SECONDS)]
-    assert (last.outcome.detail, "twice" in last.outcome.content) == ("RULE_FAILED", True)
+    twice = await raw_outcome(tools, grants, '{"file": "a", "line": "x", "line": "y"}')
+    assert (twice.detail, "twice" in twice.content) == ("RULE_FAILED", True)
     assert outside.lines("a") == []
+
+
+async def test_a_rule_reads_no_text_up_to_its_first_nul(tools: ToolClient, grants: Grants, outside: Outside) -> None:
+    await set_rule(tools, rule("boss", ALLOW, "args.line == 'boss@acme.com'"))
+    outcome = await raw_outcome(tools, grants, '{"file": "a", "line": "boss@acme.com\\u0000,evil@x.com"}')
+    assert (outcome.detail, "NUL" in outcome.content) == ("RULE_FAILED", True)
+    assert outside.lines("a") == []
+
+
+async def test_a_number_that_no_tool_takes_is_undecided(tools: ToolClient, grants: Grants) -> None:
+    """Its record has it all the same, and to write it out would take for ever."""
+    assert (
+        await raw_outcome(tools, grants, '{"file": "a", "line": 1e9999999}')
+    ).status == tool_pb2.OUTCOME_STATUS_INVALID_ARGUMENTS
+    tried = rule("each", ALLOW, count=1, per="args.line")
+    request = admin_pb.TryToolRuleRequest(tool_rule=tried, since_time=EVER)
+    answer = await tools.stub.TryToolRule(request, timeout=CALL_SECONDS)
+    assert (answer.denied, "is too large" in answer.calls[0].reason) == (1, True)
 
 
 async def test_an_approval_is_of_one_call(tools: ToolClient, grants: Grants, outside: Outside) -> None:
@@ -111,6 +136,31 @@ async def test_calls_are_counted_apart_for_each_value(tools: ToolClient, grants:
     given = [("1.0", "ann", RAN), ("1.1", "ann", DENIED), ("1.2", "bob", RAN), ("1.3", "bob", DENIED)]
     for call_id, line, expected in given:
         assert verdict_of(await tools.outcome(owner, call_id, "append_record", file="a", line=line)) == expected
+
+
+async def test_rules_read_what_the_tool_receives(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
+    """A model may give the arguments as it was shown them, or in the tool's own form: to a rule they are one."""
+    tools = await tool_service(module="tests.foreign_tools")
+    await set_rule(tools, rule("no-x", DENY, "has(args.line) && args.line == 'x'"))
+    await set_rule(tools, rule("once", ALLOW, per="args.line", count=1, sum_of="args.delay_ms", limit="5"))
+    owner = grants.claim()
+
+    async def called(call_id: str, line: str, *, wrapped: bool) -> tuple[OutcomeStatus, str]:
+        own = {"file": "a", "line": line, "delay_ms": 3}
+        return verdict_of(
+            await tools.outcome(owner, call_id, "append_record", **({"arguments": own} if wrapped else own))
+        )
+
+    for number, wrapped in enumerate((True, False)):
+        assert await called(f"1.{number}", "x", wrapped=wrapped) == DENIED
+        assert await called(f"2.{number}", f"y{number}", wrapped=wrapped) == RAN
+        assert await called(f"3.{number}", f"y{number}", wrapped=not wrapped) == DENIED
+    assert [line["line"] for line in outside.lines("a")] == ["y0", "y1"]
+    tried = rule("y", DENY, "args.line.startsWith('y')")
+    answer = await tools.stub.TryToolRule(
+        admin_pb.TryToolRuleRequest(tool_rule=tried, since_time=EVER), timeout=CALL_SECONDS
+    )
+    assert (answer.allowed, answer.denied) == (2, 4)
 
 
 async def test_repeat_of_an_effect_takes_nothing_of_a_bound(
@@ -193,7 +243,9 @@ async def test_racing_callers_never_exceed_a_bound(tool_service: StartTools, gra
 @pytest.mark.faults
 @pytest.mark.parametrize("mutation", ["bound_counted", "bound_locked"])
 async def test_a_race_shows_a_missing_guard(tool_service: StartTools, grants: Grants, mutation: str) -> None:
-    replicas = [await tool_service(mutation=mutation), await tool_service(mutation=mutation)]
+    """Each replica reads the counter before the other one writes it."""
+    both = {"mutation": mutation, "failpoints": "tools.bounds_locked=1#sleep(3000)"}
+    replicas = [await tool_service(**both), await tool_service(**both)]
     assert (await race(replicas, grants)).count(RAN) > 5
 
 
@@ -228,7 +280,10 @@ async def test_a_call_that_never_ran_is_given_back(tool_service: StartTools, gra
     assert verdict_of(await tools.outcome(third, "1.2", "append_record", file="a", line="x")) == DENIED
 
 
-@pytest.mark.parametrize("failpoint", ["tools.before_ruled_accept", "tools.after_ruled_accept", "tools.after_effect"])
+@pytest.mark.parametrize(
+    "failpoint",
+    ["tools.before_ruled_accept", "tools.bounds_locked", "tools.after_ruled_accept", "tools.after_effect"],
+)
 async def test_a_killed_replica_counts_a_call_once(
     tool_service: StartTools, grants: Grants, outside: Outside, failpoint: str
 ) -> None:

@@ -14,6 +14,7 @@ from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.tool_rules import ALLOW, rule, set_rule
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
@@ -63,6 +64,26 @@ async def test_forget_deletes_records_and_files_and_keeps_the_fence(
     )
     assert left == [(0, 0)]
     assert (await tools.outcome(kept, "1.1", "read_file", path="b.txt")).content == "y"
+
+
+async def test_a_bound_keeps_its_count_when_a_task_is_forgotten(
+    tools: ToolClient, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
+    """A task that an older ledger brings back makes its calls again, and they are counted again."""
+    await set_rule(tools, rule("some", ALLOW, count=3))
+    owner = grants.claim(epoch=10)
+    for call_id in ("1.0", "1.1"):
+        await tools.outcome(owner, call_id, "append_record", file="a", line="x")
+    never_ran = "update counted_calls set returned = true where task_id = %s and call_id = '1.1'"
+    await tools_database(never_ran, owner.task_id)
+    await forget(tools, owner)
+    assert await tools_database("select * from counted_calls where task_id = %s", owner.task_id) == []
+    counted = "select calls::int from rule_counters where tenant = (select tenant from fences where task_id = %s)"
+    assert await tools_database(counted, owner.task_id) == [(1,)]
+    again = grants.claim(owner.task_id, epoch=11)
+    for call_id, status in (("1.0", "SUCCEEDED"), ("1.1", "SUCCEEDED"), ("1.2", "NOT_ALLOWED")):
+        assert (await tools.outcome(again, call_id, "append_record", file="a", line="x")).status == status
+    assert await tools_database(counted, owner.task_id) == [(3,)]
 
 
 async def test_a_task_that_never_called_a_tool_is_fenced_as_well(

@@ -131,7 +131,7 @@ SCENES: Final = {
 OF_MODEL_RUNNERS: Final = frozenset({"models.before_admission", "models.before_call", "models.before_end"})
 """The suite's workers call models directly: test_model_calls.py meets these."""
 
-OF_RULES: Final = frozenset({"tools.before_ruled_accept", "tools.after_ruled_accept"})
+OF_RULES: Final = frozenset({"tools.before_ruled_accept", "tools.bounds_locked", "tools.after_ruled_accept"})
 """The suite's tenants have no rules: tests/conformance/test_tool_rules.py meets these."""
 OF_SETTLEMENTS: Final = frozenset({"tools.after_settling", "tools.before_repeat", "tools.before_check"})
 """The suite's tools lose no answer: tests/edges/http_tools/test_http_settled.py meets these."""

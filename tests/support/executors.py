@@ -31,7 +31,9 @@ from tenure.runtime.store.postgres import PoolOptions, open_pool
 
 
 @asynccontextmanager
-async def executor_over(dsn: str, folder: Path, *, lane: int = 4) -> AsyncIterator[Executor]:
+async def executor_over(
+    dsn: str, folder: Path, *, lane: int = 4, expressions: Expressions | None = None
+) -> AsyncIterator[Executor]:
     """Yields a replica. `lane`: how many calls it runs at once."""
     async with AsyncExitStack() as stack:
         options = PoolOptions(settings=SESSION_SETTINGS)
@@ -49,10 +51,12 @@ async def executor_over(dsn: str, folder: Path, *, lane: int = 4) -> AsyncIterat
         limits = RunnerLimits({GENERAL_LANE: lane})
         runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits)
         follower = RemoteCallFollower(pool, poll_seconds=0.02)
-        expressions = await stack.enter_async_context(Expressions())
+        expressions = await stack.enter_async_context(expressions or Expressions())
         ruled = RuledAccepts(pool, RuleBook(pool), expressions, stops)
-        executor = Executor(accepting, liveness, runner, follower, stops, ruled)
         duties = await stack.enter_async_context(Duties())
+        executor = Executor(
+            accepting, liveness, runner, follower, stops, ruled, lambda run: duties.start("ruled accepts", run)
+        )
         for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):
             duties.start(name, batcher.run)
         duties.start("follow", follower.poll)

@@ -118,17 +118,50 @@ def test_an_invalid_amount_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"a": 1, "a": 2}', "[]", "{", '{"a": NaN}', '{"a": ' * 900 + "1" + "}" * 900, f'"{"x" * MAX_ARGUMENT_BYTES}"'],
+    [
+        *('{"a": 1, "a": 2}', "[]", "{", '{"a": NaN}', '{"a": 1e9999999}', '{"a": -1e309}'),
+        *('{"a": ' * 900 + "1" + "}" * 900, f'"{"x" * MAX_ARGUMENT_BYTES}"'),
+    ],
 )
 def test_unclear_arguments_are_refused(text: str) -> None:
     with pytest.raises(Undecided):
         read_arguments(text.encode())
 
 
+@pytest.mark.parametrize("value", ["boss\0evil", "\0", "\ud83d", 2**63, -(2**63) - 1])
+def test_a_value_that_expressions_would_misread_is_refused(value: Any) -> None:
+    """The library reads a text up to its first NUL, and whole numbers of 64 bits."""
+    text = str(value)
+    seen = [
+        *(RuledCall("t", "t", "t", args) for args in ({"a": value}, {"a": [{"b": [value]}]})),
+        *(RuledCall("t", "t", "t", {}, labels=labels) for labels in ({"team": text}, {text: "team"})),
+        *(RuledCall("t", "t", "t", args) for args in ({text: 1}, {"a": [{text: 1}]})),
+        *(RuledCall(text, "t", "t", {}), RuledCall("t", "t", text, {}), RuledCall("t", "t", "t", {}, text)),
+    ]
+    for one in seen if isinstance(value, str) else seen[:2]:
+        with pytest.raises(Undecided):
+            one.values()
+
+
+@pytest.mark.parametrize("zero", ["0e99999999", "0.0", "-0.0e-99999999"])
+def test_the_size_of_an_exponent_takes_no_time(zero: str) -> None:
+    """The tool gets 0.0 for each."""
+    bounded = rule(bounds=RuleBounds(per="args.customer", count=1))
+    read = RuledCall("acme", "task", "refund", read_arguments(f'{{"customer": {zero}}}'.encode()))
+    assert share_of(bounded, read, 0.0) == share_of(bounded, call(customer=0), 0.0)
+
+
+@given(st.decimals(-(10**20), 10**20, places=30))
+def test_numbers_that_a_tool_receives_as_one_have_one_counter(number: Decimal) -> None:
+    bounded = rule(bounds=RuleBounds(per="args.customer", count=1))
+    read = RuledCall("acme", "task", "refund", read_arguments(f'{{"customer": {number:f}}}'.encode()))
+    assert share_of(bounded, read, 0.0) == share_of(bounded, call(customer=float(number)), 0.0)
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_arguments_or_refused(data: bytes) -> None:
     with contextlib.suppress(Undecided):
-        RuledCall("t", "t", "t", read_arguments(data)).values()
+        json.dumps(RuledCall("t", "t", "t", read_arguments(data)).values(), allow_nan=False)
 
 
 @pytest.mark.parametrize(

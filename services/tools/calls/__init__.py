@@ -14,6 +14,7 @@ accept_new.py         the first write of the usual call: one statement for calls
 accept.py             the first write of all others: locks and reads fences and records, writes what the rules decided
 stops.py              the stops of operators: which calls they cover, how they reach the calls that run
 accept_ruled.py       the first write of calls of tenants with rules on arguments
+tenant_batches.py     one batch of these calls for each tenant at a time
 bounds.py             judges these calls, and counts them under the locks of their counters
 accept_rules.py       the rules of the first write (pure): admit or refuse, run, join, answer from the record
 running.py            runs an accepted call: lane, start, effect, outcome

@@ -239,6 +239,17 @@ async def conclude(
 ) -> None:
     """Replaces the verdicts of calls whose effect another call makes, and writes what all verdicts change."""
     await once_each(postgres, batch, accepting.rows, verdicts)
+    await record(postgres, accepting, batch, verdicts, runner_id)
+
+
+async def record(
+    postgres: Connection,
+    accepting: AcceptBatch,
+    batch: Sequence[CallRequest],
+    verdicts: Sequence[Verdict | TenureError],
+    runner_id: UUID,
+) -> None:
+    """Writes what the verdicts change."""
     for request, verdict in zip(batch, verdicts, strict=True):
         accepting.note(request, verdict)
     await accepting.write(postgres, runner_id)

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from services.tools.calls.accept_rules import AnswerFromRecord, AskFirst, RunCall, Verdict, decide_unknown
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.rules.evaluating import Judgement, judge
 from services.tools.statements import RULES
-from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use
+from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use, read_arguments
+from tenure.runtime.process import note_progress
 
 if TYPE_CHECKING:
     from services.tools.rules.book import RuleSet
@@ -35,16 +37,17 @@ async def judge_calls(
     """
     judgements, now = dict[CallKey, Judgement](), time.time()
     for request in batch:
+        note_progress()
         claims = request.claims
         if isinstance(decide_unknown(request), RunCall):
             rules = sets[claims.tenant].that_fit(request.tool, claims.agent)
             called = partial(_called, request)
-            judgements[request.key] = await judge(expressions, rules, called, request.arguments_json, now)
+            judgements[request.key] = await judge(expressions, rules, called, now)
     return judgements
 
 
-def _called(request: CallRequest, args: Mapping[str, Any]) -> RuledCall:
-    claims = request.claims
+def _called(request: CallRequest) -> RuledCall:
+    claims, args = request.claims, read_arguments(request.arguments_json, request.form)
     return RuledCall(claims.tenant, str(request.key.task_id), request.tool, args, claims.agent, dict(claims.labels))
 
 
@@ -65,23 +68,18 @@ class BoundsOfBatch:
             return None
         return AskFirst(ruling.outcome) if ruling.asks else AnswerFromRecord(ruling.outcome)
 
-    def keep(self, running: Iterable[CallKey]) -> None:
-        """Gives back the shares of calls that the rules allow and that do not run, such as repeats of an effect."""
-        self._counts.keep(frozenset(running))
+    def keep(self, counted: Iterable[CallKey]) -> bool:
+        """Gives back the shares of calls that the rules allow and that do not run, such as repeats of an effect.
+
+        Returns whether there are any.
+        """
+        return self._counts.keep(frozenset(counted))
 
     async def write(self, postgres: Connection) -> None:
         """Writes the counters, and which calls they have counted."""
         if not self._ids:
             return
-        used = {counter: self._counts.use(counter) for counter in self._ids}
-        await postgres.execute(
-            RULES.write_counters,
-            {
-                "counter_ids": [self._ids[counter] for counter in used],
-                "calls": [use.calls for use in used.values()],
-                "totals": [use.total for use in used.values()],
-            },
-        )
+        await _write(postgres, {one: self._counts.use(counter) for counter, one in self._ids.items()})
         if taken := self._counts.taken:
             await postgres.execute(
                 RULES.count_calls,
@@ -109,8 +107,31 @@ async def lock_bounds(postgres: Connection, judgements: Judgements, new: Iterabl
     }
     rows = await (await postgres.execute(RULES.lock_counters, columns)).fetchall()
     ids = {Counter(*counter): counter_id for counter_id, *counter, _, _ in rows}
+    used = await _without_returned(postgres, rows)
+    return BoundsOfBatch(judgements, Counts({counter: used[one] for counter, one in ids.items()}), ids)
+
+
+async def _without_returned(postgres: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[int, Use]:
+    """Returns what locked counters have counted, without the calls that never ran. The rows: id, …, calls, total."""
     used = {counter_id: Use(calls, total) for counter_id, *_, calls, total in rows}
     returned = await postgres.execute(RULES.take_returned, {"counter_ids": list(used)})
     for counter_id, amount in await returned.fetchall():
         used[counter_id] = used[counter_id].minus(amount)
-    return BoundsOfBatch(judgements, Counts({counter: used[one] for counter, one in ids.items()}), ids)
+    return used
+
+
+async def _write(postgres: Connection, used: Mapping[int, Use]) -> None:
+    columns = {
+        "counter_ids": list(used),
+        "calls": [use.calls for use in used.values()],
+        "totals": [use.total for use in used.values()],
+    }
+    await postgres.execute(RULES.write_counters, columns)
+
+
+async def forget_counted_calls(postgres: Connection, task_id: UUID) -> None:
+    """Deletes which calls of a task were counted. Those that never ran are given back; the others stay counted."""
+    rows = await (await postgres.execute(RULES.lock_counters_of_task, {"task_id": task_id})).fetchall()
+    if rows:
+        await _write(postgres, await _without_returned(postgres, rows))
+    await postgres.execute(RULES.forget_counted_calls, {"task_id": task_id})

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from services.tools.calls.accept import lock_fences, raise_fences
 from services.tools.calls.accept_rules import ToolFenceRow, admit, admit_fence
+from services.tools.calls.bounds import forget_counted_calls
 from services.tools.calls.call_log import RefusedCall, insert_refusals, log_refusals
 from services.tools.calls.effect_keys import forget_effects
 from services.tools.calls.metrics import count_calls_in_doubt
@@ -190,6 +191,7 @@ class CallForgetter:
             await postgres.execute(QUERIES.forget_task, {"task_id": task_id})
             await postgres.execute(QUERIES.forget_refusals, {"task_id": task_id})
         await in_transaction(self._pool, partial(forget_effects, task_id=task_id))
+        await in_transaction(self._pool, partial(forget_counted_calls, task_id=task_id))
         while await self._forget_calls(task_id) == CALLS_A_BATCH:
             pass
         await failpoint("tools.after_forget")

@@ -43,6 +43,7 @@ from services.tools.calls.records import CallKey, CallRequest, doubt_note
 from services.tools.calls.running import ReadyStart, Runner
 from services.tools.calls.runs import Event, EventReader, RunningCall
 from services.tools.calls.stops import StopView
+from services.tools.calls.tenant_batches import StartDuty, TenantBatchers
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from services.tools.tool import ToolWork
@@ -141,7 +142,10 @@ _Decided = tuple[Verdict | TenureError, bool]
 
 
 class Executor:
-    """Accepts calls in batches and follows them. `accepts.run` is a duty."""
+    """Accepts calls in batches and follows them. `accepts.run` is a duty.
+
+    `start_ruled`: starts the duty that accepts the calls of a tenant with rules.
+    """
 
     def __init__(
         self,
@@ -151,6 +155,7 @@ class Executor:
         follower: RemoteCallFollower,
         stops: StopView,
         ruled: RuledAccepts,
+        start_ruled: StartDuty,
     ) -> None:
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
         self._stops, self._ruled, self._book = stops, ruled, ruled.book
@@ -163,13 +168,7 @@ class Executor:
             key=lambda job: job.request.key,
             size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
         )
-        self.ruled_accepts: Batcher[ExecuteJob, Accepted] = Batcher(
-            "ruled accepts",
-            self._accept_ruled,
-            key=lambda job: job.request.key,
-            size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
-            limits=BatchLimits(max_items=_MAX_RULED),
-        )
+        self._ruled_accepts = TenantBatchers(self._ruled_batcher, start_ruled)
 
     def follow(self, job: ExecuteJob, reader: EventReader) -> CallFollower:
         """Has the call accepted and gives its events to the reader, the outcome last. To leave does not stop the call.
@@ -189,8 +188,18 @@ class Executor:
         follower.begin()
         return follower
 
+    def _ruled_batcher(self) -> Batcher[ExecuteJob, Accepted]:
+        return Batcher(
+            "ruled accepts",
+            self._accept_ruled,
+            key=lambda job: job.request.key,
+            size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
+            limits=BatchLimits(max_items=_MAX_RULED),
+        )
+
     def _accepts_of(self, job: ExecuteJob) -> Batcher[ExecuteJob, Accepted]:
-        return self.ruled_accepts if job.request.claims.tenant in self._book.tenants else self.accepts
+        tenant = job.request.claims.tenant
+        return self._ruled_accepts.of(tenant) if tenant in self._book.tenants else self.accepts
 
     async def execute(self, job: ExecuteJob) -> AsyncGenerator[Event, None]:
         """Yields the call's events, its outcome last. Raises the errors that `follow` reports."""
@@ -236,7 +245,7 @@ class Executor:
         return [_rules_came() if job.request.claims.tenant in ruled else next(accepted) for job in batch]
 
     async def _accept_ruled(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
-        """Accepts a batch of calls of tenants with rules."""
+        """Accepts a batch of calls of a tenant with rules."""
         runner_id = self._liveness.runner_id
         verdicts = await self._ruled.decide(
             [job.request for job in batch], runner_id, partial(self._runner.runs.identity, runner_id)

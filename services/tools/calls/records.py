@@ -11,6 +11,7 @@ from uuid import UUID
 from tenure.domain.effect_keys import Effect
 from tenure.domain.fencing import Claims, Fence
 from tenure.domain.in_doubt import Happened, Resolution
+from tenure.domain.tool_schemas import OWN_FORM, ShownSchema
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.v1 import tool_pb2
 from tenure.wire.tool import outcome_to_domain, outcome_to_wire
@@ -36,8 +37,8 @@ class CallRequest:
     call itself. `own_outcome`: what the caller's run of the attempt `own_outcome.call_attempt` came to. `undoes`: the
     call that this one undoes, "<task_id>/<call_id>". `effect`: of a tool with an effect key; `waits_for_effect`: the
     call waits for another one that makes the effect, up to `patience_seconds`. `idempotency_key`: of its effect key;
-    "": the call's own. `has_check`: a tool says whether the call
-    happened.
+    "": the call's own. `has_check`: a tool says whether the call happened. `form`: turns its arguments into the tool's
+    own, which rules read.
     """
 
     key: CallKey
@@ -59,6 +60,7 @@ class CallRequest:
     waits_for_effect: bool = True
     patience_seconds: float = 0.0
     idempotency_key: str = ""
+    form: ShownSchema = OWN_FORM
 
     @property
     def has_recorded_key(self) -> bool:

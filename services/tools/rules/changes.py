@@ -23,7 +23,7 @@ async def checked_rule(expressions: Expressions, message: tool_pb2.ToolRule) -> 
     rule = rule_to_domain(message)
     problems = list(problems_of_rule(rule))
     if rule.when:
-        [fault] = await expressions.problems([rule.when])
+        fault = await expressions.problem(rule.when)
         problems += [("when", fault)] if fault else []
     if problems:
         raise InvalidRequest(violations=[FieldViolation(f"{_FIELD}.{name}", why) for name, why in problems])

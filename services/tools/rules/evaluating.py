@@ -1,4 +1,7 @@
-"""Judges one call by rules: what can be evaluated before the counters are locked, and the rest under their locks."""
+"""Judges one call by rules: what can be evaluated before the counters are locked, and the rest under their locks.
+
+The first rule that cannot be decided ends it: it denies the call, whatever the others say.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from tenure.domain.tool_rules import (
     Undecided,
     Use,
     decide_call,
-    read_arguments,
     share_of,
 )
 from tenure.runtime.expressions import Expressions
@@ -42,41 +44,48 @@ class Judgement:
     async def decide(self, counts: Counts[Any], *, is_approved: bool) -> Ruling:
         """Returns the decision. The caller holds the locks of the counters. Raises Unavailable."""
         findings = [_with_use(each, counts) for each in self.findings]
-        for each in self.open_findings:
-            finding = _with_use(each, counts)
-            used = {"used.count": finding.use.calls, "used.sum": float(finding.use.total)}
-            [value] = await self.expressions.values([each.rule.when], {**self.values, **used})
-            findings.append(_evaluated(finding, value))
+        if not any(each.problem for each in findings):
+            later = [_with_use(each, counts) for each in self.open_findings]
+            evaluations = [(each.rule.when, _used(each.use)) for each in later]
+            answers = await self.expressions.values(evaluations, self.values)
+            findings += [_evaluated(each, answer) for each, answer in zip(later, answers, strict=False)]
         return decide_call(sorted(findings, key=lambda each: each.rule.name), is_approved=is_approved)
 
 
 async def judge(
     expressions: Expressions,
     rules: Sequence[ToolRule],
-    called: Callable[[Mapping[str, Any]], RuledCall],
-    arguments_json: bytes,
+    called: Callable[[], RuledCall],
     now: float,
 ) -> Judgement:
-    """Judges a call by the rules that fit it. `called`: the call with its arguments. `now`: Unix time.
+    """Judges a call by the rules that fit it. `called`: reads the call, or raises Undecided. `now`: Unix time.
 
     Raises Unavailable when the machine is too busy to evaluate an expression.
     """
+    if not rules:
+        return Judgement(expressions, {}, [])
     try:
-        call = called(read_arguments(arguments_json) if rules else {})
+        call = called()
+        values = call.values() if any(rule.when for rule in rules) else {}
     except Undecided as why:
         return Judgement(expressions, {}, [RuleFinding(rule, applies=False, problem=str(why)) for rule in rules])
-    values, unused = call.values(), {"used.count": 0, "used.sum": 0.0}
     at_once = [rule for rule in rules if rule.when and not rule.reads_used]
-    answers = await expressions.values([rule.when for rule in at_once], {**values, **unused})
+    answers = await expressions.values([(rule.when, _used(Use())) for rule in at_once], values)
+    if answers and isinstance(answers[-1], str):
+        undecided = RuleFinding(at_once[len(answers) - 1], applies=False, problem=answers[-1])
+        return Judgement(expressions, {}, [undecided])
     by_name = {rule.name: answer for rule, answer in zip(at_once, answers, strict=True)}
     findings, later = list[RuleFinding](), list[RuleFinding]()
     for rule in rules:
-        value = by_name.get(rule.name, True)
-        finding = RuleFinding(rule, applies=value is True, problem="" if isinstance(value, bool) else value)
+        finding = RuleFinding(rule, applies=by_name.get(rule.name, True) is True)
         if rule.bounds is not None and (finding.applies or rule.reads_used):
             finding = _with_share(finding, call, now)
         (later if rule.reads_used and not finding.problem else findings).append(finding)
     return Judgement(expressions, values, findings, later)
+
+
+def _used(use: Use) -> dict[str, Any]:
+    return {"used.count": use.calls, "used.sum": float(use.total)}
 
 
 def _with_share(finding: RuleFinding, call: RuledCall, now: float) -> RuleFinding:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -19,7 +20,9 @@ from tenure.domain.tool_rules import (
     RuledCall,
     Ruling,
     ToolRule,
+    read_arguments,
 )
+from tenure.domain.tool_schemas import ShownSchema
 from tenure.runtime.expressions import Expressions
 from tenure.runtime.store.postgres import Pool, connection
 from tenure.v1 import admin_service_pb2 as pb
@@ -42,7 +45,11 @@ class _Recorded(NamedTuple):
     accepted_at: datetime
 
 
-async def try_rule(pool: Pool, tenant: str, request: pb.TryToolRuleRequest) -> pb.TryToolRuleResponse:
+FormOf = Callable[[str, str], ShownSchema]
+"""The form in which models are shown a tool, by its name and the tenant."""
+
+
+async def try_rule(pool: Pool, form_of: FormOf, tenant: str, request: pb.TryToolRuleRequest) -> pb.TryToolRuleResponse:
     """Decides the tenant's calls since a time. Raises InvalidRequest, and NotFound (NO_SUCH_TOOL_RULE).
 
     It has a child process of its own: a thousand calls must not delay those that are being accepted.
@@ -57,7 +64,8 @@ async def try_rule(pool: Pool, tenant: str, request: pb.TryToolRuleRequest) -> p
                 response.more = True
                 break
             if rule.fits(row.tool, request.agent):
-                ruling = await _tried(expressions, rule, row, counts, tenant, request)
+                called = partial(_called, row, form_of(row.tool, tenant), tenant, request)
+                ruling = await _tried(expressions, rule, row, called, counts)
                 _note(response, row, ruling)
     return response
 
@@ -83,18 +91,15 @@ async def _recorded(pool: Pool, tenant: str, since: datetime) -> list[_Recorded]
         return [_Recorded(*row) for row in await (await postgres.execute(RULES.recorded_calls, parameters)).fetchall()]
 
 
-async def _tried(
-    expressions: Expressions,
-    rule: ToolRule,
-    row: _Recorded,
-    counts: Counts[str],
-    tenant: str,
-    request: pb.TryToolRuleRequest,
-) -> Ruling:
-    def called(args: Mapping[str, Any]) -> RuledCall:
-        return RuledCall(tenant, str(row.task_id), row.tool, args, request.agent, dict(request.labels))
+def _called(row: _Recorded, form: ShownSchema, tenant: str, request: pb.TryToolRuleRequest) -> RuledCall:
+    args = read_arguments(row.arguments, form)
+    return RuledCall(tenant, str(row.task_id), row.tool, args, request.agent, dict(request.labels))
 
-    judgement = await judge(expressions, [rule], called, row.arguments, row.accepted_at.timestamp())
+
+async def _tried(
+    expressions: Expressions, rule: ToolRule, row: _Recorded, called: Callable[[], RuledCall], counts: Counts[str]
+) -> Ruling:
+    judgement = await judge(expressions, [rule], called, row.accepted_at.timestamp())
     ruling = await judgement.decide(counts, is_approved=False)
     if ruling.outcome is None:
         counts.take(row.call_id, ruling.shares)

@@ -66,9 +66,21 @@ update rule_counters c set calls = w.calls, total = w.total
  where c.counter_id = w.counter_id;
 
 -- name: count_calls
--- Records which calls the counters have counted.
+-- Records which calls the counters have counted. A call of a task that an older ledger brought back may be counted twice:
+-- it runs twice.
 insert into counted_calls (task_id, call_id, counter_id, amount)
-select * from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(counter_ids)b::bigint[], %(amounts)b::numeric[]);
+select * from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(counter_ids)b::bigint[], %(amounts)b::numeric[])
+on conflict (task_id, call_id, counter_id) do update set amount = excluded.amount, returned = false;
+
+-- name: lock_counters_of_task
+-- Locks the counters to which calls of a task are given back, in the order of lock_counters.
+select c.counter_id, c.calls, c.total from rule_counters c
+ where c.counter_id in (select counter_id from counted_calls where task_id = %(task_id)b::uuid and returned)
+ order by c.tenant collate "C", c.rule collate "C", c.subject, c.window_seconds, c.begins_at for no key update;
+
+-- name: forget_counted_calls
+-- Deletes which calls of a task were counted. The counters keep them.
+delete from counted_calls where task_id = %(task_id)b::uuid and not returned;
 
 -- name: forget_counters
 -- Deletes a bounded number of counters whose time was over a week ago.

@@ -119,7 +119,7 @@ class Batcher(Generic[Item, Result]):
             raise LimitReached(message, reason=self._limits.full_reason, retry_after_seconds=0.2)
         self._queue.append(_Waiting(item, answer, self._key(item), size, monotonic(), self._item_seconds))
         self._queue_bytes += size
-        self._depth.value = len(self._queue)
+        self._depth.value += 1
         self._arrived.set()
 
     async def submit(self, item: Item) -> Result:
@@ -152,10 +152,10 @@ class Batcher(Generic[Item, Result]):
                 waiting.resolve(interrupted)
             for waiting in self._queue:
                 waiting.resolve(Unavailable("the service stopped before this was written", reason=DRAINING))
+            self._depth.value -= len(self._queue)
             self._queue.clear()
             self._suspects.clear()
             self._queue_bytes = 0
-            self._depth.value = 0
 
     async def _rest(self, seconds: float | None) -> None:
         """Waits for an item, or until the suspects are due."""
@@ -186,7 +186,7 @@ class Batcher(Generic[Item, Result]):
             size += waiting.size
         self._queue.extendleft(reversed(later))
         self._queue_bytes -= size
-        self._depth.value = len(self._queue)
+        self._depth.value -= len(taken)
         return taken
 
     async def _settle(self, batch: list[_Waiting[Item, Result]]) -> None:
