@@ -47,7 +47,7 @@ async def executor_over(dsn: str, folder: Path, *, lane: int = 4) -> AsyncIterat
         starts, finishes = start_batcher(starting, liveness, stops), finish_batcher(finishing)
         output_store = OutputStore(Workspaces(folder), Bounds(10**6, 100))
         limits = RunnerLimits({GENERAL_LANE: lane})
-        runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits)
+        runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits, stops)
         follower = RemoteCallFollower(pool, poll_seconds=0.02)
         expressions = await stack.enter_async_context(Expressions())
         ruled = RuledAccepts(pool, RuleBook(pool), expressions, stops)
