@@ -110,10 +110,11 @@ def check_selectors(stop: Stop, *, is_all: bool) -> None:
         raise InvalidRequest(violations=[("tool", "has letters, digits, _ and -, and * for any text")])
 
 
-def stopped(stop: Stop) -> Unavailable:
+def stopped(stop: Stop, *, may_have_begun: bool = False) -> Unavailable:
     """Returns the refusal of a call: the caller's task leaves its worker, and makes the call after the stop."""
+    call = "It may have had its effect, and runs again after the stop" if may_have_begun else "Nothing was begun"
     return Unavailable(
-        f"{stop.stopped_by or 'an operator'} stopped {stop.describe()}: {stop.reason}. Nothing was begun; "
+        f"{stop.stopped_by or 'an operator'} stopped {stop.describe()}: {stop.reason}. {call}; "
         f"{stop.command('resume')} ends the stop",
         reason=Reason.STOPPED,
         retry_after_seconds=RETRY_SECONDS,
@@ -124,6 +125,16 @@ def lost_stops(known: Iterable[Stop], others: Iterable[Stop]) -> list[Stop]:
     """Returns the stops of `others` that `known` does not have, by their selectors."""
     selectors = {stop.selectors for stop in known}
     return [stop for stop in others if stop.selectors not in selectors]
+
+
+def keeps_unknown(reader: StopsInForce, ledger: StopsInForce) -> bool:
+    """Whether a reader keeps to stops, or to ends of stops, that the ledger lost when it was restored.
+
+    A restored ledger gives out again the epochs that it lost, so stops of the same epoch are compared, too.
+    """
+    if reader.epoch != ledger.epoch:
+        return reader.epoch > ledger.epoch
+    return {stop.selectors for stop in reader.stops} != {stop.selectors for stop in ledger.stops}
 
 
 class Certainty(StrEnum):

@@ -9,8 +9,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from services.models.stops import LedgerStops
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.fencing import compose_epoch
+from tenure.domain.stops import Subject
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.conformance.test_ledger_agents import Agents, function
@@ -143,7 +145,7 @@ async def test_readers_confirm_the_newest_epoch(checkpoint: MakeCheckpoint) -> N
     await listed(replica, reader="models/one")
     begun = await stop(replica, all=True)
     assert list((await listed(replica)).late_readers) == ["models/one"]
-    await listed(replica, reader="models/one", applied_epoch=begun.epoch)
+    await listed(replica, reader="models/one", applied_epoch=begun.epoch, applied=[begun])
     assert not (await listed(replica)).late_readers
 
 
@@ -159,3 +161,31 @@ async def test_stops_that_a_restored_ledger_lost_return(checkpoint: MakeCheckpoi
         ("billing", "", "user/ann"),
         ("", "known", "user/ann"),
     }
+
+
+async def test_epoch_that_a_restored_ledger_gives_out_again_is_raised(checkpoint: MakeCheckpoint) -> None:
+    """A reader that knows other stops of the same epoch would not take the ledger's."""
+    replica = await checkpoint()
+    begun = await stop(replica, queue="new")
+    lost = admin_pb.Stop(agent="billing", reason="wrong bills", stopped_by="user/ann", epoch=begun.epoch)
+    lost.stop_time.GetCurrentTime()
+    reader = {"reader": "models/one", "applied_epoch": begun.epoch}
+    taken = await listed(replica, **reader, applied=[lost])
+    assert (taken.epoch, {one.agent or one.queue for one in taken.stops}) == (begun.epoch + 1, {"billing", "new"})
+    reader["applied_epoch"] = taken.epoch
+    assert (await listed(replica, **reader, applied=taken.stops)).epoch == taken.epoch
+    assert (await listed(replica, **reader)).epoch == taken.epoch + 1  # it kept to an end that the ledger lost
+
+
+async def test_model_runner_gives_a_restored_ledger_its_stops(checkpoint: MakeCheckpoint) -> None:
+    """It asks before a coordinator does: the newer epoch must not come without the stops that belong to it."""
+    replica = await checkpoint()
+    runner = LedgerStops(replica.channel, "models/one")
+    begun = await stop(replica, agent="billing")
+    assert await runner.read()
+    await replica.query("delete from ledger.stops")
+    await replica.query("update ledger.stop_epoch set epoch = epoch - 1")
+    await runner.read()
+    taken = await listed(replica)
+    assert (taken.epoch, [one.agent for one in taken.stops]) == (begun.epoch + 1, ["billing"])
+    assert runner.covers(Subject("default", "billing"))

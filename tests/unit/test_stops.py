@@ -15,6 +15,7 @@ from tenure.domain.stops import (
     Subject,
     certainty_of,
     check_selectors,
+    keeps_unknown,
     lost_stops,
     stopped,
 )
@@ -76,12 +77,31 @@ def test_refusal_names_who_why_and_what_resumes() -> None:
         "user/ann stopped tool mail_*, tenant acme: wrong bills. Nothing was begun; "
         "tenure admin resume --tool 'mail_*' --tenant acme ends the stop"
     )
+    begun = stopped(Stop(stopped_by="user/ann", reason="wrong bills"), may_have_begun=True)
+    assert "It may have had its effect, and runs again after the stop" in begun.message
     assert Stop().command("resume") == "tenure admin resume --all"
 
 
 def test_stops_that_a_ledger_lost_are_found_by_selectors() -> None:
     kept = [Stop(agent="a", epoch=3), Stop(tenant="acme", epoch=4)]
     assert lost_stops([Stop(agent="a", epoch=1, reason="another")], kept) == [kept[1]]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "stops", "others"),
+    [
+        (8, (), True),
+        (7, (Stop(agent="b"),), True),
+        (7, (), True),
+        (7, (Stop(agent="a", epoch=1),), False),
+        (6, (), False),
+    ],
+)
+def test_newer_stops_or_others_of_the_same_epoch_are_unknown_to_a_ledger(
+    epoch: int, stops: tuple[Stop, ...], others: bool
+) -> None:
+    """A restored ledger counts epochs that it has given out before."""
+    assert keeps_unknown(StopsInForce(epoch, stops), StopsInForce(7, (Stop(agent="a", epoch=3),))) is others
 
 
 def test_stopped_task_leaves_its_worker_without_a_retry() -> None:

@@ -135,7 +135,7 @@ class Settler:
         except _Stopped:
             await self._release(run)
             assert run.stopped_by is not None, "StopView.stop_covered sets it"
-            raise stopped(run.stopped_by) from None
+            raise stopped(run.stopped_by, may_have_begun=True) from None
         except RunnerStopped:
             if run.stop is StopReason.DRAINED:
                 await self._release(run)
