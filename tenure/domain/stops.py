@@ -19,6 +19,7 @@ from typing import Final
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.states import Reason
 from tenure.domain.tools import CallState, EffectClass
+from tenure.domain.waiting_calls import WAITING_TOOLS
 
 MAX_STOPS: Final = 200
 _TOOL_PATTERN: Final = re.compile(r"[a-zA-Z0-9_*-]*")
@@ -102,12 +103,19 @@ def covers_tool(pattern: str, tool: str) -> bool:
 
 
 def check_selectors(stop: Stop, *, is_all: bool) -> None:
-    """Raises InvalidRequest for a stop without a selector that does not say so, and for an invalid pattern of tools."""
+    """Raises InvalidRequest for selectors that are missing or unclear, and for tools that a stop could not stop.
+
+    A pattern of asterisks only is every tool, without those that begin a wait.
+    """
     if is_all is not (stop.selectors == ("", "", "", "")):
         message = "either name a tool, an agent, a queue or a tenant, or ask for the whole installation with all"
         raise InvalidRequest(violations=[("all", message)])
     if _TOOL_PATTERN.fullmatch(stop.tool) is None:
         raise InvalidRequest(violations=[("tool", "has letters, digits, _ and -, and * for any text")])
+    waiting = next((tool for tool in WAITING_TOOLS if stop.tool.strip("*") and covers_tool(stop.tool, tool)), None)
+    if waiting is not None:
+        message = f"covers {waiting}, and no stop of a tool prevents the wait that {waiting} begins"
+        raise InvalidRequest(violations=[("tool", f"{message}: stop an agent, a queue or a tenant")])
 
 
 def stopped(stop: Stop, *, may_have_begun: bool = False) -> Unavailable:

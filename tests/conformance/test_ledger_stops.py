@@ -134,8 +134,9 @@ async def test_stop_is_listed_with_its_author_until_it_ends(checkpoint: MakeChec
     with pytest.raises(NotFound) as unknown:
         await resume(replica, tool="mail_")
     assert unknown.value.reason == "NO_SUCH_STOP"
-    with pytest.raises(InvalidRequest):
-        await stop(replica)
+    for unusable in ({}, {"tool": "spawn_sub_agents"}):
+        with pytest.raises(InvalidRequest):
+            await stop(replica, **unusable)
     await resume(replica, tool="mail_*")
     assert not (await listed(replica)).stops
 

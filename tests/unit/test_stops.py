@@ -20,6 +20,7 @@ from tenure.domain.stops import (
     stopped,
 )
 from tenure.domain.tools import CallState, EffectClass
+from tenure.domain.waiting_calls import WAITING_TOOLS
 
 BILLING = Subject("acme", "billing", "nightly")
 
@@ -57,6 +58,18 @@ def test_stop_of_a_tool_covers_its_calls_only() -> None:
 def test_unclear_selectors_are_refused(stop: Stop, is_all: bool) -> None:
     with pytest.raises(InvalidRequest):
         check_selectors(stop, is_all=is_all)
+
+
+@pytest.mark.parametrize("tool", [*WAITING_TOOLS, "spawn_*", "ask_*"])
+def test_stop_of_a_tool_that_begins_a_wait_is_refused(tool: str) -> None:
+    """The tool service never runs it, so a confirmed stop would do nothing."""
+    with pytest.raises(InvalidRequest, match="no stop of a tool prevents the wait"):
+        check_selectors(Stop(tool=tool), is_all=False)
+
+
+@pytest.mark.parametrize("tool", ["*", "spawn_bills", "ask__*", "mail_*"])
+def test_stop_of_other_tools_is_allowed(tool: str) -> None:
+    check_selectors(Stop(tool=tool), is_all=False)
 
 
 @pytest.mark.parametrize("effect", EffectClass)
