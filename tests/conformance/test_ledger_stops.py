@@ -71,6 +71,30 @@ async def test_stop_of_an_agent_passes_over_its_tasks_only(checkpoint: MakeCheck
     assert not await registered(replica, mine, compose_epoch(1, 5))
 
 
+async def test_stopped_tasks_of_a_queue_are_counted_apart(checkpoint: MakeCheckpoint) -> None:
+    """They are held back too: more workers would not help them. The oldest that waits is one that may run."""
+    replica = await checkpoint()
+    agents = Agents(replica)
+    await agents.register(function(), "b1", make_current=True)
+    await agents.submit()
+    await replica.create()
+    await replica.create(queue="nightly")
+
+    async def counts() -> dict[str, tuple[int, int, int, bool]]:
+        found: dict[str, tuple[int, int, int, bool]] = {}
+        for one in (await replica.stub.ListQueues(admin_pb.ListQueuesRequest(), timeout=TIMEOUT_SECONDS)).queues:
+            found[one.queue] = (one.queued, one.held_back, one.stopped, one.HasField("oldest_queue_time"))
+        return found
+
+    await stop(replica, agent="support")
+    assert await counts() == {"default": (2, 1, 1, True), "nightly": (1, 0, 0, True)}
+    await stop(replica, tenant="default", queue="nightly")
+    await stop(replica, tool="mail_*")
+    assert await counts() == {"default": (2, 1, 1, True), "nightly": (1, 1, 1, False)}
+    await stop(replica, all=True)
+    assert await counts() == {"default": (2, 2, 2, False), "nightly": (1, 1, 1, False)}
+
+
 async def test_stopped_task_gets_no_reservation(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)

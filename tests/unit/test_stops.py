@@ -110,7 +110,7 @@ def test_stops_that_a_ledger_lost_are_found_by_selectors() -> None:
         (6, (), False),
     ],
 )
-def test_newer_stops_or_others_of_the_same_epoch_are_unknown_to_a_ledger(
+def test_stops_that_a_ledger_does_not_know(
     epoch: int, stops: tuple[Stop, ...], others: bool
 ) -> None:
     """A restored ledger counts epochs that it has given out before."""
