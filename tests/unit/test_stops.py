@@ -110,9 +110,7 @@ def test_stops_that_a_ledger_lost_are_found_by_selectors() -> None:
         (6, (), False),
     ],
 )
-def test_stops_that_a_ledger_does_not_know(
-    epoch: int, stops: tuple[Stop, ...], others: bool
-) -> None:
+def test_stops_that_a_ledger_does_not_know(epoch: int, stops: tuple[Stop, ...], others: bool) -> None:
     """A restored ledger counts epochs that it has given out before."""
     assert keeps_unknown(StopsInForce(epoch, stops), StopsInForce(7, (Stop(agent="a", epoch=3),))) is others
 
