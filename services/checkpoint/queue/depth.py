@@ -151,8 +151,8 @@ class QueueDepths:
         async with ledger_connection(self._pool) as connection:
             rows = await fetch_all(connection, QUEUE.depth, {"most": MAX_LISTED})
         return [
-            Depth(queue, Priority(priority), *counts, max(0.0, age_seconds or 0.0))
-            for queue, priority, *counts, age_seconds in rows
+            Depth(queue, Priority(priority), queued, held_back, stopped, oldest, max(0.0, age_seconds or 0.0))
+            for queue, priority, queued, held_back, stopped, oldest, age_seconds in rows
         ]
 
     def _report(self, depths: Iterable[Depth]) -> None:
