@@ -28,6 +28,7 @@ NAMES: Final = (
     "steps",
     "one_agent",
     "programs",
+    "stops",
 )
 LONG_NAMES: Final = ("scale",)
 """Measurements of many minutes, which run only when they are named."""

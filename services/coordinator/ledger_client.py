@@ -116,7 +116,7 @@ class LedgerClient:
         return (await self._stub.RequeueSettled(request, timeout=_TIMEOUT_SECONDS)).task_ids
 
     async def list_stops(self, applied: StopsInForce | None = None) -> StopsInForce:
-        """Returns the stops in force. `applied`: newer ones that the tool service keeps to, which the ledger takes."""
+        """Returns the stops in force. `applied`: those of the tool service, if the ledger lost them: it takes them."""
         request = admin_pb.ListStopsRequest()
         if applied is not None:
             request.applied_epoch = applied.epoch

@@ -12,6 +12,7 @@ from typing import Final
 from services.coordinator.ledger_client import LedgerClient
 from services.coordinator.tools_client import ToolsClient
 from tenure.domain.errors import TenureError
+from tenure.domain.stops import keeps_unknown
 from tenure.runtime.process import rest
 from tenure.runtime.rpc.status import PeerFailed
 
@@ -46,7 +47,7 @@ class StopPush:
         stops, self._since = await self._ledger.list_stops(), self._since + 1
         if stops.epoch == self._pushed and self._since < _AGAIN_AFTER:
             return
-        newer = await self._tools.set_stops(stops)
-        if newer is not None:
-            await self._tools.set_stops(stops := await self._ledger.list_stops(newer))
+        kept = await self._tools.set_stops(stops)
+        if keeps_unknown(kept, stops):
+            await self._tools.set_stops(stops := await self._ledger.list_stops(kept))
         self._pushed, self._since = stops.epoch, 0

@@ -13,7 +13,7 @@ from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.common import CALL_STATES
-from tenure.wire.stops import stop_to_domain, stop_to_wire
+from tenure.wire.stops import in_force_of, stop_to_wire
 from tenure.wire.tool import call_statuses_to_domain
 
 _TIMEOUT_SECONDS: Final = 10.0
@@ -53,12 +53,10 @@ class ToolsClient:
             more = page.more
         return fence, trails
 
-    async def set_stops(self, stops: StopsInForce) -> StopsInForce | None:
-        """Gives it the ledger's stops. Returns its own if they are newer: an older ledger was restored."""
+    async def set_stops(self, stops: StopsInForce) -> StopsInForce:
+        """Gives it the ledger's stops, and returns those that it keeps to."""
         request = tool_service_pb2.SetStopsRequest(epoch=stops.epoch, stops=map(stop_to_wire, stops.stops))
-        kept = await self._stub.SetStops(request, timeout=_TIMEOUT_SECONDS)
-        is_newer = kept.epoch > stops.epoch
-        return StopsInForce(kept.epoch, tuple(map(stop_to_domain, kept.stops))) if is_newer else None
+        return in_force_of(await self._stub.SetStops(request, timeout=_TIMEOUT_SECONDS))
 
     async def forget(self, token: token_pb2.FencingToken) -> None:
         """Deletes the tool service's data of a pruned task except its closed fence. A repeat is safe."""

@@ -102,6 +102,7 @@ def gather_facts(
     moved = [entry for entry in entries if entry.body.HasField("transition")]
     own = None if claims is None else [claim for claim in claims if claim.epoch == task.epoch]
     waits, open_calls = task.HasField("wait"), _open_calls(entries, calls or (), now)
+    running = [use for use in caps if use.quota.kind == tenants.QUOTA_KIND_RUNNING_TASKS]
     return Facts(
         state=STATES.to_domain(task.state),
         reason=task.reason,
@@ -128,7 +129,8 @@ def gather_facts(
         tools_answered=calls is not None,
         refusals=refusals,
         caps=tuple(map(_cap, caps)),
-        running_cap=next((_cap(use) for use in caps if use.quota.kind == tenants.QUOTA_KIND_RUNNING_TASKS), ""),
+        running_cap=next(map(_cap, running), ""),
+        starts_none=any(use.quota.most == 0 for use in running),
         priority=PRIORITIES.to_domain(task.spec.priority),
         error_class=moved[-1].body.transition.error_class if moved else "",
         pin=_pin(task, builds),

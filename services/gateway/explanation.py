@@ -149,10 +149,10 @@ class Facts:
     service that knows them did not answer. `lease_seconds` 0: the task has no claim. `waits_for`: the question or the
     event, as text. `until_start`: set only before the task's start time. `until_too_long`: set only if the task has a
     queue timeout. `error_class`: the FailureClass of a request that the model provider refused, or "" if unknown.
-    `caps`: the quotas that the task's tenant has reached, as text; `running_cap`: the one of running tasks among them,
-    or "". `pin`: the revision of its agent. `model_call`: the open call that outlives its worker. `failed_call`: the
-    failure after which the model call is made again, or "". `refused_tools`: the tools whose definitions its model
-    provider refused. `stop`: the one that is in its way.
+    `caps`: the quotas that the task's tenant has reached, as text; `running_cap`: the one of running tasks among
+    them, or "". `starts_none`: that quota is 0. `pin`: the revision of its agent. `model_call`: the open call that
+    outlives its worker. `failed_call`: the failure after which the model call is made again, or "".
+    `refused_tools`: the tools whose definitions its model provider refused. `stop`: the one that is in its way.
     """
 
     state: TaskState
@@ -182,6 +182,7 @@ class Facts:
     refusals: int | None = 0
     caps: tuple[str, ...] = ()
     running_cap: str = ""
+    starts_none: bool = False
     priority: Priority = Priority.NORMAL
     pin: PinFact | None = None
     model_call: OpenModelCallFact | None = None
@@ -247,9 +248,16 @@ def _circumstances(facts: Facts) -> Iterator[str]:
             until = "" if facts.until_answer is None else f"; the wait ends in {span(facts.until_answer)}"
             yield f"It waits for {facts.waits_for}{until}"
     yield from _model_call(facts)
-    if facts.caps and facts.state not in WAITING:
-        yield f"Its tenant has reached a quota ({', '.join(facts.caps)}): new tasks and model calls may have to wait"
+    yield from _quotas(facts)
     yield _deadline(facts)
+
+
+def _quotas(facts: Facts) -> Iterator[str]:
+    caps = [cap for cap in facts.caps if not (facts.starts_none and cap == facts.running_cap)]
+    if caps and facts.state not in WAITING:
+        yield f"Its tenant has reached a quota ({', '.join(caps)}): new tasks and model calls may have to wait"
+    if facts.starts_none:
+        yield "Its tenant's new work is stopped: the quota of running tasks is 0, so no task of the tenant starts"
 
 
 def _deadline(facts: Facts) -> str:
@@ -478,6 +486,8 @@ def _needed_to_start(facts: Facts) -> str:
         return "time; tenure cancel ends it"
     if facts.workers is not None and (obstacle := _obstacle(facts, facts.workers)) is not None:
         return obstacle.cure
+    if facts.starts_none:
+        return "a higher quota of its tenant's running tasks, which is 0: tenure tenants limit --running-tasks N"
     if facts.running_cap:
         return (
             f"the end of a running task of its tenant, which has {facts.running_cap}; or a higher quota: "

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from services.gateway.peers import Peers, with_retries
 from tenure.domain.errors import TenureError
+from tenure.domain.stops import keeps_unknown
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.wire.stops import selected
+from tenure.wire.stops import in_force_of, selected
 
 TOOLS_SECONDS: Final = 8.0
 READERS_SECONDS: Final = 2.0
@@ -49,12 +50,10 @@ async def end_stop(peers: Peers, request: api.EndStopRequest) -> api.EndStopResp
 
 async def _take_to_services(peers: Peers) -> list[str]:
     """Takes the stops in force to the tool service, and waits for the readers of the ledger. Returns who is late."""
-    listed = await _listed(peers)
-    taken = tools.SetStopsRequest(epoch=listed.epoch, stops=listed.stops)
     unconfirmed = []
     try:
         async with asyncio.timeout(TOOLS_SECONDS):
-            await with_retries(lambda: peers.tools.SetStops(taken))
+            await _take_to_tools(peers)
     except (TenureError, PeerFailed, TimeoutError):
         unconfirmed.append(TOOLS)
     until = asyncio.get_running_loop().time() + READERS_SECONDS
@@ -65,8 +64,21 @@ async def _take_to_services(peers: Peers) -> list[str]:
     return [*unconfirmed, *late]
 
 
-async def _listed(peers: Peers) -> api.ListStopsResponse:
-    return await with_retries(lambda: peers.checkpoint.ListStops(api.ListStopsRequest()))
+async def _take_to_tools(peers: Peers) -> None:
+    """Gives the tool service the stops, after the ledger has taken those that it lost when it was restored."""
+    listed = await _listed(peers)
+    kept = await _set_stops(peers, listed)
+    if keeps_unknown(in_force_of(kept), in_force_of(listed)):
+        await _set_stops(peers, await _listed(peers, applied_epoch=kept.epoch, applied=kept.stops))
+
+
+async def _set_stops(peers: Peers, listed: api.ListStopsResponse) -> tools.SetStopsResponse:
+    taken = tools.SetStopsRequest(epoch=listed.epoch, stops=listed.stops)
+    return await with_retries(lambda: peers.tools.SetStops(taken))
+
+
+async def _listed(peers: Peers, **applied: Any) -> api.ListStopsResponse:
+    return await with_retries(lambda: peers.checkpoint.ListStops(api.ListStopsRequest(**applied)))
 
 
 async def _calls_in_flight(

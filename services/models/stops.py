@@ -18,7 +18,7 @@ from tenure.runtime.rpc.client import TenureChannel
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
-from tenure.wire.stops import in_force_of
+from tenure.wire.stops import in_force_of, stop_to_wire
 
 _log: Final = logging.getLogger(__name__)
 POLL_SECONDS: Final = 0.25
@@ -59,7 +59,9 @@ class LedgerStops:
 
     async def read(self) -> bool:
         """Asks once. Returns whether the stops have changed."""
-        request = admin_pb.ListStopsRequest(reader=self._reader, applied_epoch=self._in_force.epoch)
+        known = self._in_force
+        applied = map(stop_to_wire, known.stops)  # an older ledger, restored, takes those that it lacks
+        request = admin_pb.ListStopsRequest(reader=self._reader, applied_epoch=known.epoch, applied=applied)
         listed = in_force_of(await self._stub.ListStops(request, timeout=TIMEOUT_SECONDS))
         if listed.epoch == self._in_force.epoch:
             return False

@@ -200,7 +200,7 @@ async def _service(
     stops = StopView()
     starts, finishes = start_batcher(starting, liveness, stops), finish_batcher(finishing)
     writers = CallWriters(starts, finishes)
-    runner = Runner(pool, runs, liveness, writers, output_store, limits, tools.registry, process.stopping)
+    runner = Runner(pool, runs, liveness, writers, output_store, limits, stops, tools.registry, process.stopping)
     if isinstance(tools.sandbox, Sandbox):
         tools.sandbox.on_slot_lost(partial(runner.shrink_lane, PYTHON_LANE))
     follower = RemoteCallFollower(pool)

@@ -174,10 +174,7 @@ class ToolServicer(ToolServiceServicer):
     ) -> tool_service_pb2.SetStopsResponse:
         """Takes the ledger's stops."""
         kept = await self._stops.take(request.epoch, [stop_to_domain(stop) for stop in request.stops])
-        is_newer = kept.epoch > request.epoch
-        return tool_service_pb2.SetStopsResponse(
-            epoch=kept.epoch, stops=map(stop_to_wire, kept.stops) if is_newer else ()
-        )
+        return tool_service_pb2.SetStopsResponse(epoch=kept.epoch, stops=map(stop_to_wire, kept.stops))
 
     async def ListCallsInFlight(
         self, request: tool_service_pb2.ListCallsInFlightRequest, _context: Any

@@ -137,8 +137,8 @@ def _refused_writes(listed: admin.ListRefusalsResponse) -> Iterable[tuple[str, t
 async def queues(context: Context, client: Client, names: tuple[str, ...]) -> None:
     """List how many tasks wait for a worker, by queue and priority, and since when the oldest waits.
 
-    Tasks of all tenants count. Tasks HELD BACK belong to a tenant that has reached its quota of running tasks: more
-    workers would not help them, and WAITS SINCE does not count them.
+    Tasks of all tenants count. Tasks HELD BACK belong to a tenant that has reached its quota of running tasks, or are
+    STOPPED by an operator: more workers would not help them, and WAITS SINCE does not count them.
     """
     listed = [
         queue
@@ -149,13 +149,14 @@ async def queues(context: Context, client: Client, names: tuple[str, ...]) -> No
 
 
 def _show(context: Context, listed: Iterable[task_pb2.QueueDepth]) -> None:
-    table = make_table("QUEUE", "PRIORITY", "QUEUED", "HELD BACK", "WAITS SINCE")
+    table = make_table("QUEUE", "PRIORITY", "QUEUED", "HELD BACK", "STOPPED", "WAITS SINCE")
     for queue in listed:
         table.add_row(
             queue.queue,
             PRIORITIES.to_domain(queue.priority).name,
             f"{queue.queued:,}",
             f"{queue.held_back:,}",
+            f"{queue.stopped:,}",
             ago(queue.oldest_queue_time) if queue.HasField("oldest_queue_time") else "",
         )
     context.console.print(table)

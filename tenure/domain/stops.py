@@ -19,6 +19,7 @@ from typing import Final
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.states import Reason
 from tenure.domain.tools import CallState, EffectClass
+from tenure.domain.waiting_calls import WAITING_TOOLS
 
 MAX_STOPS: Final = 200
 _TOOL_PATTERN: Final = re.compile(r"[a-zA-Z0-9_*-]*")
@@ -102,18 +103,26 @@ def covers_tool(pattern: str, tool: str) -> bool:
 
 
 def check_selectors(stop: Stop, *, is_all: bool) -> None:
-    """Raises InvalidRequest for a stop without a selector that does not say so, and for an invalid pattern of tools."""
+    """Raises InvalidRequest for selectors that are missing or unclear, and for tools that a stop could not stop.
+
+    A pattern of asterisks only is every tool, without those that begin a wait.
+    """
     if is_all is not (stop.selectors == ("", "", "", "")):
         message = "either name a tool, an agent, a queue or a tenant, or ask for the whole installation with all"
         raise InvalidRequest(violations=[("all", message)])
     if _TOOL_PATTERN.fullmatch(stop.tool) is None:
         raise InvalidRequest(violations=[("tool", "has letters, digits, _ and -, and * for any text")])
+    waiting = next((tool for tool in WAITING_TOOLS if stop.tool.strip("*") and covers_tool(stop.tool, tool)), None)
+    if waiting is not None:
+        message = f"covers {waiting}, and no stop of a tool prevents the wait that {waiting} begins"
+        raise InvalidRequest(violations=[("tool", f"{message}: stop an agent, a queue or a tenant")])
 
 
-def stopped(stop: Stop) -> Unavailable:
+def stopped(stop: Stop, *, may_have_begun: bool = False) -> Unavailable:
     """Returns the refusal of a call: the caller's task leaves its worker, and makes the call after the stop."""
+    call = "It may have had its effect, and runs again after the stop" if may_have_begun else "Nothing was begun"
     return Unavailable(
-        f"{stop.stopped_by or 'an operator'} stopped {stop.describe()}: {stop.reason}. Nothing was begun; "
+        f"{stop.stopped_by or 'an operator'} stopped {stop.describe()}: {stop.reason}. {call}; "
         f"{stop.command('resume')} ends the stop",
         reason=Reason.STOPPED,
         retry_after_seconds=RETRY_SECONDS,
@@ -124,6 +133,16 @@ def lost_stops(known: Iterable[Stop], others: Iterable[Stop]) -> list[Stop]:
     """Returns the stops of `others` that `known` does not have, by their selectors."""
     selectors = {stop.selectors for stop in known}
     return [stop for stop in others if stop.selectors not in selectors]
+
+
+def keeps_unknown(reader: StopsInForce, ledger: StopsInForce) -> bool:
+    """Whether a reader keeps to stops, or to ends of stops, that the ledger lost when it was restored.
+
+    A restored ledger gives out again the epochs that it lost, so stops of the same epoch are compared, too.
+    """
+    if reader.epoch != ledger.epoch:
+        return reader.epoch > ledger.epoch
+    return {stop.selectors for stop in reader.stops} != {stop.selectors for stop in ledger.stops}
 
 
 class Certainty(StrEnum):

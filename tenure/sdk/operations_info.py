@@ -393,8 +393,9 @@ ClaimInfo: Final[Any] = _shape(
 QueueInfo: Final[Any] = _shape(
     "QueueInfo",
     task_pb2.QueueDepth,
-    "The waiting tasks of a queue and priority. `held_back`: of them, those whose tenant is at its quota.",
-    "queue priority queued held_back oldest_queued_at",
+    "The waiting tasks of a queue and priority. `held_back`: of them, those whose tenant is at its quota, and stopped"
+    " ones. `stopped`: the latter.",
+    "queue priority queued held_back stopped oldest_queued_at",
 )
 RefusedWriteInfo: Final[Any] = _part(
     "RefusedWriteInfo",

@@ -1942,8 +1942,8 @@ class ListStopsRequest(message.Message):
     """For services, cleared by the gateway: the epoch that the reader keeps to."""
     @builtins.property
     def applied(self) -> containers.RepeatedCompositeFieldContainer[Stop]:
-        """For services, cleared by the gateway: the reader's stops, if its epoch is above the ledger's, because an older ledger
-        was restored. The ledger takes those that it lacks.
+        """For services, cleared by the gateway: all stops of the reader. The ledger takes those that it lacks, if the epoch is
+        above its own, or is the same with other stops: then an older ledger was restored.
         """
 
     def __init__(

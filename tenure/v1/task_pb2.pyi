@@ -2379,6 +2379,7 @@ class QueueDepth(message.Message):
     QUEUED_FIELD_NUMBER: builtins.int
     HELD_BACK_FIELD_NUMBER: builtins.int
     OLDEST_QUEUE_TIME_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     queue: builtins.str
     """The queue."""
     priority: Priority.ValueType
@@ -2386,7 +2387,9 @@ class QueueDepth(message.Message):
     queued: builtins.int
     """Tasks that wait for a worker."""
     held_back: builtins.int
-    """Of these, tasks whose tenant is at its limit of running tasks: more workers would not help."""
+    """Of these, tasks whose tenant is at its limit of running tasks, and stopped tasks: more workers would not help."""
+    stopped: builtins.int
+    """Of the tasks that are held back, those that a stop covers."""
     @builtins.property
     def oldest_queue_time(self) -> timestamp_pb2.Timestamp:
         """When the oldest of the tasks that are not held back was queued; absent: there is none."""
@@ -2399,10 +2402,11 @@ class QueueDepth(message.Message):
         queued: builtins.int = ...,
         held_back: builtins.int = ...,
         oldest_queue_time: timestamp_pb2.Timestamp | None = ...,
+        stopped: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["oldest_queue_time", b"oldest_queue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["held_back", b"held_back", "oldest_queue_time", b"oldest_queue_time", "priority", b"priority", "queue", b"queue", "queued", b"queued"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["held_back", b"held_back", "oldest_queue_time", b"oldest_queue_time", "priority", b"priority", "queue", b"queue", "queued", b"queued", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1007,10 +1007,12 @@ class SetStopsResponse(message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     STOPS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Its epoch. Above that of the request: an older ledger was restored, and the tool service keeps its own stops."""
+    """Its epoch. Above that of the request, or the same with other stops: an older ledger was restored, and the tool service
+    keeps its own stops.
+    """
     @builtins.property
     def stops(self) -> containers.RepeatedCompositeFieldContainer[admin_service_pb2.Stop]:
-        """Its stops, if its epoch is above that of the request."""
+        """Its stops."""
 
     def __init__(
         self,

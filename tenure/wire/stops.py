@@ -6,6 +6,7 @@ from typing import Final
 
 from tenure.domain.stops import Certainty, Stop, StopsInForce, check_selectors
 from tenure.v1 import admin_service_pb2 as pb
+from tenure.v1 import tool_service_pb2 as tools_pb
 from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap
 
@@ -14,8 +15,8 @@ CERTAINTIES: Final = EnumMap(Certainty, dict(pb.CallCertainty.items()), "CALL_CE
 stop_to_wire, stop_to_domain = pair(Stop, pb.Stop)
 
 
-def in_force_of(response: pb.ListStopsResponse) -> StopsInForce:
-    """Returns the stops in force as the ledger lists them."""
+def in_force_of(response: pb.ListStopsResponse | tools_pb.SetStopsResponse) -> StopsInForce:
+    """Returns the stops in force as the ledger lists them, or the tool service keeps to them."""
     return StopsInForce(response.epoch, tuple(map(stop_to_domain, response.stops)))
 
 

@@ -9,8 +9,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from services.models.stops import LedgerStops
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.fencing import compose_epoch
+from tenure.domain.stops import Subject
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.conformance.test_ledger_agents import Agents, function
@@ -67,6 +69,30 @@ async def test_stop_of_an_agent_passes_over_its_tasks_only(checkpoint: MakeCheck
     await stop(replica, agent="support")
     assert await offered(replica) == {free}
     assert not await registered(replica, mine, compose_epoch(1, 5))
+
+
+async def test_stopped_tasks_of_a_queue_are_counted_apart(checkpoint: MakeCheckpoint) -> None:
+    """They are held back too: more workers would not help them. The oldest that waits is one that may run."""
+    replica = await checkpoint()
+    agents = Agents(replica)
+    await agents.register(function(), "b1", make_current=True)
+    await agents.submit()
+    await replica.create()
+    await replica.create(queue="nightly")
+
+    async def counts() -> dict[str, tuple[int, int, int, bool]]:
+        found: dict[str, tuple[int, int, int, bool]] = {}
+        for one in (await replica.stub.ListQueues(admin_pb.ListQueuesRequest(), timeout=TIMEOUT_SECONDS)).queues:
+            found[one.queue] = (one.queued, one.held_back, one.stopped, one.HasField("oldest_queue_time"))
+        return found
+
+    await stop(replica, agent="support")
+    assert await counts() == {"default": (2, 1, 1, True), "nightly": (1, 0, 0, True)}
+    await stop(replica, tenant="default", queue="nightly")
+    await stop(replica, tool="mail_*")
+    assert await counts() == {"default": (2, 1, 1, True), "nightly": (1, 1, 1, False)}
+    await stop(replica, all=True)
+    assert await counts() == {"default": (2, 2, 2, False), "nightly": (1, 1, 1, False)}
 
 
 async def test_stopped_task_gets_no_reservation(checkpoint: MakeCheckpoint) -> None:
@@ -132,8 +158,9 @@ async def test_stop_is_listed_with_its_author_until_it_ends(checkpoint: MakeChec
     with pytest.raises(NotFound) as unknown:
         await resume(replica, tool="mail_")
     assert unknown.value.reason == "NO_SUCH_STOP"
-    with pytest.raises(InvalidRequest):
-        await stop(replica)
+    for unusable in ({}, {"tool": "spawn_sub_agents"}):
+        with pytest.raises(InvalidRequest):
+            await stop(replica, **unusable)
     await resume(replica, tool="mail_*")
     assert not (await listed(replica)).stops
 
@@ -143,7 +170,7 @@ async def test_readers_confirm_the_newest_epoch(checkpoint: MakeCheckpoint) -> N
     await listed(replica, reader="models/one")
     begun = await stop(replica, all=True)
     assert list((await listed(replica)).late_readers) == ["models/one"]
-    await listed(replica, reader="models/one", applied_epoch=begun.epoch)
+    await listed(replica, reader="models/one", applied_epoch=begun.epoch, applied=[begun])
     assert not (await listed(replica)).late_readers
 
 
@@ -159,3 +186,31 @@ async def test_stops_that_a_restored_ledger_lost_return(checkpoint: MakeCheckpoi
         ("billing", "", "user/ann"),
         ("", "known", "user/ann"),
     }
+
+
+async def test_epoch_that_a_restored_ledger_gives_out_again_is_raised(checkpoint: MakeCheckpoint) -> None:
+    """A reader that knows other stops of the same epoch would not take the ledger's."""
+    replica = await checkpoint()
+    begun = await stop(replica, queue="new")
+    lost = admin_pb.Stop(agent="billing", reason="wrong bills", stopped_by="user/ann", epoch=begun.epoch)
+    lost.stop_time.GetCurrentTime()
+    reader = {"reader": "models/one", "applied_epoch": begun.epoch}
+    taken = await listed(replica, **reader, applied=[lost])
+    assert (taken.epoch, {one.agent or one.queue for one in taken.stops}) == (begun.epoch + 1, {"billing", "new"})
+    reader["applied_epoch"] = taken.epoch
+    assert (await listed(replica, **reader, applied=taken.stops)).epoch == taken.epoch
+    assert (await listed(replica, **reader)).epoch == taken.epoch + 1  # it kept to an end that the ledger lost
+
+
+async def test_model_runner_gives_a_restored_ledger_its_stops(checkpoint: MakeCheckpoint) -> None:
+    """It asks before a coordinator does: the newer epoch must not come without the stops that belong to it."""
+    replica = await checkpoint()
+    runner = LedgerStops(replica.channel, "models/one")
+    begun = await stop(replica, agent="billing")
+    assert await runner.read()
+    await replica.query("delete from ledger.stops")
+    await replica.query("update ledger.stop_epoch set epoch = epoch - 1")
+    await runner.read()
+    taken = await listed(replica)
+    assert (taken.epoch, [one.agent for one in taken.stops]) == (begun.epoch + 1, ["billing"])
+    assert runner.covers(Subject("default", "billing"))

@@ -9,6 +9,8 @@ import pytest
 from services.coordinator.ledger_client import LedgerClient
 from services.coordinator.stops import StopPush
 from services.coordinator.tools_client import ToolsClient
+from services.gateway.peers import Peers
+from services.gateway.stops import begin_stop
 from tenure.domain.errors import Unavailable
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_service_pb2 as pb
@@ -54,3 +56,22 @@ async def test_restored_ledger_takes_stops_back(
     assert [(one.tenant, one.stopped_by) for one in listed.stops] == [(grants.tenant, "user/ann")]
     with pytest.raises(Unavailable):
         await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
+
+
+async def test_stop_after_a_restore_is_taken_by_the_tools(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants
+) -> None:
+    """The restored ledger gives the epoch out again under which the tool service keeps to another stop."""
+    ledger, tools = await checkpoint(), await tool_service()
+    lost = admin_pb.Stop(tenant="other", reason="wrong bills", stopped_by="user/ann", epoch=1)
+    lost.stop_time.GetCurrentTime()
+    await tools.stub.SetStops(pb.SetStopsRequest(epoch=1, stops=[lost]), timeout=CALL_SECONDS)
+    wanted = admin_pb.BeginStopRequest(tenant=grants.tenant, reason="wrong bills", actor="user/ann")
+    async with Peers([ledger.address], ["127.0.0.1:1"], [tools.address]) as peers:
+        begun = await begin_stop(peers, wanted)
+    assert (begun.stop.epoch, list(begun.unconfirmed)) == (1, [])
+    with pytest.raises(Unavailable) as refusal:
+        await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
+    assert refusal.value.reason == "STOPPED"
+    listed = await ledger.stub.ListStops(admin_pb.ListStopsRequest(), timeout=TIMEOUT_SECONDS)
+    assert {one.tenant for one in listed.stops} == {"other", grants.tenant}

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,11 +16,13 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.tools.calls.accept_new import FIRST_ATTEMPT, accept_new_calls
+from services.tools.calls.executing import ExecuteJob
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.calls.start_and_finish import StartMark, start_batcher
 from services.tools.calls.stops import StopKeeper, StopView
 from services.tools.statements import QUERIES, SCHEMA, SESSION_SETTINGS
+from services.tools.tool import Tool, ToolAnswer, ToolInDoubt, ToolWork, define
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.stops import Stop
@@ -30,6 +33,7 @@ from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_service_pb2 as pb
+from tests.support.executors import executor_over, last_outcome
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -170,6 +174,29 @@ async def test_start_without_the_check_passes_a_stop(replicas: Replicas, monkeyp
         assert await starts.submit(StartMark(stopped.key, 1, stopped))
 
 
+async def test_settlement_makes_no_try_after_a_stop(replicas: Replicas, tmp_path: Path) -> None:
+    """Its replica does not know of the stop yet: the statement before each try compares the epoch."""
+    tries, tried_again = 0, asyncio.Event()
+
+    async def pay(_context: Any, _arguments: Any) -> ToolAnswer:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            tried_again.set()
+        raise ToolInDoubt("The bank gave no answer.")
+
+    settled = request()
+    async with executor_over(replicas.dsn, tmp_path) as executor, asyncio.timeout(PATIENCE_SECONDS):
+        job = ExecuteJob(settled, ToolWork(Tool(define("tool", EffectClass.KEYED, "pays", {}), pay), {}))
+        call = asyncio.create_task(last_outcome(executor, job))
+        await tried_again.wait()
+        await replicas.keeper.take(1, [ACME])
+        with pytest.raises(Unavailable) as refusal:
+            await call
+    assert (refusal.value.reason, tries) == ("STOPPED", 2)
+    assert await replicas.count("STARTED") == 1
+
+
 class _Life:
     """A runner that lives."""
 
@@ -212,13 +239,13 @@ async def test_running_calls_stop_by_their_effect_class(
     assert outside.lines("keyed") == []
     with pytest.raises(Unavailable):
         await tools.outcome(grants.claim(), "1.0", "append_record", file="never", line="x")
-    assert (await _certainties(tools, since, keyed.task_id, unsafe.task_id)) == ["MAY_HAVE_HAPPENED", "STILL_RUNS"]
+    assert (await certainties(tools, since, keyed.task_id, unsafe.task_id)) == ["MAY_HAVE_HAPPENED", "STILL_RUNS"]
     async with ToolClient(tools.address, tenant="other").channel:
         assert (
             await tools.outcome(other, "1.0", "append_record", file="o", line="x")
         ).status is OutcomeStatus.SUCCEEDED
     assert (await whole).status is OutcomeStatus.SUCCEEDED
-    assert await _certainties(tools, since, unsafe.task_id) == ["ENDED"]
+    assert await certainties(tools, since, unsafe.task_id) == ["ENDED"]
     await tools.stub.SetStops(stops_request(2), timeout=CALL_SECONDS)
     again = await tools.outcome(keyed, "1.0", "append_record", file="keyed", **slow)
     assert (again.status, again.call_attempt) == (OutcomeStatus.SUCCEEDED, 2)
@@ -226,7 +253,7 @@ async def test_running_calls_stop_by_their_effect_class(
     assert (len(outside.lines("unsafe")), outside.lines("never")) == (1, [])
 
 
-async def _certainties(tools: ToolClient, since: Timestamp, *task_ids: str) -> list[str]:
+async def certainties(tools: ToolClient, since: Timestamp, *task_ids: str) -> list[str]:
     request = pb.ListCallsInFlightRequest(task_ids=task_ids, stop_time=since)
     calls = (await tools.stub.ListCallsInFlight(request, timeout=CALL_SECONDS)).calls
     by_task = {call.task_id: admin_pb.CallCertainty.Name(call.certainty) for call in calls}

@@ -49,7 +49,7 @@ async def executor_over(
         starts, finishes = start_batcher(starting, liveness, stops), finish_batcher(finishing)
         output_store = OutputStore(Workspaces(folder), Bounds(10**6, 100))
         limits = RunnerLimits({GENERAL_LANE: lane})
-        runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits)
+        runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits, stops)
         follower = RemoteCallFollower(pool, poll_seconds=0.02)
         expressions = await stack.enter_async_context(expressions or Expressions())
         ruled = RuledAccepts(pool, RuleBook(pool), expressions, stops)

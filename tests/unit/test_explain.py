@@ -147,6 +147,12 @@ def by_workers() -> dict[str, str]:
             "priority": Priority.LOW,
         },
         "its tenant at its quota of running tasks": {"workers": (SERVES,), "caps": (cap,), "running_cap": cap},
+        "its tenant at a quota of no running tasks": {
+            "workers": (SERVES,),
+            "caps": ("0 of 0 running tasks",),
+            "running_cap": "0 of 0 running tasks",
+            "starts_none": True,
+        },
         "a stop of its tenant": {"workers": (SERVES,), "reason": "STOPPED", "stop": STOPPED},
         "no pool of the tenant": {"workers": (other_tenant,)},
         "one pool of the tenant": {"workers": (other_tenant, replace(SERVES, worker_id="worker-2"))},
@@ -276,7 +282,9 @@ def test_services_report_priorities_and_the_running_quota() -> None:
     facts = gather_facts(low, [], [], [of_high], [], 0, [use], now=0.0)
     assert facts.workers is not None
     assert (facts.priority, facts.workers[0].priorities) == (Priority.LOW, frozenset({Priority.HIGH}))
-    assert facts.running_cap == "2 of 2 running tasks"
+    assert (facts.running_cap, facts.starts_none) == ("2 of 2 running tasks", False)
+    use.quota.most = use.used = 0
+    assert gather_facts(low, [], [], [], [], 0, [use], now=0.0).starts_none
     low.spec.ClearField("priority")
     assert gather_facts(low, [], [], [], [], 0, now=0.0).priority is Priority.NORMAL
 

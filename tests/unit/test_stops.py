@@ -15,10 +15,12 @@ from tenure.domain.stops import (
     Subject,
     certainty_of,
     check_selectors,
+    keeps_unknown,
     lost_stops,
     stopped,
 )
 from tenure.domain.tools import CallState, EffectClass
+from tenure.domain.waiting_calls import WAITING_TOOLS
 
 BILLING = Subject("acme", "billing", "nightly")
 
@@ -58,6 +60,18 @@ def test_unclear_selectors_are_refused(stop: Stop, is_all: bool) -> None:
         check_selectors(stop, is_all=is_all)
 
 
+@pytest.mark.parametrize("tool", [*WAITING_TOOLS, "spawn_*", "ask_*"])
+def test_stop_of_a_tool_that_begins_a_wait_is_refused(tool: str) -> None:
+    """The tool service never runs it, so a confirmed stop would do nothing."""
+    with pytest.raises(InvalidRequest, match="no stop of a tool prevents the wait"):
+        check_selectors(Stop(tool=tool), is_all=False)
+
+
+@pytest.mark.parametrize("tool", ["*", "spawn_bills", "ask__*", "mail_*"])
+def test_stop_of_other_tools_is_allowed(tool: str) -> None:
+    check_selectors(Stop(tool=tool), is_all=False)
+
+
 @pytest.mark.parametrize("effect", EffectClass)
 def test_only_running_unsafe_calls_still_run(effect: EffectClass) -> None:
     still = Certainty.STILL_RUNS if effect is EffectClass.UNSAFE else Certainty.MAY_HAVE_HAPPENED
@@ -76,12 +90,29 @@ def test_refusal_names_who_why_and_what_resumes() -> None:
         "user/ann stopped tool mail_*, tenant acme: wrong bills. Nothing was begun; "
         "tenure admin resume --tool 'mail_*' --tenant acme ends the stop"
     )
+    begun = stopped(Stop(stopped_by="user/ann", reason="wrong bills"), may_have_begun=True)
+    assert "It may have had its effect, and runs again after the stop" in begun.message
     assert Stop().command("resume") == "tenure admin resume --all"
 
 
 def test_stops_that_a_ledger_lost_are_found_by_selectors() -> None:
     kept = [Stop(agent="a", epoch=3), Stop(tenant="acme", epoch=4)]
     assert lost_stops([Stop(agent="a", epoch=1, reason="another")], kept) == [kept[1]]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "stops", "others"),
+    [
+        (8, (), True),
+        (7, (Stop(agent="b"),), True),
+        (7, (), True),
+        (7, (Stop(agent="a", epoch=1),), False),
+        (6, (), False),
+    ],
+)
+def test_stops_that_a_ledger_does_not_know(epoch: int, stops: tuple[Stop, ...], others: bool) -> None:
+    """A restored ledger counts epochs that it has given out before."""
+    assert keeps_unknown(StopsInForce(epoch, stops), StopsInForce(7, (Stop(agent="a", epoch=3),))) is others
 
 
 def test_stopped_task_leaves_its_worker_without_a_retry() -> None:

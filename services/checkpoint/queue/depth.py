@@ -86,14 +86,17 @@ OTHERS: Final = "(others)"
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The depth of one queue and tier. `oldest` and `age_seconds` leave out held back tasks; None and 0 mean no
-    task.
+    """The depth of one queue and tier. `held_back`: of the queued tasks, those that more workers would not help.
+
+    `stopped`: of these, those that a stop covers. `oldest` and `age_seconds` leave out held back tasks; None and 0 mean
+    no task.
     """
 
     queue: str
     tier: Priority
     queued: int
     held_back: int
+    stopped: int
     oldest: datetime | None
     age_seconds: float
 
@@ -124,6 +127,7 @@ class QueueDepths:
                 priority=PRIORITIES.to_wire(each.tier),
                 queued=each.queued,
                 held_back=each.held_back,
+                stopped=each.stopped,
                 oldest_queue_time=None if each.oldest is None else timestamp(each.oldest),
             )
             for each in depths
@@ -147,19 +151,21 @@ class QueueDepths:
         async with ledger_connection(self._pool) as connection:
             rows = await fetch_all(connection, QUEUE.depth, {"most": MAX_LISTED})
         return [
-            Depth(queue, Priority(priority), queued, held_back, oldest, max(0.0, age_seconds or 0.0))
-            for queue, priority, queued, held_back, oldest, age_seconds in rows
+            Depth(queue, Priority(priority), queued, held_back, stopped, oldest, max(0.0, age_seconds or 0.0))
+            for queue, priority, queued, held_back, stopped, oldest, age_seconds in rows
         ]
 
     def _report(self, depths: Iterable[Depth]) -> None:
-        sums: dict[tuple[str, str], tuple[int, int, float]] = dict.fromkeys(self._reported, (0, 0, 0.0))
+        sums: dict[tuple[str, str], tuple[int, int, int, float]] = dict.fromkeys(self._reported, (0, 0, 0, 0.0))
         for each in depths:
             key = (self._name(each.queue), each.tier.name)
-            queued, held_back, age_seconds = sums.get(key, (0, 0, 0.0))
-            sums[key] = (queued + each.queued, held_back + each.held_back, max(age_seconds, each.age_seconds))
-        for (queue, priority), (queued, held_back, age_seconds) in sums.items():
+            queued, held_back, stopped, age_seconds = sums.get(key, (0, 0, 0, 0.0))
+            age_seconds = max(age_seconds, each.age_seconds)
+            sums[key] = (queued + each.queued, held_back + each.held_back, stopped + each.stopped, age_seconds)
+        for (queue, priority), (queued, held_back, stopped, age_seconds) in sums.items():
             metrics.gauge("tenure_queue_depth", queued, queue=queue, priority=priority)
             metrics.gauge("tenure_queue_held_back", held_back, queue=queue, priority=priority)
+            metrics.gauge("tenure_queue_stopped", stopped, queue=queue, priority=priority)
             metrics.gauge("tenure_queue_oldest_age_seconds", age_seconds, queue=queue, priority=priority)
         self._reported = set(sums)
 

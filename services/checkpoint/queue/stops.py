@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from services.checkpoint.queries import QUEUE, fetch_all, fetch_one, fetch_row, in_ledger_transaction, ledger_connection
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
-from tenure.domain.stops import MAX_STOPS, Stop, StopsInForce, lost_stops
+from tenure.domain.stops import MAX_STOPS, Stop, StopsInForce, keeps_unknown, lost_stops
 from tenure.runtime.store.barrier import earlier_have_ended
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import admin_service_pb2 as admin_pb
@@ -65,12 +65,13 @@ async def end_stop(pool: Pool, selectors: Stop) -> Stop:
 async def list_stops(pool: Pool, request: admin_pb.ListStopsRequest) -> admin_pb.ListStopsResponse:
     """Returns the stops in force, and notes the epoch that the reader keeps to.
 
-    A newer epoch than the ledger's is one that the ledger lost when it was restored: the stops of then return.
+    Stops that the reader keeps to and that the ledger does not know were lost when it was restored: they return.
     """
     async with ledger_connection(pool) as connection:
         in_force = await _read(connection)
-    if request.applied_epoch > in_force.epoch:
-        in_force = await _adopt(pool, request)
+    applied = StopsInForce(request.applied_epoch, tuple(map(stop_to_domain, request.applied)))
+    if keeps_unknown(applied, in_force):
+        in_force = await _adopt(pool, applied)
     late = list[str]()
     async with ledger_connection(pool) as connection:
         if request.reader:
@@ -81,11 +82,11 @@ async def list_stops(pool: Pool, request: admin_pb.ListStopsRequest) -> admin_pb
     return admin_pb.ListStopsResponse(epoch=in_force.epoch, stops=map(stop_to_wire, in_force.stops), late_readers=late)
 
 
-async def _adopt(pool: Pool, request: admin_pb.ListStopsRequest) -> StopsInForce:
+async def _adopt(pool: Pool, applied: StopsInForce) -> StopsInForce:
     async def work(connection: Connection) -> StopsInForce:
-        epoch = await _next_epoch(connection, request.applied_epoch)
+        epoch = await _next_epoch(connection, applied.epoch)
         known = (await _read(connection)).stops
-        for stop in lost_stops(known, map(stop_to_domain, request.applied)):
+        for stop in lost_stops(known, applied.stops):
             adopted = {**_columns(stop), "stopped_at": stop.stop_time, "epoch": epoch}
             await connection.execute(QUEUE.adopt_stop, adopted)
         return await _read(connection)

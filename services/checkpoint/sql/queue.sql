@@ -168,8 +168,9 @@ select o.task_id, e.body
   join entries e on e.task_id = o.task_id::uuid and e.sequence > o.after and e.kind = %(kind)b and e.step = o.step;
 
 -- name: depth
--- How many tasks are queued and for how long, for all tenants, from the index alone. Tasks of a tenant that has reached
--- its running quota are counted apart: more workers would not help them.
+-- How many tasks are queued and for how long, for all tenants, from the index alone; only a stop of an agent needs the
+-- rows of its tasks. Tasks of a tenant that has reached its running quota, and stopped tasks, are counted apart: more
+-- workers would not help them.
 with recursive line as (
   (select t.queue, t.loop, t.priority, t.tenant from tasks t
     where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
@@ -182,13 +183,28 @@ with recursive line as (
           where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
             and (t.queue, t.loop, t.priority, t.tenant) > (l.queue, l.loop, l.priority, l.tenant)
           order by t.queue, t.loop, t.priority, t.tenant limit 1) n
-), waiting as materialized (
-  select l.queue, l.priority, l.tenant, c.queued, c.oldest
+), stopped_line as materialized (
+  select l.*,
+         exists (select from stops s where s.tool = '' and s.agent = ''
+                  and s.tenant in ('', l.tenant) and s.queue in ('', l.queue)) as is_whole,
+         array(select s.agent from stops s where s.tool = '' and s.agent <> ''
+                and s.tenant in ('', l.tenant) and s.queue in ('', l.queue)) as agents
     from line l
+), waiting as materialized (
+  select l.queue, l.priority, l.tenant, c.queued,
+         case when l.is_whole then c.queued else a.stopped end as stopped,
+         case when l.is_whole then null when a.stopped = 0 then c.oldest else a.oldest end as oldest
+    from stopped_line l
    cross join lateral (
          select count(*) as queued, min(t.queued_at) as oldest from tasks t
           where t.queue = l.queue and t.loop = l.loop and t.priority = l.priority and t.tenant = l.tenant
             and t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null) c
+   cross join lateral (
+         select count(*) filter (where t.agent = any(l.agents)) as stopped,
+                min(t.queued_at) filter (where t.agent <> all(l.agents)) as oldest from tasks t
+          where not l.is_whole and cardinality(l.agents) > 0
+            and t.queue = l.queue and t.loop = l.loop and t.priority = l.priority and t.tenant = l.tenant
+            and t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null) a
 ), held_back as materialized (
   select w.tenant
     from (select distinct tenant from waiting) w
@@ -197,7 +213,7 @@ with recursive line as (
    where (select count(*) from (select from tasks r where r.holds and r.tenant = w.tenant limit l.most) r) >= l.most
 )
 select w.queue, w.priority, sum(w.queued)::bigint,
-       coalesce(sum(w.queued) filter (where h.tenant is not null), 0)::bigint,
+       sum(case when h.tenant is null then w.stopped else w.queued end)::bigint, sum(w.stopped)::bigint,
        min(w.oldest) filter (where h.tenant is null),
        extract(epoch from now() - min(w.oldest) filter (where h.tenant is null))::float8
   from waiting w left join held_back h on h.tenant = w.tenant

@@ -201,7 +201,8 @@ class ToolEffect:
         if self._run.stop in {StopReason.LAPSED, StopReason.DRAINED}:
             raise RunnerStopped
         if self._run.stop is StopReason.STOPPED and self._run.stopped_by is not None:
-            raise PutOff(stopped(self._run.stopped_by), may_have_begun=not (gone and self._is_unsent))
+            has_begun = not (gone and self._is_unsent)
+            raise PutOff(stopped(self._run.stopped_by, may_have_begun=has_begun), may_have_begun=has_begun)
         clause, status, detail = self._why_stopped()
         effect_class = self._tool.definition.effect_class
         if gone and self._is_unsent:

@@ -3,8 +3,8 @@
 Mostly the lane has a free place. Then the first write marks the call STARTED, too.
 
 A call that this process runs goes on to its end, even if its caller goes away. Only the end of the task stops it
-(`StopReason.CLOSED`, `StopReason.FENCED`), or the end of this runner's life (`StopReason.LAPSED`,
-`StopReason.DRAINED`).
+(`StopReason.CLOSED`, `StopReason.FENCED`), a stop of an operator (`StopReason.STOPPED`), or the end of this runner's
+life (`StopReason.LAPSED`, `StopReason.DRAINED`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from services.tools.calls.start_and_finish import (
     until_written,
     withdraw_start,
 )
+from services.tools.calls.stops import StopView
 from services.tools.output import OutputStore
 from services.tools.runners.liveness import Liveness
 from services.tools.tool import RunnerStopped, Tool, ToolInDoubt, ToolWork
@@ -96,6 +97,7 @@ class Runner:
         writers: CallWriters,
         output_store: OutputStore,
         limits: RunnerLimits,
+        stops: StopView,
         checks: Checks | None = None,
         stopping: asyncio.Event | None = None,
     ) -> None:
@@ -104,7 +106,7 @@ class Runner:
         self._pool, self._liveness = pool, liveness
         self._writers, self._limits = writers, limits
         self._lanes = {lane: Lane(count) for lane, count in limits.lanes.items()}
-        self._settler = Settler(pool, liveness, self._lanes, runs.hold, checks, stopping or asyncio.Event())
+        self._settler = Settler(pool, liveness, self._lanes, runs.hold, stops, checks, stopping or asyncio.Event())
         self._tasks: set[asyncio.Task[None]] = set()
         self._of_tenant, self._own_of_tenant = Counter[str](), Counter[str]()
         self._sampling = ExitStack()

@@ -20,6 +20,7 @@ from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, NeverBegan, PutO
 from services.tools.calls.lanes import Lane
 from services.tools.calls.runs import ANNOUNCE_SECONDS, RunningCall, StopReason, Superseded
 from services.tools.calls.start_and_finish import StartMark, release_start, until_written
+from services.tools.calls.stops import StopView
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from services.tools.tool import CallContext, RunnerStopped, Tool, ToolFailure, ToolInDoubt, ToolWork
@@ -35,6 +36,7 @@ from tenure.domain.settlement import (
     read_check,
     unreadable,
 )
+from tenure.domain.stops import stopped
 from tenure.domain.tools import CheckWith, EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
@@ -60,12 +62,17 @@ class _TaskEnded(Exception):  # noqa: N818  a fact, not an error
     """The run was stopped because its task has ended."""
 
 
+class _Stopped(Exception):  # noqa: N818  a fact, not an error
+    """An operator stopped the run: the call runs again after the stop."""
+
+
 class _Standing(NamedTuple):
-    """`is_current`: a try may begin under the record's claim. `epoch`: of that claim."""
+    """`is_current`: a try may begin under the record's claim. `epoch`: of that claim. `stop_epoch`: of the stops."""
 
     is_current: bool
     epoch: int
     elapsed_seconds: float
+    stop_epoch: int
 
 
 @dataclass(slots=True)
@@ -99,17 +106,18 @@ class Settler:
         liveness: Liveness,
         lanes: Mapping[str, Lane],
         hold: Callable[[asyncio.Task[Outcome]], None],
+        stops: StopView,
         checks: Checks | None,
         stopping: asyncio.Event,
     ) -> None:
         self._pool, self._liveness, self._lanes, self._hold, self._checks = pool, liveness, lanes, hold, checks
-        self._stopping = stopping
+        self._stops, self._stopping = stops, stopping
 
     async def settle(self, run: RunningCall, work: ToolWork, doubt: ToolInDoubt) -> Outcome:
         """Returns the outcome of a call of unknown end, or that of a call that may be repeated without harm.
 
-        Raises ToolInDoubt when the call is in doubt, RunnerStopped when another replica goes on with it, and Superseded
-        when the record has a newer attempt.
+        Raises ToolInDoubt when the call is in doubt, RunnerStopped when another replica goes on with it, Unavailable
+        (STOPPED) when an operator stopped it, and Superseded when the record has a newer attempt.
         """
         definition = work.tool.definition
         # The class with which a lost attempt began counts, too: it was UNSAFE, whatever the tool is by now.
@@ -124,6 +132,10 @@ class Settler:
             return await self._settle(run, work, doubt, plan)
         except _TaskEnded:
             raise ToolInDoubt(f"{doubt.message} {_ENDED}") from None
+        except _Stopped:
+            await self._release(run)
+            assert run.stopped_by is not None, "StopView.stop_covered sets it"
+            raise stopped(run.stopped_by, may_have_begun=True) from None
         except RunnerStopped:
             if run.stop is StopReason.DRAINED:
                 await self._release(run)
@@ -222,6 +234,8 @@ class Settler:
         except TryLater:  # the life of this runner is over
             raise RunnerStopped from None
         standing = await self._interruptible(run, self._stand(run))
+        if standing.stop_epoch != self._stops.in_force.epoch:
+            await self._interruptible(run, self._read_stops(run))
         progress.began_at = _now() - standing.elapsed_seconds
         if standing.epoch > run.request.claims.epoch:
             await self._release(run)
@@ -249,9 +263,25 @@ class Settler:
 
         return await until_written(write)
 
+    async def _read_stops(self, run: RunningCall) -> None:
+        """Stops the run if the newest stops cover it: no try begins after the answer of a stop at another replica."""
+
+        async def read() -> None:
+            async with connection(self._pool) as postgres:
+                await self._stops.refresh(postgres)
+
+        await until_written(read)
+        self._stops.stop_covered(run)
+
     async def _release(self, run: RunningCall) -> None:
-        """Lets another attempt go on at once, for as long as it takes: a mark that stays would make others wait."""
-        await until_written(lambda: release_start(self._pool, StartMark(run.key, run.call_attempt)))
+        """Lets another attempt go on at once, for as long as it takes: a mark that stays would make others wait.
+
+        Raises Superseded when the call has a newer attempt, an outcome or is in doubt.
+        """
+        is_released = await until_written(lambda: release_start(self._pool, StartMark(run.key, run.call_attempt)))
+        run.marked = False
+        if not is_released:
+            raise Superseded
 
     async def _interruptible(self, run: RunningCall, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Awaits a part of the settlement, which a stop of the run ends."""
@@ -273,6 +303,8 @@ class Settler:
             raise RunnerStopped
         if run.stop is StopReason.SUPERSEDED:
             raise Superseded
+        if run.stop is StopReason.STOPPED:
+            raise _Stopped
         if run.stop is not None:
             raise _TaskEnded
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from services.tools.calls.records import CallRequest
-from services.tools.calls.runs import STOPPING_SECONDS, RunningCalls, StopReason
+from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason
 from services.tools.statements import QUERIES
 from tenure.domain.errors import Unavailable
 from tenure.domain.stops import Stop, StopsInForce, Subject, certainty_of, covers_tool
@@ -43,6 +43,15 @@ class StopView:
         """Returns a stop that covers the call."""
         claims = request.claims
         return self.in_force.of_call(Subject(claims.tenant, claims.agent, claims.queue), request.tool)
+
+    def stop_covered(self, run: RunningCall) -> bool:
+        """Stops a run that a stop covers and that may run again. An UNSAFE call that has begun may finish."""
+        stop = self.of(run.request)
+        if stop is None or run.stop is not None or run.effect is None or not run.request.effect_class.may_run_again:
+            return False
+        run.stopped_by = stop
+        run.request_stop(StopReason.STOPPED)
+        return True
 
     async def refresh(self, postgres: Connection) -> bool:
         """Reads the stops. Returns whether they had changed."""
@@ -92,17 +101,9 @@ class StopKeeper:
             await self._view.refresh(postgres)
 
     def _cancel_covered(self) -> set[asyncio.Task[Any]]:
-        """Cancels the covered calls that may run again. An UNSAFE call that has begun may finish."""
-        effects = set[asyncio.Task[Any]]()
-        for run in self._runs.running():
-            stop = self._view.of(run.request)
-            if stop is None or run.stop is not None or run.effect is None:
-                continue
-            if run.request.effect_class.may_run_again:
-                run.stopped_by = stop
-                run.request_stop(StopReason.STOPPED)
-                effects.add(run.effect)
-        return effects
+        """Cancels the covered calls that may run again, and returns their effects."""
+        covered = [run for run in self._runs.running() if self._view.stop_covered(run)]
+        return {run.effect for run in covered if run.effect is not None}
 
 
 async def _replace(postgres: Connection, epoch: int, stops: Sequence[Stop]) -> None:

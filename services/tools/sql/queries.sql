@@ -209,7 +209,8 @@ returning c.state, coalesce(c.doubted_at >= now(), false) as is_new_doubt;
 -- name: go_on_settling
 -- Part of the settlement of a STARTED call of this runner: notes when it began, and asks the fence before each try, under
 -- the share lock that start_calls takes. Returns whether the claim of the record is the newest and not closed, its epoch,
--- and since how many seconds the call is settled. No row: the call has a newer attempt or an outcome.
+-- since how many seconds the call is settled, and the epoch of the stops. No row: the call has a newer attempt or an
+-- outcome.
 with fence as materialized (
   select f.epoch, f.claim_id, f.closed from fences f where f.task_id = %(task_id)b::uuid for share
 )
@@ -218,7 +219,7 @@ update calls c set settling_since = coalesce(c.settling_since, clock_timestamp()
  where c.task_id = %(task_id)b::uuid and c.call_id = %(call_id)b::text
    and c.call_attempt = %(call_attempt)b::int and c.state = 'STARTED' and c.runner_id = %(runner_id)b::uuid
 returning not f.closed and c.epoch = f.epoch and c.claim_id = f.claim_id, c.epoch,
-          extract(epoch from clock_timestamp() - c.settling_since)::double precision;
+          extract(epoch from clock_timestamp() - c.settling_since)::double precision, (select epoch from stop_epoch);
 
 -- name: release_start
 -- Releases a start whose effect may have begun, of a call that another attempt may continue. A STARTED

@@ -85,7 +85,13 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
     ),
     "Queues and workers": (
         _gauge("tenure_queue_depth", _CHECKPOINT, "queued tasks of all tenants", **_QUEUE),
-        _gauge("tenure_queue_held_back", _CHECKPOINT, "of these, tasks of tenants at their running quota", **_QUEUE),
+        _gauge(
+            "tenure_queue_held_back",
+            _CHECKPOINT,
+            "of these, tasks of tenants at their running quota, and stopped tasks",
+            **_QUEUE,
+        ),
+        _gauge("tenure_queue_stopped", _CHECKPOINT, "of the tasks held back, those that a stop covers", **_QUEUE),
         _gauge(
             "tenure_queue_oldest_age_seconds", _CHECKPOINT, "how long the oldest of the others has waited", **_QUEUE
         ),

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
+from tenure.domain.errors import Unavailable
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
+from tests.conformance.test_tools_stops import certainties, stops_request
 from tests.support.bank import Bank, open_bank
 from tests.support.fix_tools import Grants, Owner, StartTools, ToolReplica, execute_request
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -192,6 +195,40 @@ async def test_drain_hands_a_settlement_over(bank_tools: StartBankTools, grants:
         outcome = await other.outcome(owner, "1.0", "pay")
         lost.cancel()
     assert (outcome.content, outcome.call_attempt, len(bank.payments)) == ("receipt 1", 2, 1)
+
+
+@pytest.mark.parametrize("killed", first([False, True]))
+async def test_stopped_settlement_goes_on_after_the_stop(
+    killed: bool, bank_tools: StartBankTools, grants: Grants, tools_database: Query
+) -> None:
+    """As the next attempt, with the same key, also at another replica: nobody has to look whether it happened."""
+    async with open_bank(*["500"] * 99) as bank:
+        tools = await bank_tools(bank)
+        owner, since = grants.claim(), Timestamp()
+        since.GetCurrentTime()
+        cut = tools.begin(owner, "1.0", "pay")
+        await bank.until_asked(2)
+        stop = admin_pb.Stop(tool="pay", reason="r", epoch=1)
+        await tools.stub.SetStops(stops_request(1, stop), timeout=CALL_SECONDS)
+        assert await certainties(tools, since, owner.task_id) == ["MAY_HAVE_HAPPENED"]
+        with pytest.raises(Unavailable) as refusal:
+            await cut
+        assert refusal.value.reason == "STOPPED"
+        asked, began = len(bank.asked), await tools_database("select settling_since from calls")
+        if killed:
+            await tools.kill()
+            tools = await bank_tools(bank)
+        with pytest.raises(Unavailable):
+            await tools.outcome(owner, "1.0", "pay")
+        await tools.stub.SetStops(stops_request(2), timeout=CALL_SECONDS)
+        assert len(bank.asked) == asked
+        bank.ends.clear()
+        outcome = await tools.outcome(owner, "1.0", "pay")
+    assert (outcome.status, outcome.content, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, "receipt 1", 2)
+    assert {one.key for one in bank.asked} == {f"{owner.task_id}/1.0"}
+    assert len(bank.payments) == 1
+    recorded = await tools_database("select state, settling_since, begun_before from calls")
+    assert recorded == [("FINISHED", *began[0], True)]
 
 
 @pytest.mark.parametrize("replicas", first([2, 1]))

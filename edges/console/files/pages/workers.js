@@ -25,7 +25,8 @@ export default async function workersPage(context) {
     { name: "Queue", cell: (one) => h("b", one.queue) },
     { name: "Priority", cell: (one) => words(one.priority) },
     { name: "Queued", class: "num", cell: (one) => number(one.queued) },
-    { name: "Held back by quotas", class: "num", cell: (one) => number(one.held_back) },
+    { name: "Held back", class: "num", cell: (one) => number(one.held_back) },
+    { name: "Stopped", class: "num", cell: (one) => number(one.stopped) },
     { name: "Oldest", cell: (one) => timeMark(one.oldest_queued_at) },
   ]);
   const claims = section("Claims", "No worker holds a task.", [
