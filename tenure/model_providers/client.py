@@ -292,7 +292,7 @@ class ModelClient:
             failure = _failure(error, provider, timeout_seconds, was_taken=call.was_taken)
             failure.hide(provider.secret)
             failure.context_window_tokens = provider.endpoint.limits(model).window_tokens
-            if failure.message == SILENT and silence_seconds is not None:
+            if failure.error_class is FailureClass.SILENT and silence_seconds is not None:
                 failure.append(provider.endpoint.met_silence(model, silence_seconds))
             if failure.error_class is FailureClass.INVALID_REQUEST and (
                 tools := refused_tools(failure.message, [tool["name"] for tool in request.tools])
@@ -427,7 +427,7 @@ def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, 
                 FailureClass.TIMEOUT, f"the model's answer was not complete within {timeout_seconds:g} s"
             )
         case httpx2.TimeoutException():
-            return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
+            return ModelCallFailed(FailureClass.SILENT, SILENT)
     if isinstance(error, ForeignAnswer):
         return ModelCallFailed(FailureClass.CONNECTION, _error_text(error))
     if isinstance(error, MalformedAnswer) and not isinstance(error, StreamBroken):
@@ -463,7 +463,7 @@ def _provider_failure(error: Exception, provider: ModelProvider) -> ModelCallFai
         wait_seconds = _retry_after_seconds(library_error.response.headers)
         return provider.refusal(library_error.status_code, library_error.body, library_error.message, wait_seconds)
     if isinstance(error, provider.errors.timeout) and not made_no_connection(error):
-        return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
+        return ModelCallFailed(FailureClass.SILENT, SILENT)
     if isinstance(error, provider.errors.connection):
         return ModelCallFailed(FailureClass.CONNECTION, _error_text(error.__cause__ or error))
     return None

@@ -121,7 +121,7 @@ async def test_silence_names_its_setting_and_is_waited_longer(server: ListeningS
     provider = OpenAIProvider(api_key="k", base_url=server.url, silence_seconds=0.2)
     with pytest.raises(ModelCallFailed, match=r"sent nothing for 0\.2 s.*silence_seconds of the endpoint") as failed:
         await ask(provider, OPENAI)
-    assert failed.value.error_class is FailureClass.TIMEOUT
+    assert failed.value.error_class is FailureClass.SILENT
     assert provider.endpoint.silence_seconds("m", CALL_SECONDS) == 0.4
 
 
