@@ -87,13 +87,13 @@ def _stated(kind: type[BaseException]) -> Any:
 def status_of(error: BaseException) -> int:
     """Returns the HTTP status of a refusal, 400 to 599; 0 for an exception without one."""
     response = getattr(error, "response", None)
-    found = (
+    statuses = (
         getattr(holder, name, None)
         for holder, name in (
             (error, "status_code"), (response, "status_code"), (error, "status"), (error, "code"),
         )
     )  # fmt: skip
-    return next((each for each in found if isinstance(each, int) and FIRST_ERROR_STATUS <= each <= LAST_STATUS), 0)
+    return next((each for each in statuses if isinstance(each, int) and FIRST_ERROR_STATUS <= each <= LAST_STATUS), 0)
 
 
 def retry_after_of(error: BaseException) -> float | None:

@@ -175,9 +175,9 @@ async def test_cancel_stops_an_agents_call_at_the_provider(bench: WorkerBench, a
 
 
 @pytest.mark.parametrize("agent", first(["pydantic-messages", "sdk-chat"]))
-async def test_answers_that_nobody_can_read_are_bought_three_times(bench: WorkerBench, agent: str) -> None:
+async def test_unusable_answer_is_bought_three_times(bench: WorkerBench, agent: str) -> None:
     """The client sees a broken connection, which the policy repeated up to twenty times."""
-    bench.simulator.order_answer(b"data: this is no JSON\n\n", count=20)
+    bench.simulator.order_answer(b"data: {no JSON\n\n", count=20)
     await bench.start_worker(**WORKER)
     task_id = await submitted(bench, agent)
     task = await bench.ended(task_id)
