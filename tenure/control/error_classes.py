@@ -42,6 +42,7 @@ _CLASSES: Final[Mapping[str, Mapping[str, FailureClass | None]]] = {
         "ConnectionError": FailureClass.CONNECTION,
         "ChunkedEncodingError": FailureClass.BROKEN_STREAM,
     },
+    "socket": {"gaierror": FailureClass.CONNECTION},
     "urllib": {"URLError": FailureClass.CONNECTION},
     "botocore": {
         "ReadTimeoutError": FailureClass.SILENT,

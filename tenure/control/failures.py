@@ -17,6 +17,7 @@ MAX_CALL_CLASS_CHARACTERS: Final = 64
 """The class of a failed model call also becomes part of a transition."""
 
 MAX_MESSAGE_CHARACTERS: Final = 4000
+MAX_CAUSES: Final = 8
 
 
 class TryAgain(Exception):  # noqa: N818  reads well in `raise TryAgain("…")`
@@ -163,8 +164,8 @@ def failure_of_call(error: BaseException) -> CallFailure:
 def _with_cause(error: BaseException, message: str) -> str:
     """Returns the message with that of the first cause: "Connection error." says too little."""
     first = error
-    while first.__cause__ is not None and not status_of(error):
-        first = first.__cause__
+    for _ in range(0 if status_of(error) else MAX_CAUSES):
+        first = first.__cause__ or first
     cause = text_of(first)
     return storable(message if cause in message else f"{message}: {cause}", MAX_MESSAGE_CHARACTERS)
 
