@@ -26,6 +26,7 @@ _VENDOR: Final = {
     "APIError": FailureClass.BROKEN_STREAM,  # without an error status: it came within a stream
 }
 _CLASSES: Final[Mapping[str, Mapping[str, FailureClass | None]]] = {
+    "json": {"JSONDecodeError": FailureClass.UNUSABLE_ANSWER},
     "builtins": {"TimeoutError": FailureClass.SILENT, "ConnectionError": FailureClass.CONNECTION},
     "tenure": {"ModelCallLate": FailureClass.TIMEOUT},
     "anthropic": _VENDOR,
@@ -65,11 +66,15 @@ _CLASSES: Final[Mapping[str, Mapping[str, FailureClass | None]]] = {
     },
 }
 """The classes of exceptions without an HTTP status, by the package that defines them. None: no failure of a call."""
+_MAYBE_UNUSABLE: Final = frozenset({FailureClass.CONNECTION, FailureClass.BROKEN_STREAM})
+"""The classes of libraries' exceptions that also stand for an answer that they cannot read."""
 
 
 def class_of(error: BaseException) -> FailureClass | None:
     """Returns the class of an exception as a failure of a model call. None: it is none, as far as is known."""
     stated = next(_stated(type(error)), None)
+    if stated in _MAYBE_UNUSABLE and isinstance(error.__cause__, ValueError):
+        stated = FailureClass.UNUSABLE_ANSWER  # such as JSON that ends in the middle
     if stated is FailureClass.BILLING or not (status := status_of(error)):
         return stated
     code = vars(error).get("code")

@@ -9,7 +9,7 @@ from typing import Final
 from tenure.control.error_classes import class_of, retry_after_of, status_of
 from tenure.domain.control import MAX_RETRY_SECONDS
 from tenure.domain.entries import ControlFailure
-from tenure.domain.retry import ACCOUNT_FAULTS, PROVIDER_AWAY, RETRYABLE, FailureClass
+from tenure.domain.retry import ACCOUNT_FAULTS, PROVIDER_AWAY, RETRYABLE, UNUSABLE, FailureClass
 from tenure.domain.tools import Outcome
 
 MAX_CLASS_CHARACTERS: Final = 200
@@ -95,7 +95,10 @@ def failure_of(error: BaseException) -> ControlFailure:
     if isinstance(recorded, ControlFailure):
         return recorded
     members = [failure_of(each) for each in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
-    return _of_group(error, members) if members else _recorded(error, class_of(error))
+    if members:
+        return _of_group(error, members)
+    error_class = class_of(error)
+    return _recorded(error, None if error_class in UNUSABLE else error_class)  # of a step: a mistake of the program
 
 
 def _recorded(error: BaseException, error_class: FailureClass | None) -> ControlFailure:

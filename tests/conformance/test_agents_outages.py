@@ -28,6 +28,7 @@ from pydantic_ai.models.openai import OpenAIResponsesModel as PydanticResponsesM
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from devstack.simulator.delivery import RawAnswer
 from devstack.simulator.scenario import fault_from
 from devstack.simulator.simulator import ModelSimulator
 from tenure.agents import Agent
@@ -36,7 +37,7 @@ from tenure.control import ModelCallAnswer, ModelCallReport, ModelCallRequest, T
 from tenure.control.failures import failure_of
 from tenure.domain.control import after_function_failure
 from tenure.domain.entries import Transition
-from tenure.domain.retry import RetryPolicy
+from tenure.domain.retry import MAX_UNUSABLE_ANSWERS, RetryPolicy
 from tenure.domain.states import TaskState
 from tests.support.journal_work import JournalWork
 from tests.support.patience import CALL_SECONDS
@@ -170,11 +171,11 @@ async def simulator() -> AsyncIterator[ModelSimulator]:
         yield made
 
 
-async def what_follows(way: str, url: str, http: httpx2.AsyncClient) -> Transition:
-    """What follows for a task that was tried a thousand times already."""
+async def what_follows(way: str, url: str, http: httpx2.AsyncClient, *, unusable: int = 0) -> Transition:
+    """What follows for a task that was tried a thousand times already. `unusable`: answers in a row."""
     with pytest.raises(Exception) as raised:
         await WAYS[way](url, http, JournalWork("Hello"))
-    return after_function_failure(failure_of(raised.value), 1000, RetryPolicy(), random_fraction=0.5)
+    return after_function_failure(failure_of(raised.value), 1000, RetryPolicy(), random_fraction=0.5, unusable=unusable)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -210,3 +211,13 @@ async def test_fault_of_the_request_ends_the_task(
         simulator.faults.order(fault_from({"status": 400}, None), count=9, endpoint=endpoint, model=None)
     move = await what_follows(way, simulator.url, http)
     assert (move.to_state, move.reason) == (TaskState.FAILED, "FUNCTION_FAILED"), move
+
+
+@pytest.mark.parametrize("way", ["pydantic-messages", "pydantic-chat", "sdk-chat"])
+async def test_answers_that_no_client_can_read_end_the_task(
+    way: str, simulator: ModelSimulator, http: httpx2.AsyncClient
+) -> None:
+    """Each is paid for: no wait for a better one until the deadline."""
+    simulator.answer_next(RawAnswer(b"event: message_start\ndata: {no JSON\n\n"))
+    move = await what_follows(way, simulator.url, http, unusable=MAX_UNUSABLE_ANSWERS)
+    assert (move.to_state, move.reason) == (TaskState.FAILED, "MODEL_ANSWER_UNUSABLE"), move

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import urllib.error
 from email.message import Message
@@ -42,6 +43,7 @@ def lasting(error: Exception) -> Exception:
         (openai.APITimeoutError(request=REQUEST), "SILENT", 0),
         (httpx2.ReadTimeout("slow", request=REQUEST), "SILENT", 0),
         (httpx2.UnsupportedProtocol("no http://", request=REQUEST), "UnsupportedProtocol", 0),
+        (json.JSONDecodeError("no", "{", 1), "UNUSABLE_ANSWER", 0),
         (socket.gaierror("no such host"), "CONNECTION", 0),
         (urllib.error.HTTPError("u", 503, "away", Message(), None), "SERVER_ERROR", 503),
         (urllib.error.URLError("refused"), "CONNECTION", 0),
@@ -62,7 +64,7 @@ def test_message_names_the_first_cause() -> None:
 
 def test_connection_error_of_a_step_may_be_retried() -> None:
     """Its class stays the name: only a model call's failure says that the provider is away."""
-    failures = [failure_of(each) for each in (httpx2.ConnectError("gone"), lasting(httpx2.ConnectError("gone")))]
-    assert [(failure.error_class, failure.retryable) for failure in failures] == [
-        ("ConnectError", True), ("ConnectError", False),
+    raised = [httpx2.ConnectError("gone"), lasting(httpx2.ConnectError("gone")), json.JSONDecodeError("no", "{", 1)]
+    assert [(failure_of(error).error_class, failure_of(error).retryable) for error in raised] == [
+        ("ConnectError", True), ("ConnectError", False), ("JSONDecodeError", False),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from services.models.ends import failure_end
 from services.worker.model_runner import _failure
 from services.worker.transitions import RetryModelCall, after_failure, is_late, late_call, wait_before_attempt
 from tenure.domain.control import after_function_failure
-from tenure.domain.entries import Body, ControlFailure, Entry, ModelFailure, Submitted, Transition
+from tenure.domain.entries import Body, ControlFailure, ControlStep, Entry, ModelFailure, Submitted, Transition
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import (
     ACCOUNT_FAULTS,
@@ -189,6 +189,7 @@ def test_function_buys_two_more_unusable_answers_at_most() -> None:
         "UNUSABLE_ANSWER",
     )
     assert "3 answers of the model in a row could not be used" in move.message
+    assert folded([*bought, ControlStep("ask", failure=uncaught)]).progress.unusable == 0, "the next step has its own"
     move = after_function_failure(uncaught, POLICY.max_attempts, POLICY, random_fraction=0.5, unusable=count - 1)
     assert (move.to_state, move.reason) == (TaskState.FAILED, "FUNCTION_FAILED")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -23,7 +24,7 @@ def recorded_failures() -> Iterator[None]:
     """Raises each failure of the provider as ModelRequestFailed, which has the record."""
     try:
         yield
-    except openai.APIError as error:
+    except (openai.APIError, json.JSONDecodeError) as error:
         raise ModelRequestFailed(error) from error
     except httpx2.TransportError as error:
         raise ModelRequestFailed(as_openai(error)) from error
