@@ -36,7 +36,8 @@ REFUSALS: Final = frozenset({FailureClass.OVERLOADED, FailureClass.SERVER_ERROR,
 """The classes with which a provider refuses a call that another endpoint may accept."""
 _FAULTS: Final = frozenset(
     {
-        *(FailureClass.OVERLOADED, FailureClass.SERVER_ERROR, FailureClass.CONNECTION, FailureClass.TIMEOUT),
+        *(FailureClass.OVERLOADED, FailureClass.SERVER_ERROR, FailureClass.CONNECTION),
+        *(FailureClass.TIMEOUT, FailureClass.SILENT),
         *(FailureClass.AUTHENTICATION, FailureClass.BILLING),
     }
 )

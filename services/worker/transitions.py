@@ -55,16 +55,22 @@ class RetryModelCall:
     wait_seconds: float
 
 
-def wait_before_attempt(failures: Sequence[ModelFailure], random_fraction: float) -> float | None:
-    """Returns the seconds until the next attempt of a failed model call. None: no worker should hold the task for it.
+def wait_before_attempt(point: ResumePoint, newest: ModelFailure, random_fraction: float) -> float | None:
+    """Returns the seconds until the next attempt after a failed one, the newest of its step.
 
-    `failures` are those of one step in a row, the newest last.
+    None: no worker should hold the task for it, or the step has bought enough answers that cannot be used.
     """
-    newest = failures[-1]
+    failures = [*point.failures, newest]
     count = sum(1 for failure in failures if failure.error_class != FailureClass.INTERRUPTED)
     wait = MODEL_CALL_RETRY.wait_seconds(count, random_fraction, newest.retry_after_seconds) if count else 0.0
-    has_attempt = newest.retryable and not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS
+    may_repeat = newest.retryable and not has_enough_unusable(point, newest)
+    has_attempt = may_repeat and not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS
     return wait if has_attempt else None
+
+
+def has_enough_unusable(point: ResumePoint, newest: ModelFailure) -> bool:
+    """Whether a failure is the last answer that cannot be used: the same prompt buys the same answer."""
+    return newest.error_class in UNUSABLE and point.progress.unusable + 1 >= MAX_UNUSABLE_ANSWERS
 
 
 def after_failure(
@@ -76,15 +82,15 @@ def after_failure(
     cannot be used: the same prompt buys the same answer. A provider that is away, and an account that it refuses, are
     not faults of the task: it is retried with the policy's backoff until its deadline passes, whatever their count.
     """
-    result, unusable = point.last_text, point.progress.unusable + 1
+    result = point.last_text
     message = f"{newest.error_class}: {newest.message}"
     is_refused_account = newest.error_class in ACCOUNT_FAULTS
     if not newest.retryable and not is_refused_account:
         return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, message, result, error_class=newest.error_class)
-    if newest.error_class in UNUSABLE and unusable >= MAX_UNUSABLE_ANSWERS:
-        reason, message = Reason.MODEL_ANSWER_UNUSABLE, unusable_text(unusable, message)
+    if has_enough_unusable(point, newest):
+        reason, message = Reason.MODEL_ANSWER_UNUSABLE, unusable_text(point.progress.unusable + 1, message)
         return Transition(TaskState.FAILED, reason, message, result, error_class=newest.error_class)
-    wait = None if is_refused_account else wait_before_attempt([*point.failures, newest], random_fraction)
+    wait = None if is_refused_account else wait_before_attempt(point, newest, random_fraction)
     if wait is not None:
         return RetryModelCall(wait)
     return Transition(
@@ -97,7 +103,10 @@ def after_failure(
 
 
 def is_late(failure: ModelFailure) -> bool:
-    """Whether the call exceeded this worker's timeout. A timeout that the provider reports has a status code."""
+    """Whether the call exceeded the timeout of its phase.
+
+    A timeout that the provider reports has a status code, and a silence of the provider has a class of its own.
+    """
     return failure.error_class == FailureClass.TIMEOUT and not failure.status_code
 
 

@@ -21,7 +21,8 @@ effects.py        the effect class that a program gives a tool
 own_calls.py      the tool calls of one answer of a model as one step: in parallel
 output_report.py  the report of a model call while it runs: its usage, stated or estimated
 vendor_clients.py by_runner: lets a client of a vendor's library make its model calls by the model runner
-failures.py       failures of model requests, and whether another attempt may succeed
+whole_streams.py  tells a streamed answer that was cut off from a whole one
+failures.py       failures of model requests, as the ledger has them
 functions.py      @function, and what a worker runs: DurableFunction
 worker.py         Worker: a whole worker process with your agents and functions
 dev_stack.py      finds the stack of `tenure dev` that runs here

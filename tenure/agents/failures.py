@@ -1,23 +1,41 @@
-"""Defines the failures of model requests, and whether another attempt may succeed."""
+"""Defines the failures of model requests, as the ledger has them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
+from tenure.control.failures import MAX_MESSAGE_CHARACTERS, failure_of_call, storable
 from tenure.domain.entries import ControlFailure
 from tenure.domain.images import is_about_images
+from tenure.domain.retry import FailureClass
 
-_BUSY_STATUS: Final = frozenset({408, 409, 425, 429})
+_RECORDED: Final = re.compile(r"(?P<name>\w+)(?: (?P<status>[1-5]\d\d))?: (?P<text>.*)", re.DOTALL)
 
 
 class ModelRequestFailed(Exception):  # noqa: N818  reads well in a ledger entry
-    """The model provider failed or refused the request. `retryable`: another attempt may succeed."""
+    """The model provider failed or refused the request.
 
-    def __init__(self, message: str, *, retryable: bool, retry_after_seconds: float | None = None) -> None:
+    `failure`: the record, whose message names the exception and the HTTP status. `status_code`: the status, or 0.
+    """
+
+    def __init__(self, error: Exception, text: str = "") -> None:
+        """`text`: what the exception says, if that is not its own text."""
+        failed = failure_of_call(error)
+        status = f" {failed.status_code}" if failed.status_code else ""
+        message = storable(f"{type(error).__name__}{status}: {text or failed.failure.message}", MAX_MESSAGE_CHARACTERS)
         super().__init__(message)
-        self.retryable, self.retry_after_seconds = retryable, retry_after_seconds
+        self.failure, self.status_code = replace(failed.failure, message=message), failed.status_code
+
+
+def recorded_request(failure: ControlFailure) -> re.Match[str] | None:
+    """Returns the name, the status and the text of the exception of a request that failed; None for other failures.
+
+    Older ledgers have the name of ModelRequestFailed as the class.
+    """
+    is_request = failure.error_class in FailureClass.__members__ or failure.error_class == ModelRequestFailed.__name__
+    return _RECORDED.fullmatch(failure.message) if is_request else None
 
 
 class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened
@@ -27,30 +45,13 @@ class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened
 
 
 _TOO_LARGE: Final = 413
-_REFUSED: Final = re.compile(r"\w+ (?P<status>4\d\d): .*", re.DOTALL)
 _MAY_BE_IMAGES: Final = frozenset({400, 404, 415, 422})
 
 
 def refuses_images(failure: ControlFailure) -> bool:
     """Whether a request that failed so may be made again without its images: a bad image must not end a task."""
-    is_refusal = failure.error_class == ModelRequestFailed.__name__ and not failure.retryable
-    recorded = _REFUSED.fullmatch(failure.message) if is_refusal else None
-    if recorded is None:
+    recorded = None if failure.retryable else recorded_request(failure)
+    if recorded is None or not recorded["status"]:
         return False
     status = int(recorded["status"])
     return status == _TOO_LARGE or (status in _MAY_BE_IMAGES and is_about_images(failure.message))
-
-
-def is_temporary(status_code: int) -> bool:
-    """Whether another request may succeed after this HTTP status."""
-    return status_code in _BUSY_STATUS or status_code >= 500
-
-
-def retry_after_of(headers: Mapping[str, str]) -> float | None:
-    """Returns the seconds that the provider asks to wait; None if it names none, or a date."""
-    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            return float(headers[name]) * scale
-        except (KeyError, ValueError):
-            continue
-    return None

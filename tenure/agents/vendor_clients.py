@@ -1,7 +1,8 @@
 """Lets the clients of the vendors' libraries make the model calls of a task by the model runner.
 
 `by_runner(client)` prepares a client once. From then on, a request that it makes within a model call of a task goes to
-the model runner as it is, and the client reads the response of the provider. All other requests go as before.
+the model runner as it is, and the client reads the response of the provider. If it goes to the provider, a stream that
+is cut off is an error. All other requests go as before.
 """
 
 from __future__ import annotations
@@ -14,43 +15,49 @@ from typing import Any, Final
 
 import httpx2
 
+from tenure.agents.whole_streams import check_end
 from tenure.control.model_calls import SendVendorRequest, VendorCallFailed, VendorRequest, VendorResponse
 from tenure.domain.models import VENDOR_PATHS
 
 _CLIENTS: Final = frozenset({"anthropic.AsyncAnthropic", "openai.AsyncOpenAI"})
 """The clients whose requests the model runner understands."""
+_PACKAGES: Final = frozenset({"anthropic", "openai"})
 _KEYS: Final = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
 _BASES: Final = "_tenure_base_urls"
 """The attribute of a prepared HTTP client with the base URLs of the clients that use it."""
 _SEND: ContextVar[SendVendorRequest | None] = ContextVar("tenure.agents.send", default=None)
+_IS_MODEL_CALL: ContextVar[bool] = ContextVar("tenure.agents.is_model_call", default=False)
 
 
 @contextmanager
 def sending(send: SendVendorRequest | None) -> Iterator[None]:
-    """Sends the requests of prepared clients in this code by `send`. None: they go to the provider."""
-    token = _SEND.set(send)
+    """Sends the requests of prepared clients in this code, a model call, by `send`. None: they go to the provider."""
+    sent, called = _SEND.set(send), _IS_MODEL_CALL.set(True)
     try:
         yield
     finally:
-        _SEND.reset(token)
+        _SEND.reset(sent)
+        _IS_MODEL_CALL.reset(called)
 
 
 def by_runner(client: Any) -> bool:
-    """Prepares an `AsyncAnthropic` or `AsyncOpenAI` without a base URL of its own. Repeatable.
+    """Prepares a client of `anthropic` or `openai`. Repeatable.
 
-    Returns False for any other client, which goes on calling its server directly, with its own key.
+    Returns whether the runner takes its requests: those of an `AsyncAnthropic` or `AsyncOpenAI` without a base URL of
+    its own. Any other client goes on calling its server directly, with its own key.
     """
     kind: Any = type(client)
     http = getattr(client, "_client", None)
-    is_known = f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _CLIENTS
-    if not is_known or not isinstance(http, httpx2.AsyncClient):
-        return False
-    base_url = str(client.base_url).rstrip("/")
-    if base_url != usual_address(kind):
+    packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    if packages.isdisjoint(_PACKAGES) or not isinstance(http, httpx2.AsyncClient):
         return False
     if _BASES not in vars(http):
         vars(http)[_BASES] = set()
-        vars(http)["send"] = _by_runner(http)
+        vars(http)["send"] = _send_of(http)
+    base_url = str(client.base_url).rstrip("/")
+    is_known = f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _CLIENTS
+    if not is_known or base_url != usual_address(kind):
+        return False
     vars(http)[_BASES].add(base_url)
     return True
 
@@ -73,14 +80,17 @@ def name_missing_keys(environment: MutableMapping[str, str]) -> None:
         environment.setdefault(name, f"{name}-is-at-the-model-runner")
 
 
-def _by_runner(http: httpx2.AsyncClient) -> Any:
+def _send_of(http: httpx2.AsyncClient) -> Any:
     plain, bases = http.send, vars(http)[_BASES]
 
     async def send(request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         to_runner, url = _SEND.get(), str(request.url)
         path = next((url.removeprefix(base) for base in bases if url.startswith(base)), "")
         if to_runner is None or request.method != "POST" or path not in VENDOR_PATHS:
-            return await plain(request, stream=stream, **options)
+            response = await plain(request, stream=stream, **options)
+            if stream and _IS_MODEL_CALL.get():
+                check_end(response)
+            return response
         beta = request.headers.get("anthropic-beta", "")
         response = await _answered(to_runner, VendorRequest(path, beta, await request.aread()), request)
         if not stream:

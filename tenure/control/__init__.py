@@ -10,10 +10,11 @@
 Another worker may start a function again at any time. The ledger then answers the steps and calls that were recorded.
 So put everything that has an effect, takes long or is not deterministic into a step or a call.
 
-failures.py      TryAgain, StepFailed, ToolFailed, ResultLost, and how an exception is recorded
-model_calls.py   the request, the report and the answer of a model call
-own_tools.py     OwnTool: a coroutine as a tool, run by the worker behind the tool service's fence
-work.py          Work: the steps, model calls and tool calls of a control function
+error_classes.py  the class of an exception of any library as a failure of a model call
+failures.py       TryAgain, StepFailed, ToolFailed, ResultLost, and how an exception is recorded
+model_calls.py    the request, the report and the answer of a model call
+own_tools.py      OwnTool: a coroutine as a tool, run by the worker behind the tool service's fence
+work.py           Work: the steps, model calls and tool calls of a control function
 """
 
 from tenure.control.failures import ResultLost, StepFailed, ToolFailed, TryAgain

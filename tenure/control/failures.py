@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tenure.control.error_classes import class_of, retry_after_of, status_of
 from tenure.domain.control import MAX_RETRY_SECONDS
 from tenure.domain.entries import ControlFailure
-from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
+from tenure.domain.retry import ACCOUNT_FAULTS, PROVIDER_AWAY, RETRYABLE, UNUSABLE, FailureClass
 from tenure.domain.tools import Outcome
 
 MAX_CLASS_CHARACTERS: Final = 200
@@ -15,8 +17,7 @@ MAX_CALL_CLASS_CHARACTERS: Final = 64
 """The class of a failed model call also becomes part of a transition."""
 
 MAX_MESSAGE_CHARACTERS: Final = 4000
-FIRST_ERROR_STATUS: Final = 400
-LAST_STATUS: Final = 599
+MAX_CAUSES: Final = 8
 
 
 class TryAgain(Exception):  # noqa: N818  reads well in `raise TryAgain("…")`
@@ -55,6 +56,10 @@ class ResultLost(Exception):  # noqa: N818  reads well in `except ResultLost`
         self.path = path
 
 
+class ModelCallLate(TimeoutError):  # noqa: N818  an outcome, like the others here
+    """An attempt of a model call exceeded the task's timeout for it (`model_call`)."""
+
+
 class ToolFailed(Exception):  # noqa: N818  reads well in `except ToolFailed`
     """A tool call failed. The outcome is recorded for ever: another attempt of the task would read the same outcome."""
 
@@ -81,25 +86,42 @@ NOT_REPLAYABLE: Final = "NOT_REPLAYABLE"
 def failure_of(error: BaseException) -> ControlFailure:
     """Returns the record of an exception, with the decision whether the task may retry.
 
-    A bool attribute `retryable` of the exception decides. Without it, ConnectionError and TimeoutError are retryable,
-    and a group with such an exception; any other exception counts as a bug, which a retry does not fix. An exception
-    that stands for a recorded failure, such as StepFailed, has it as `failure`.
+    A bool attribute `retryable` of the exception decides. Without it, connection errors, timeouts and HTTP statuses
+    such as 503 are retryable, those of HTTP libraries, too, and a group with such an exception; any other exception
+    counts as a bug, which a retry does not fix. An exception that stands for a recorded failure, such as StepFailed,
+    has it as `failure`; a group of those whose providers are away has their class.
     """
     recorded = getattr(error, "failure", None)
     if isinstance(recorded, ControlFailure):
         return recorded
+    members = [failure_of(each) for each in error.exceptions] if isinstance(error, BaseExceptionGroup) else []
+    if members:
+        return _of_group(error, members)
+    error_class = class_of(error)
+    return _recorded(error, None if error_class in UNUSABLE else error_class)  # of a step: a mistake of the program
+
+
+def _recorded(error: BaseException, error_class: FailureClass | None) -> ControlFailure:
     declared = getattr(error, "retryable", None)
-    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    retryable = isinstance(error, ConnectionError | TimeoutError) or any(failure_of(each).retryable for each in members)
-    if isinstance(declared, bool):
-        retryable = declared
-    after = getattr(error, "retry_after_seconds", None)
     return ControlFailure(
-        error_class=_text(type(error).__name__, MAX_CLASS_CHARACTERS),
-        message=_text(text_of(error), MAX_MESSAGE_CHARACTERS),
-        retryable=retryable,
-        retry_after_seconds=_retry_after_seconds(after),
+        error_class=storable(type(error).__name__, MAX_CLASS_CHARACTERS),
+        message=storable(text_of(error), MAX_MESSAGE_CHARACTERS),
+        retryable=declared if isinstance(declared, bool) else error_class in RETRYABLE,
+        retry_after_seconds=_retry_after_seconds(retry_after_of(error)),
     )
+
+
+def _of_group(error: BaseException, members: Sequence[ControlFailure]) -> ControlFailure:
+    """Returns the failure of a group. An outage among its members passes by itself, a refused account does not."""
+    failure, texts = _recorded(error, None), "; ".join(f"{each.error_class}: {each.message}" for each in members)
+    failure = replace(failure, message=storable(f"{failure.message}: {texts}", MAX_MESSAGE_CHARACTERS))
+    if isinstance(getattr(error, "retryable", None), bool):
+        return failure
+    failure = replace(failure, retryable=any(each.retryable for each in members))
+    if any(each.error_class not in PROVIDER_AWAY for each in members):
+        return failure
+    first = min(members, key=lambda each: (each.error_class in ACCOUNT_FAULTS, each.retry_after_seconds or 0.0))
+    return replace(failure, error_class=first.error_class, retry_after_seconds=first.retry_after_seconds)
 
 
 def text_of(error: BaseException) -> str:
@@ -110,9 +132,9 @@ def text_of(error: BaseException) -> str:
         return f"(its text cannot be read: {type(problem).__name__})"
 
 
-def _retry_after_seconds(after: object) -> float | None:
+def _retry_after_seconds(after: float | None) -> float | None:
     """Returns the wait that an exception asks for, at most the longest one: no message carries any number."""
-    if not isinstance(after, int | float) or not 0 <= after < float("inf"):
+    if after is None or not 0 <= after < float("inf"):
         return None
     return float(min(after, MAX_RETRY_SECONDS))
 
@@ -126,33 +148,31 @@ class CallFailure:
 
 
 def failure_of_call(error: BaseException) -> CallFailure:
-    """Returns the record of an exception of a model call.
+    """Returns the record of an exception of a model call: its class is that of the failure, if it has one.
 
-    Errors of providers' libraries have an HTTP status in `status_code`, which gives the class. It also decides whether
-    a retry may help, unless the exception says so itself in `retryable`.
+    Every decision about the call and its task reads this class, whichever library raised the exception.
     """
-    failure = failure_of(error)
-    status = getattr(error, "status_code", None)
-    if not isinstance(status, int) or not FIRST_ERROR_STATUS <= status <= LAST_STATUS:
-        return CallFailure(
-            replace(failure, error_class=_class_of(error) or failure.error_class[:MAX_CALL_CLASS_CHARACTERS])
-        )
-    error_class = class_of_status(status)
-    is_declared = isinstance(getattr(error, "retryable", None), bool)
-    retryable = failure.retryable if is_declared else error_class in RETRYABLE
-    return CallFailure(replace(failure, error_class=error_class.value, retryable=retryable), status)
+    if isinstance(error, BaseExceptionGroup):
+        failure = _of_group(error, [failure_of_call(each).failure for each in error.exceptions])
+    elif isinstance(recorded := getattr(error, "failure", None), ControlFailure):
+        failure = recorded
+    else:
+        error_class = class_of(error)
+        failure = _recorded(error, error_class)
+        if error_class is not None:
+            failure = replace(failure, error_class=error_class.value, message=_with_cause(error, failure.message))
+    return CallFailure(replace(failure, error_class=failure.error_class[:MAX_CALL_CLASS_CHARACTERS]), status_of(error))
 
 
-def _class_of(error: BaseException) -> str:
-    match error:
-        case TimeoutError():
-            return FailureClass.TIMEOUT.value
-        case ConnectionError():
-            return FailureClass.CONNECTION.value
-        case _:
-            return ""
+def _with_cause(error: BaseException, message: str) -> str:
+    """Returns the message with that of the first cause: "Connection error." says too little."""
+    first = error
+    for _ in range(0 if status_of(error) else MAX_CAUSES):
+        first = first.__cause__ or first
+    cause = text_of(first)
+    return storable(message if cause in message else f"{message}: {cause}", MAX_MESSAGE_CHARACTERS)
 
 
-def _text(text: str, most: int) -> str:
+def storable(text: str, most: int) -> str:
     """Returns the first `most` characters as valid UTF-8 text: exception messages may contain lone surrogates."""
     return text[:most].encode("utf-8", "replace").decode()

@@ -14,7 +14,16 @@ from typing import Final
 
 from tenure.domain.entries import ControlFailure, ControlStep, ToolIntent, Transition, UserMessage
 from tenure.domain.fold import ResumePoint
-from tenure.domain.retry import PROVIDER_AWAY, RetryPolicy, reason_of_retry, wait_for_provider
+from tenure.domain.retry import (
+    ACCOUNT_FAULTS,
+    MAX_UNUSABLE_ANSWERS,
+    PROVIDER_AWAY,
+    UNUSABLE,
+    RetryPolicy,
+    reason_of_retry,
+    unusable_text,
+    wait_for_provider,
+)
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import call_id
 
@@ -145,18 +154,27 @@ def divergence(error: Diverged) -> Transition:
 
 
 def after_function_failure(
-    failure: ControlFailure, retries: int, policy: RetryPolicy, *, random_fraction: float
+    failure: ControlFailure, retries: int, policy: RetryPolicy, *, random_fraction: float, unusable: int = 0
 ) -> Transition:
     """Returns the transition after a failure of the function.
 
     `retries`: how often the task was retried since its newest step. `random_fraction`: in [0, 1), for the jitter.
+    `unusable`: the newest answers of the model in a row that could not be used.
     """
-    message = f"{failure.error_class}: {failure.message}"
-    if failure.error_class in PROVIDER_AWAY:  # of a model call that it did not handle: no fault of the task
+    message, error_class = f"{failure.error_class}: {failure.message}", failure.error_class
+    if error_class in UNUSABLE and unusable >= MAX_UNUSABLE_ANSWERS:
+        text = unusable_text(unusable, message)
+        return Transition(TaskState.FAILED, Reason.MODEL_ANSWER_UNUSABLE, text, error_class=error_class)
+    # of a model call that it did not handle: no fault of the task
+    if error_class in ACCOUNT_FAULTS or (error_class in PROVIDER_AWAY and failure.retryable):
         delay_seconds = wait_for_provider(policy, retries + 1, random_fraction, failure.retry_after_seconds)
-        reason = reason_of_retry(failure.error_class)
-        delay_seconds = min(delay_seconds, MAX_RETRY_SECONDS)
-        return Transition(TaskState.RETRY_SCHEDULED, reason, message, retry_delay_seconds=delay_seconds)
+        return Transition(
+            TaskState.RETRY_SCHEDULED,
+            reason_of_retry(error_class),
+            message,
+            retry_delay_seconds=min(delay_seconds, MAX_RETRY_SECONDS),
+            error_class=error_class,
+        )
     if not failure.retryable:
         return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, message)
     if policy.exhausted(retries + 1):

@@ -259,10 +259,10 @@ class ResumePoint:
             self.failures.clear()
 
     def _control_step(self, step: int, body: ControlStep) -> None:
-        """Records a step of a control function. The function made progress, so its retries start again at 0."""
+        """Records a step of a control function. It made progress, so all counts of a step start at 0 again."""
         self._reach(step)
         self.control_steps[step] = body
-        self.retries = 0
+        self.retries, self.progress = 0, replace(self.progress, unusable=0)
         self.failures.clear()
 
     def _begin_attempt(self) -> None:

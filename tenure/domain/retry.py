@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -61,7 +62,8 @@ class FailureClass(StrEnum):
     RATE_LIMITED = "RATE_LIMITED"
     OVERLOADED = "OVERLOADED"
     SERVER_ERROR = "SERVER_ERROR"
-    TIMEOUT = "TIMEOUT"
+    TIMEOUT = "TIMEOUT"  # the call exceeded its own timeout, or the provider reports one
+    SILENT = "SILENT"  # no bytes came for too long, or for longer than a client's timeout
     CONFLICT = "CONFLICT"
     CONNECTION = "CONNECTION"
     BROKEN_STREAM = "BROKEN_STREAM"
@@ -86,6 +88,7 @@ RETRYABLE: Final = frozenset(
         FailureClass.OVERLOADED,
         FailureClass.SERVER_ERROR,
         FailureClass.TIMEOUT,
+        FailureClass.SILENT,
         FailureClass.CONFLICT,
         FailureClass.CONNECTION,
         FailureClass.BROKEN_STREAM,
@@ -117,6 +120,7 @@ _CLASS_OF_STATUS: Final = {
     408: FailureClass.TIMEOUT,
     409: FailureClass.CONFLICT,
     413: FailureClass.REQUEST_TOO_LARGE,
+    425: FailureClass.CONFLICT,
     429: FailureClass.RATE_LIMITED,
     504: FailureClass.TIMEOUT,
     529: FailureClass.OVERLOADED,
@@ -127,6 +131,18 @@ def class_of_status(status_code: int) -> FailureClass:
     """Returns the class of an HTTP status of 400 or more. Other statuses: INVALID_REQUEST, or SERVER_ERROR from 500."""
     default = FailureClass.SERVER_ERROR if status_code >= 500 else FailureClass.INVALID_REQUEST
     return _CLASS_OF_STATUS.get(status_code, default)
+
+
+UNPAID_CODES: Final = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
+"""The codes of a 429 that no wait helps against."""
+_NO_CREDIT: Final = re.compile(r"credit balance is too low|spend(ing)? limit|usage limits? ", re.IGNORECASE)
+
+
+def says_unpaid(status_code: int, code: str, message: str) -> bool:
+    """Whether a refusal of OpenAI (429 with a code) or Anthropic (400) says that the account has no credit."""
+    return (status_code == 429 and code in UNPAID_CODES) or (
+        status_code == 400 and _NO_CREDIT.search(message) is not None
+    )
 
 
 OWN_PACE_RETRIES: Final = 3

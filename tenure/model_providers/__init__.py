@@ -12,6 +12,7 @@ dialects.py          what chat servers demand that others refuse or ignore
 chat_messages.py     conversations in the form of OpenAI; chat_stream.py their answers
 message_texts.py     messages as JSON, written once
 http.py              the HTTP client
+hidden_secrets.py    hides keys and headers in texts that the owners of tasks read
 proxies.py           SOCKS proxies, with which a process does not start
 rate_limit_headers.py  the limits that a response states
 settings.py          the settings of the providers

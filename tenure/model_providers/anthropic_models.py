@@ -17,6 +17,7 @@ import httpx2
 
 from tenure.domain.conversation import Message
 from tenure.domain.model_parameters import ANY_TOOL, AUTO, MIN_THINKING_TOKENS, NO_TOOL, Effort, ModelParameters
+from tenure.domain.retry import says_unpaid
 from tenure.model_providers.chat_messages import without_chat_parts
 from tenure.model_providers.client import (
     LibraryErrors,
@@ -129,8 +130,7 @@ _STATUS_OF_TYPE: Final = {
     "request_too_large": 413,
 }
 _TOO_LONG: Final = re.compile(r"prompt is too long|exceed context limit", re.IGNORECASE)
-_NO_CREDIT: Final = re.compile(r"credit balance is too low|spend(ing)? limit|usage limits? ", re.IGNORECASE)
-"""The provider has no error types for these, only texts of an invalid request."""
+"""The provider has no error type for it, only a text of an invalid request."""
 
 
 class AnthropicProvider:
@@ -242,7 +242,7 @@ class AnthropicProvider:
         kind, own_message = (text_in(error, "type"), text_in(error, "message")) if isinstance(error, dict) else ("", "")
         status = status if status >= 400 else _STATUS_OF_TYPE.get(kind, 500)
         message = own_message or message
-        if status == 400 and _NO_CREDIT.search(message):
+        if says_unpaid(status, "", message):
             status = 402
         is_too_long = status == 400 and _TOO_LONG.search(message) is not None
         return refused(status, message, retry_after_seconds, is_too_long=is_too_long)

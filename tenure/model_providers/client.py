@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, Protocol, Self
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -25,9 +26,10 @@ from tenure.domain.entries import ContentBlock
 from tenure.domain.model_parameters import NO_PARAMETERS, ModelParameters
 from tenure.domain.models import LIMITS_REMEDY, vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
-from tenure.domain.tool_arguments import TRUNCATED, escaped, strict_json
+from tenure.domain.tool_arguments import escaped, strict_json
 from tenure.domain.tool_schemas import refused_tools
 from tenure.model_providers.endpoint import NO_LIMITS, KnownEndpoint, stated_limits
+from tenure.model_providers.hidden_secrets import secrets_of, without_secrets
 from tenure.model_providers.http import HTTP_ERRORS, made_no_connection
 from tenure.model_providers.stream import (
     MAX_TOKENS,
@@ -57,6 +59,11 @@ NO_PROVIDER: Final = (
     "this worker has no provider for the model {model}: set {vendor}_API_KEY or {vendor}_BASE_URL for the worker, "
     "or give the task a model of another provider"
 )
+REDIRECTED: Final = (
+    "the endpoint answered {status} and points to {host}, where Tenure sends neither the prompt nor a header: set the "
+    "endpoint's base URL to its final address"
+)
+FIRST_ERROR_STATUS: Final = 400
 COUNT_TIMEOUT_SECONDS: Final = 5.0
 AFTER_THE_ANSWER_SECONDS: Final = 1.0
 """The time to read the rest of a response after the answer is complete: only a connection read to its end is reused."""
@@ -68,8 +75,6 @@ _MAX_REST_BYTES: Final = 1024 * 1024
 
 _NOT_OFFERED: Final = frozenset({404, 405, 501})
 _MAX_UNCOUNTED: Final = 1000
-_SHORTEST_SECRET: Final = 8
-"""A shorter key, such as "none", is not a secret, and may be part of any word."""
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml", "application/xml", "text/xml"})
 _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "message_delta"})
 
@@ -161,9 +166,9 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
         self.message = escaped(f"{self.message}: {text}", MAX_FAILURE_CHARACTERS)
         self.args = (f"{self.error_class}: {self.message}",)
 
-    def hide(self, secret: str) -> None:
-        """Removes the provider's key from the message, which the task's owner reads: some proxies quote it."""
-        self.message = without_secret(self.message, secret)
+    def hide(self, secrets: Mapping[str, str]) -> None:
+        """Hides secrets in the message, which the task's owner reads: some proxies quote them."""
+        self.message = without_secrets(self.message, secrets)
         self.args = (f"{self.error_class}: {self.message}",)
 
 
@@ -290,9 +295,9 @@ class ModelClient:
         except Exception as error:
             _report_headers(error, provider, call)
             failure = _failure(error, provider, timeout_seconds, was_taken=call.was_taken)
-            failure.hide(provider.secret)
+            failure.hide(_secrets(provider, model))
             failure.context_window_tokens = provider.endpoint.limits(model).window_tokens
-            if failure.message == SILENT and silence_seconds is not None:
+            if failure.error_class is FailureClass.SILENT and silence_seconds is not None:
                 failure.append(provider.endpoint.met_silence(model, silence_seconds))
             if failure.error_class is FailureClass.INVALID_REQUEST and (
                 tools := refused_tools(failure.message, [tool["name"] for tool in request.tools])
@@ -336,7 +341,11 @@ class ModelClient:
             metrics.count("tenure_worker_token_counts_total", result=str(status or type(error).__name__))
             _log.warning(
                 "the provider did not count a prompt",
-                extra={"why": without_secret(escaped(_error_text(error), MAX_FAILURE_CHARACTERS), provider.secret)},
+                extra={
+                    "why": without_secrets(
+                        escaped(_error_text(error), MAX_FAILURE_CHARACTERS), _secrets(provider, model)
+                    )
+                },
             )
             return None
         metrics.count("tenure_worker_token_counts_total", result="COUNTED")
@@ -427,7 +436,7 @@ def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, 
                 FailureClass.TIMEOUT, f"the model's answer was not complete within {timeout_seconds:g} s"
             )
         case httpx2.TimeoutException():
-            return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
+            return ModelCallFailed(FailureClass.SILENT, SILENT)
     if isinstance(error, ForeignAnswer):
         return ModelCallFailed(FailureClass.CONNECTION, _error_text(error))
     if isinstance(error, MalformedAnswer) and not isinstance(error, StreamBroken):
@@ -460,13 +469,25 @@ def _provider_failure(error: Exception, provider: ModelProvider) -> ModelCallFai
         return provider.refusal(0, _json(error.data), str(error), None)
     if isinstance(error, provider.errors.status):
         library_error: Any = error
+        if 300 <= library_error.status_code < FIRST_ERROR_STATUS:
+            return _redirected(library_error.status_code, library_error.response.headers.get("location", ""))
         wait_seconds = _retry_after_seconds(library_error.response.headers)
         return provider.refusal(library_error.status_code, library_error.body, library_error.message, wait_seconds)
     if isinstance(error, provider.errors.timeout) and not made_no_connection(error):
-        return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
+        return ModelCallFailed(FailureClass.SILENT, SILENT)
     if isinstance(error, provider.errors.connection):
         return ModelCallFailed(FailureClass.CONNECTION, _error_text(error.__cause__ or error))
     return None
+
+
+def _redirected(status: int, location: str) -> ModelCallFailed:
+    """Returns the failure of a call whose endpoint points to another address. An operator corrects the settings."""
+    try:
+        host = urlsplit(location).netloc.rpartition("@")[2]
+    except ValueError:
+        host = ""
+    message = REDIRECTED.format(status=status, host=shown(host) if host else "another path")
+    return ModelCallFailed(FailureClass.CONNECTION, message, status_code=status)
 
 
 def _json(data: str) -> object:
@@ -525,14 +546,8 @@ def _id(message: str) -> str:
     return escaped(message, _MAX_ID_CHARACTERS)
 
 
-def without_secret(text: str, secret: str) -> str:
-    """Returns the text with "[key]" in place of the key, also where the text was truncated within the key."""
-    if len(secret) < _SHORTEST_SECRET:
-        return text
-    text = text.replace(secret, "[key]")
-    for length in range(len(secret) - 1, _SHORTEST_SECRET - 1, -1):
-        text = text.replace(f"{secret[:length]}{TRUNCATED}", f"[key]{TRUNCATED}")
-    return text
+def _secrets(provider: ModelProvider, model: str) -> dict[str, str]:
+    return secrets_of(provider.secret, provider.endpoint.options_of(model).extra_headers)
 
 
 def _error_text(error: BaseException) -> str:

@@ -55,6 +55,7 @@ def open_http_client() -> httpx2.AsyncClient:
         verify=http_tls_context(),
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
         timeout=timeout_of(None),
+        follow_redirects=False,  # the prompt, the key and all other headers would go to any host
         headers={"accept-encoding": READABLE_ENCODINGS},
         event_hooks={"request": [_send_in_pieces], "response": [_bound_body]},
     )

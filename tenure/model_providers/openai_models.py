@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import openai
 
+from tenure.domain.retry import UNPAID_CODES
 from tenure.model_providers.chat_messages import chat_messages, chat_tools
 from tenure.model_providers.chat_stream import ChatStream
 from tenure.model_providers.client import (
@@ -52,9 +53,6 @@ _STATUS_OF_KIND: Final = {
     "not_found_error": 404,
     "model_not_found": 404,
 }
-_UNPAID: Final = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
-"""The codes of a 429 that no wait helps against."""
-
 _FLAGGED: Final = "flagged_input"
 """The member by which OpenRouter says of a 403 that the prompt is refused, and not the key."""
 
@@ -142,7 +140,7 @@ class OpenAIProvider:
             status = code
         if status < 400:
             status = next((_STATUS_OF_KIND[kind] for kind in kinds if kind in _STATUS_OF_KIND), 500)
-        if status == 429 and not _UNPAID.isdisjoint(kinds):
+        if status == 429 and not UNPAID_CODES.isdisjoint(kinds):
             status = 402
         metadata = error.get("metadata")
         if status == 403 and isinstance(metadata, dict) and _FLAGGED in metadata:

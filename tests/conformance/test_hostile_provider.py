@@ -58,6 +58,7 @@ ANY_TIME = {
     FailureClass.UNUSABLE_ANSWER,
     FailureClass.CONNECTION,
     FailureClass.TIMEOUT,
+    FailureClass.SILENT,
     FailureClass.OVERLOADED,
     FailureClass.SERVER_ERROR,
     FailureClass.RATE_LIMITED,

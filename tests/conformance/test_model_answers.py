@@ -109,7 +109,7 @@ async def test_a_key_that_a_proxy_quotes_is_not_recorded(server: PlatformServer,
 def test_a_key_at_the_limit_of_a_message_is_not_recorded(quoted: int) -> None:
     """The message is truncated before the key is looked for."""
     failure = ModelCallFailed(FailureClass.AUTHENTICATION, "x" * (MAX_FAILURE_CHARACTERS - quoted) + KEY + "y")
-    failure.hide(KEY)
+    failure.hide({KEY: "key"})
     assert failure.message.endswith("x[key] …")
     assert KEY[:8] not in str(failure)
 

@@ -33,11 +33,15 @@ EVENTS = (
 
 
 class ListeningServer:
-    """Keeps the requests that it gets. `is_silent`: it begins an answer and says nothing more."""
+    """Keeps the requests that it gets. `is_silent`: it begins an answer and says nothing more. `moved_to`: its answer
+    points there. `refusal`: it refuses each request with this text.
+    """
 
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
         self.is_silent = False
+        self.moved_to = self.refusal = ""
+        self.moved_status = 307
         self._server = HttpServer(self._answer, max_body_bytes=2**20, refusal=plain_refusal)
 
     async def __aenter__(self) -> Self:
@@ -58,7 +62,11 @@ class ListeningServer:
 
     async def _answer(self, request: HttpRequest, reply: Reply) -> None:
         self.requests.append(request)
-        if self.is_silent:
+        if self.moved_to:
+            reply.send(self.moved_status, b"", {"location": f"{self.moved_to}{request.path}?key=sk-in-the-address"})
+        elif self.refusal:
+            reply.send_json(400, {"error": {"type": "invalid_request_error", "message": self.refusal}})
+        elif self.is_silent:
             reply.begin(200, {"content-type": "text/event-stream"})
             reply.write(b": thinking\n\n")
             await asyncio.sleep(PATIENCE_SECONDS)
@@ -121,8 +129,33 @@ async def test_silence_names_its_setting_and_is_waited_longer(server: ListeningS
     provider = OpenAIProvider(api_key="k", base_url=server.url, silence_seconds=0.2)
     with pytest.raises(ModelCallFailed, match=r"sent nothing for 0\.2 s.*silence_seconds of the endpoint") as failed:
         await ask(provider, OPENAI)
-    assert failed.value.error_class is FailureClass.TIMEOUT
+    assert failed.value.error_class is FailureClass.SILENT
     assert provider.endpoint.silence_seconds("m", CALL_SECONDS) == 0.4
+
+
+@pytest.mark.parametrize("status", [302, 307])
+@pytest.mark.parametrize("vendor", [OPENAI, ANTHROPIC])
+async def test_redirect_takes_no_key_and_no_prompt_along(server: ListeningServer, vendor: str, status: int) -> None:
+    """All headers went to whatever host the answer named."""
+    kind: Any = OpenAIProvider if vendor == OPENAI else AnthropicProvider
+    async with ListeningServer() as elsewhere:
+        server.moved_to, server.moved_status = elsewhere.url, status
+        with pytest.raises(ModelCallFailed, match=rf"{status} and points to .127\.0\.0\.1:\d+., .*base URL") as failed:
+            await ask(kind(api_key="k", base_url=server.url), vendor)
+        assert (len(server.requests), elsewhere.requests) == (1, [])
+    failure = failed.value
+    assert (failure.error_class, failure.status_code, failure.retryable) == (FailureClass.CONNECTION, status, True)
+    assert "sk-in-the-address" not in failure.message
+
+
+@pytest.mark.parametrize("vendor", [OPENAI, ANTHROPIC])
+async def test_values_of_extra_headers_are_hidden_in_failures(server: ListeningServer, vendor: str) -> None:
+    kind: Any = OpenAIProvider if vendor == OPENAI else AnthropicProvider
+    options = ModelOptions(extra_headers={"x-proxy-key": "Bearer sk-of-the-proxy", "x-team": "a"})
+    server.refusal = "sk-of-the-proxy and Bearer sk-of-the-proxy have a quota"
+    with pytest.raises(ModelCallFailed) as failed:
+        await ask(kind(api_key="k", base_url=server.url, options_of=lambda _model: options), vendor)
+    assert failed.value.message == "[x-proxy-key] and [x-proxy-key] have a quota"
 
 
 async def test_model_of_a_vendor_without_variables_is_refused(server: ListeningServer) -> None:

@@ -218,6 +218,19 @@ async def test_a_function_runs_an_agent(agents: Agents) -> None:
     assert json.loads(task.result) == [{"cents": 7}, {"cents": 5}]
 
 
+@pytest.mark.parametrize("agent", ["pricing", "openai-talker"])
+async def test_agent_waits_until_its_account_is_corrected(agents: Agents, agent: str) -> None:
+    """More often than its policy allows retries: no fault of the task."""
+    agents.open_gate()
+    agents.bench.simulator.order_fault(status=401, count=3)
+    task_id = await agents.submit(agent)
+    await agents.succeeded(task_id)
+    moves = await agents.bench.transitions(task_id)
+    assert moves.count((TaskState.RETRY_SCHEDULED, "MODEL_ACCOUNT_REFUSED")) == 3
+    failures = await agents.bench.bodies(task_id, facts.ModelFailure)
+    assert [(failure.error_class, failure.status_code) for failure in failures] == [("AUTHENTICATION", 401)] * 3
+
+
 async def test_an_input_that_does_not_fit_ends_the_task(agents: Agents) -> None:
     task = await agents.bench.ended(await agents.submit("compare", cents="seven"))
     assert state_name(task.state) == TaskState.FAILED

@@ -74,6 +74,15 @@ async def begun(
 ) -> tuple[str, ServiceProcess]:
     """A task of the agent whose request is at the provider, and its owner."""
     started = [await bench.start_worker(failpoints=failpoints, **WORKER) for _ in range(workers)]
+    task_id = await submitted(bench, agent)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not sent(bench, task_id):
+            await asyncio.sleep(0.05)
+    owner = (await bench.task(task_id)).owner
+    return task_id, next(worker for worker in started if worker.name == owner)
+
+
+async def submitted(bench: WorkerBench, agent: str) -> str:
     spec = TaskSpec(
         goal="Write",
         agent=AgentSpec(loop="control", model="sim-python"),  # sets no default cap for a model without a price
@@ -81,12 +90,7 @@ async def begun(
         control=ControlWork(agent, "null"),
     )
     request = pb.CreateTaskRequest(request_id=str(uuid.uuid4()), spec=spec_to_wire(spec))
-    task_id = str((await bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not sent(bench, task_id):
-            await asyncio.sleep(0.05)
-    owner = (await bench.task(task_id)).owner
-    return task_id, next(worker for worker in started if worker.name == owner)
+    return str((await bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id)
 
 
 @asynccontextmanager
@@ -168,6 +172,20 @@ async def test_cancel_stops_an_agents_call_at_the_provider(bench: WorkerBench, a
     await check_history(bench, task_id)
     (call,) = bench.model_calls(task_id)
     assert call["ending"] == "abandoned"
+
+
+@pytest.mark.parametrize("agent", first(["pydantic-messages", "sdk-chat"]))
+async def test_unusable_answer_is_bought_three_times(bench: WorkerBench, agent: str) -> None:
+    """The client sees a broken connection, which the policy repeated up to twenty times."""
+    bench.simulator.order_answer(b"data: {no JSON\n\n", count=20)
+    await bench.start_worker(**WORKER)
+    task_id = await submitted(bench, agent)
+    task = await bench.ended(task_id)
+    assert (state_name(task.state), task.reason) == (TaskState.FAILED, "MODEL_ANSWER_UNUSABLE"), task.message
+    assert sent(bench, task_id) == {f"{task_id}/1/{number}": 1 for number in (1, 2, 3)}
+    failures = await bench.bodies(task_id, facts.ModelFailure)
+    assert [failure.error_class for failure in failures] == ["UNUSABLE_ANSWER"] * 3
+    await check_history(bench, task_id)
 
 
 @pytest.mark.faults

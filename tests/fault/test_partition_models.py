@@ -21,7 +21,7 @@ pytestmark = pytest.mark.faults
 
 SILENCE_SECONDS = 2.0
 VENDORS = {"anthropic": "sim-worker-steady", "openai": "openai/sim-worker-steady"}
-UNREACHABLE = {"TIMEOUT", "CONNECTION"}
+UNREACHABLE = {"SILENT", "CONNECTION"}
 """The classes of a failed call: the answer stayed away, or no connection came about."""
 
 

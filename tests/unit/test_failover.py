@@ -36,6 +36,7 @@ OVERLOADED = FailureClass.OVERLOADED
         (FailureClass.TIMEOUT, False, False, True),
         (FailureClass.CONNECTION, True, False, False),
         (FailureClass.TIMEOUT, True, False, False),
+        (FailureClass.SILENT, True, False, False),
         (FailureClass.OVERLOADED, True, True, False),
         (FailureClass.BROKEN_STREAM, True, True, False),
         (FailureClass.INVALID_REQUEST, True, False, False),

@@ -20,7 +20,7 @@ from services.worker.control.model_calls import (
 )
 from tenure.agents.output_report import OutputReport
 from tenure.control import ModelCallAnswer, ModelCallReport, ModelCallRequest, TokenUsage
-from tenure.control.failures import CallFailure, failure_of_call
+from tenure.control.failures import CallFailure, ModelCallLate, failure_of_call
 from tenure.control.model_calls import PromptPart
 from tenure.domain.control import Diverged, FunctionToolCall, missing_calls, next_attempt, recorded_step
 from tenure.domain.entries import (
@@ -147,7 +147,11 @@ class Refused(Exception):  # noqa: N818
         (Refused(400), "INVALID_REQUEST", False, 400),
         (Refused(429, retryable=False), "RATE_LIMITED", False, 429),
         (Refused(7), "Refused", False, 0),
-        (TimeoutError("slow"), "TIMEOUT", True, 0),
+        (TimeoutError("slow"), "SILENT", True, 0),
+        (ModelCallLate("within 7 s"), "TIMEOUT", True, 0),
+        (ExceptionGroup("all", [Refused(529), Refused(401)]), "OVERLOADED", True, 0),
+        (ExceptionGroup("all", [Refused(401), Refused(403)]), "AUTHENTICATION", False, 0),
+        (ExceptionGroup("all", [Refused(529), KeyError("x")]), "ExceptionGroup", True, 0),
         (ConnectionResetError("gone"), "CONNECTION", True, 0),
         (KeyError("x"), "KeyError", False, 0),
     ],

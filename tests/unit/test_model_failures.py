@@ -11,8 +11,9 @@ import pytest
 
 from services.models.ends import failure_end
 from services.worker.model_runner import _failure
-from services.worker.transitions import RetryModelCall, after_failure, is_late
-from tenure.domain.entries import Body, Entry, ModelFailure, Submitted, Transition
+from services.worker.transitions import RetryModelCall, after_failure, is_late, late_call, wait_before_attempt
+from tenure.domain.control import after_function_failure
+from tenure.domain.entries import Body, ControlFailure, ControlStep, Entry, ModelFailure, Submitted, Transition
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import (
     ACCOUNT_FAULTS,
@@ -26,7 +27,8 @@ from tenure.domain.retry import (
     wait_for_provider,
 )
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.task import TaskSpec
+from tenure.domain.task import ControlWork, TaskPolicy, TaskSpec
+from tenure.domain.timeouts import PhaseTimeout, TimeoutAction, Timeouts
 from tenure.model_providers.client import LONGEST_RETRY_AFTER_SECONDS, ModelCallFailed, _retry_after_seconds
 from tenure.v1 import model_service_pb2
 
@@ -158,6 +160,38 @@ def test_only_our_own_timeout_is_a_late_model_call() -> None:
     assert is_late(failure(FailureClass.TIMEOUT))
     assert not is_late(failure(FailureClass.TIMEOUT, status_code=504))
     assert not is_late(failure(FailureClass.CONNECTION))
+
+
+def test_silence_of_the_provider_is_not_the_timeout_of_its_phase() -> None:
+    """A provider that hung for one minute ended a task whose calls may take ten."""
+    policy = TaskPolicy(timeouts=Timeouts(model_call=PhaseTimeout(600.0, TimeoutAction.FAIL)))
+    late = late_call(ResumePoint(), policy, failure(FailureClass.TIMEOUT))
+    assert late is not None
+    assert late.reason == Reason.MODEL_TIMEOUT
+    assert late_call(ResumePoint(), policy, failure(FailureClass.SILENT)) is None
+
+
+def test_function_buys_two_more_unusable_answers_at_most() -> None:
+    """The third ends its step, and the function, unless that catches it."""
+    unusable = failure(FailureClass.UNUSABLE_ANSWER)
+    bought: list[Body] = [Submitted(TaskSpec("g", control=ControlWork("f")))]
+    waits = []
+    for _ in range(MAX_UNUSABLE_ANSWERS):
+        point = folded(bought)
+        waits.append(wait_before_attempt(point, unusable, 0.5))
+        bought += [unusable]
+    assert [wait is not None for wait in waits] == [True, True, False]
+    uncaught, count = ControlFailure("UNUSABLE_ANSWER", "no JSON", retryable=True), folded(bought).progress.unusable
+    move = after_function_failure(uncaught, 0, POLICY, random_fraction=0.5, unusable=count)
+    assert (move.to_state, move.reason, move.error_class) == (
+        TaskState.FAILED,
+        "MODEL_ANSWER_UNUSABLE",
+        "UNUSABLE_ANSWER",
+    )
+    assert "3 answers of the model in a row could not be used" in move.message
+    assert folded([*bought, ControlStep("ask", failure=uncaught)]).progress.unusable == 0, "the next step has its own"
+    move = after_function_failure(uncaught, POLICY.max_attempts, POLICY, random_fraction=0.5, unusable=count - 1)
+    assert (move.to_state, move.reason) == (TaskState.FAILED, "FUNCTION_FAILED")
 
 
 def test_a_retry_time_is_a_number_or_a_date() -> None:

@@ -73,7 +73,7 @@ class RecordModelCall:
 
 @dataclass(frozen=True, slots=True)
 class FailModelCall:
-    """Asks to record a failed attempt. Answered with the report of the next attempt; None: there is none."""
+    """Asks to record a failed attempt. Answered with the report of the next attempt, or the failure of the step."""
 
     begun: BeginModelCall
     report: AttemptReport
@@ -422,12 +422,12 @@ class FunctionWork:
             result_json = encode(result, f"the result of the model call {begin.name}", MAX_KEPT_BYTES)
         except Exception as error:
             failed = report.with_size(failure_of_call(error))
-            following: AttemptReport | None = await self._ask(FailModelCall(begin, report, failed))
-            if following is not None:
+            following: AttemptReport | ControlFailure = await self._ask(FailModelCall(begin, report, failed))
+            if isinstance(following, AttemptReport):
                 return following
-            entry = ControlStep(begin.name, failure=failed.failure, duration_seconds=report.seconds)
+            entry = ControlStep(begin.name, failure=following, duration_seconds=report.seconds)
             self._unrecorded.append(RecordStep(begin.step, entry))
-            raise StepFailed(begin.name, failed.failure) from error
+            raise StepFailed(begin.name, following) from error
         entry = ControlStep(begin.name, result_json, duration_seconds=report.seconds)
         unkept: ControlFailure | None = await self._ask(RecordModelCall(report, answer, entry))
         return entry if unkept is None else ControlStep(begin.name, failure=unkept)

@@ -203,7 +203,11 @@ class ControlLoop(Loop):
             case Raised(failure=failure):
                 self._pending += [*await self._stopped_call(), (self._point.step, failure)]
                 return after_function_failure(
-                    failure, self._point.retries, self._spec.policy.retry, random_fraction=random.random()
+                    failure,
+                    self._point.retries,
+                    self._spec.policy.retry,
+                    random_fraction=random.random(),
+                    unusable=self._point.progress.unusable,
                 )
 
     async def _begin_step(self, request: BeginStep) -> entries.ControlStep | entries.Transition | None:
@@ -322,18 +326,28 @@ class ControlLoop(Loop):
             _log.warning("no model runner stopped a call", extra={"step": self._point.step, "why": str(error)})
             return []
 
-    async def _after_failed_attempt(self, request: FailModelCall) -> AttemptReport | entries.Transition | None:
-        """Settles a failed attempt and reserves the next one. Returns None if no attempt is left."""
+    async def _after_failed_attempt(
+        self, request: FailModelCall
+    ) -> AttemptReport | entries.ControlFailure | entries.Transition:
+        """Settles a failed attempt and reserves the next one. Returns the failure of the step if no attempt is left.
+
+        Its class is that of the attempt in the ledger: of a call at a runner, the client knows only a lost connection.
+        """
         failure = await self._at_runner.failure(request.report, request.failed)
         count_model_call(request.report.reserved.model, request.report.seconds, failure.error_class or OTHER)
         _log.warning("a model call failed", extra={"step": request.begun.step, "why": failure.message})
         self._pending.append((request.begun.step, failure))
         if late := late_call(self._point, self._spec.policy, failure):
             return late
-        wait_seconds = wait_before_attempt([*self._point.failures, failure], random.random())
+        wait_seconds = wait_before_attempt(self._point, failure, random.random())
         await self._settle_failure()
         if wait_seconds is None:
-            return None
+            return replace(
+                request.failed.failure,
+                error_class=failure.error_class,
+                retryable=failure.retryable,
+                retry_after_seconds=failure.retry_after_seconds,
+            )
         await self._back_off(wait_seconds)
         return await self._reserve_attempt(request.begun)
 

@@ -14,7 +14,7 @@ from services.worker.model_metrics import count_model_call
 from services.worker.vendor_calls import VendorCalls
 from tenure.agents.vendor_clients import sending
 from tenure.control import ModelCallAnswer, ModelCallRequest, RunModelCall
-from tenure.control.failures import CallFailure
+from tenure.control.failures import CallFailure, ModelCallLate
 from tenure.control.model_calls import PromptPart
 from tenure.domain import entries
 from tenure.domain.budget import MAX_TOKENS, ReserveRequest, TokenUsage
@@ -108,7 +108,7 @@ class AttemptReport:
         return replace(failed, failure=replace(failure, message=f"{failure.message} ({self._about_size})"))
 
     async def make(self, run: RunModelCall) -> ModelCallAnswer:
-        """Makes the attempt. Raises what `run` raises, TimeoutError, and TypeError or ValueError for a bad answer."""
+        """Makes the attempt. Raises what `run` raises, ModelCallLate, and TypeError or ValueError for a bad answer."""
         began = monotonic()
         try:
             with sending(None if self.vendor_calls is None else self.vendor_calls.send):
@@ -131,7 +131,7 @@ class AttemptReport:
             if not limit.expired():
                 raise
             message = f"the model's answer was not complete within {self._timeout_seconds:g} s"
-            raise TimeoutError(message) from error
+            raise ModelCallLate(message) from error
 
 
 def check_request(request: ModelCallRequest) -> None:

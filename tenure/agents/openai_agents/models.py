@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
+import openai
 from agents.agent_output import AgentOutputSchemaBase
 from agents.handoffs import Handoff
 from agents.items import ItemHelpers, ModelResponse, TResponseInputItem, TResponseOutputItem, TResponseStreamEvent
@@ -33,8 +34,8 @@ from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
 from tenure.agents.execution import Execution, execution_of, unit
-from tenure.agents.failures import ModelRequestFailed, refuses_images
-from tenure.agents.openai_agents.model_errors import exception_of, recorded_failures
+from tenure.agents.failures import refuses_images
+from tenure.agents.openai_agents.model_errors import REQUEST, exception_of, recorded_failures
 from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER
 from tenure.agents.openai_agents.refused_images import Input, images_in, without_images
 from tenure.agents.output_report import OutputReport
@@ -198,12 +199,12 @@ class Request:
                         case ResponseCompletedEvent(response=response) | ResponseIncompleteEvent(response=response):
                             return _complete(response, items)
                         case ResponseFailedEvent() | ResponseErrorEvent():
-                            raise ModelRequestFailed(f"APIError: {_message_of(event)}", retryable=True)
+                            raise openai.APIError(_message_of(event), REQUEST, body=None)
         except NotImplementedError:
             if has_begun:
                 raise
             return await self._whole(settings, report)
-        raise ModelRequestFailed("APIError: the answer ended before it was complete", retryable=True)
+        raise openai.APIError("the answer ended before it was complete", REQUEST, body=None)
 
     async def _whole(self, settings: ModelSettings, report: ModelCallReport) -> ModelResponse:
         whole = await self.send(settings)

@@ -23,31 +23,29 @@ from pydantic_ai.exceptions import (
     UserError,
 )
 
-from tenure.agents.failures import ModelRequestFailed, is_temporary, retry_after_of
+from tenure.agents.failures import ModelRequestFailed, recorded_request
 from tenure.control.failures import StepFailed
 from tenure.domain.entries import ControlFailure
 from tenure.domain.retry import FailureClass
 
-_OWN: Final = {FailureClass.TIMEOUT.value: ModelTimeoutError, FailureClass.CONNECTION.value: ModelConnectionError}
-"""The exceptions for failures that the worker itself found."""
+_OWN: Final[dict[str, type[ModelConnectionError]]] = {
+    FailureClass.TIMEOUT: ModelTimeoutError,
+    FailureClass.SILENT: ModelTimeoutError,
+    FailureClass.CONNECTION: ModelConnectionError,
+}
+"""The exceptions for failures that are none of Pydantic AI."""
 _PLAIN: Final = {each.__name__: each for each in (ContentFilterError, UnexpectedModelBehavior, UserError)}
-_RECORDED: Final = re.compile(r"(?P<name>\w+)(?: (?P<status>[1-5]\d\d))?: (?P<text>.*)", re.DOTALL)
 
 
 @contextmanager
 def recorded_failures() -> Iterator[None]:
-    """Raises each failure of the provider as ModelRequestFailed, which states whether another attempt may succeed."""
+    """Raises each failure of the provider as ModelRequestFailed, which has the record."""
     try:
         yield
     except ModelHTTPError as error:
-        text = error.body if isinstance(error.body, str) and error.body else str(error)
-        raise ModelRequestFailed(
-            f"{type(error).__name__} {error.status_code}: {text}",
-            retryable=is_temporary(error.status_code),
-            retry_after_seconds=retry_after_of(error.headers or {}),
-        ) from error
+        raise ModelRequestFailed(error, error.body if isinstance(error.body, str) else "") from error
     except ModelAPIError as error:
-        raise ModelRequestFailed(f"{type(error).__name__}: {error}", retryable=True) from error
+        raise ModelRequestFailed(error) from error
 
 
 def exception_of(failed: StepFailed, model: str) -> Exception:
@@ -61,14 +59,13 @@ def exception_of(failed: StepFailed, model: str) -> Exception:
 
 
 def _exception(failure: ControlFailure, model: str) -> Exception | None:
-    if failure.error_class in _OWN:
-        return _OWN[failure.error_class](model_name=model, message=failure.message)
     if failure.error_class in _PLAIN:
         return _PLAIN[failure.error_class](failure.message)
-    recorded = _RECORDED.fullmatch(failure.message if failure.error_class == ModelRequestFailed.__name__ else "")
+    recorded = recorded_request(failure)
     kind: Any = None if recorded is None else getattr(exceptions, recorded["name"], None)
     if recorded is None or not isinstance(kind, type) or not issubclass(kind, ModelAPIError):
-        return None
+        own = _OWN.get(failure.error_class)
+        return None if own is None else own(model_name=model, message=failure.message)
     if recorded["status"]:
         return ModelHTTPError.for_category(
             None if kind is ModelHTTPError else kind,  # type: ignore[arg-type]  # a category: an error had this name
