@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.tools.calls.executing import Executor
+from services.tools.calls.executing import ExecuteJob, Executor
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
@@ -89,6 +90,32 @@ async def test_no_later_proof_frees_a_key_of_unknown_effect(replicas: Replicas) 
     for place, behaviour in enumerate((Behaviour.PAYS_AND_LOSES, Behaviour.UNREACHABLE, Behaviour.PAYS)):
         await last_outcome(replicas[0], pays.job(payer, f"{place + 1}.0", 7, behaviour))
     assert (pays.paid(7), len(set(pays.bank.requests))) == (1, 1)
+
+
+async def test_call_that_had_begun_proves_nothing_when_its_tool_is_gone(
+    replicas: Replicas, tools_database: Database
+) -> None:
+    """A rolling deploy: the bank paid, the runner was lost, and the newer replica no longer has the tool."""
+    pays, payer = Payments(Bank(), TREE), Payer.root()
+    await _paid_by_a_lost_runner(replicas, pays, payer, tools_database)
+    job = pays.job(payer, "1.0", 7, Behaviour.PAYS_AND_HANGS)
+    gone = replace(job.request, clear=Outcome(OutcomeStatus.INVALID_ARGUMENTS, "There is no such tool."))
+    first = await last_outcome(replicas[1], ExecuteJob(gone, None))
+    again = await last_outcome(replicas[1], pays.job(payer, "2.0", 7))
+    assert (first.status, first.call_attempt, again.status) == (
+        OutcomeStatus.INVALID_ARGUMENTS,
+        2,
+        OutcomeStatus.SUCCEEDED,
+    )
+    assert (pays.paid(7), len(set(pays.bank.requests))) == (1, 1)
+
+
+async def _paid_by_a_lost_runner(replicas: Replicas, pays: Payments, payer: Payer, database: Database) -> None:
+    running = asyncio.create_task(last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.PAYS_AND_HANGS)))
+    await pays.bank.paid_once.wait()
+    await database("update calls set runner_id = null where task_id = %s and state = 'STARTED'", payer.task_id)
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_unsafe_call_of_an_unknown_effect_is_refused(replicas: Replicas) -> None:

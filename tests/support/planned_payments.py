@@ -38,12 +38,16 @@ class Behaviour(StrEnum):
 
 @dataclass
 class Bank:
-    """Payments by order and the key that came with them. `honours_keys`: it pays once for a key."""
+    """Payments by order and the key that came with them. `honours_keys`: it pays once for a key.
+
+    `paid_once`: set after the first payment.
+    """
 
     honours_keys: bool = True
     payments: Counter[str] = field(default_factory=Counter)
     requests: list[str] = field(default_factory=list)
     paid: set[str] = field(default_factory=set)
+    paid_once: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def pay(self, context: CallContext, arguments: dict[str, Any]) -> ToolAnswer:
         """Runs as the tool."""
@@ -62,6 +66,7 @@ class Bank:
             if not self.honours_keys or context.idempotency_key not in self.paid:
                 self.payments[order] += 1
             self.paid.add(context.idempotency_key)
+            self.paid_once.set()
         match behaviour:
             case Behaviour.PAYS_AND_LOSES | Behaviour.LOSES:
                 raise ToolInDoubt("the bank was asked, and the connection broke")

@@ -106,17 +106,19 @@ select w.ord - 1 from w join inserted using (task_id, call_id);
 
 -- name: change_calls
 -- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
--- claim authorises them. A call that runs again by a resolution has begun_before: only the resolution says that the
--- effect did not happen. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its
--- effect. The record then names this runner, so no proof about it says anything of the lost one. started_at stays that of
--- the attempt that may have had the effect.
+-- claim authorises them. A call that had begun has begun_before from its next attempt on, also when that attempt ends
+-- without a run, because its tool is gone, or runs by a resolution: only the resolution says that the effect did not
+-- happen. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its effect. The
+-- record then names this runner, so no proof about it says anything of the lost one. started_at stays that of the
+-- attempt that may have had the effect.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
        runner_id = case when w.state = 'ACCEPTED' or w.settled then %(runner_id)b::uuid else c.runner_id end,
        acts_elsewhere = c.acts_elsewhere or w.acts_elsewhere or w.settled,
        settling_since = case when w.settled then coalesce(c.settling_since, clock_timestamp())
                              when c.state <> 'IN_DOUBT' then c.settling_since end,
-       begun_before = c.begun_before or w.settled or (c.state in ('STARTED', 'IN_DOUBT') and w.state = 'ACCEPTED'),
+       begun_before = c.begun_before or w.settled
+                      or (c.state in ('STARTED', 'IN_DOUBT') and w.call_attempt > c.call_attempt),
        doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = w.doubt_note,
        outcome = nullif(w.outcome, ''::bytea),
        finished_at = case when w.state = 'FINISHED' then clock_timestamp() end
@@ -384,8 +386,10 @@ select e.digest, e.task_id, e.call_id, e.period, e.round, e.is_unclear, e.begun_
 
 -- name: calls_with_effects
 -- The records of calls that have effect keys, without their locks: a record that has ended never changes what it says
--- of the effect. A statement of its own after lock_effects: its snapshot must not be older than those locks.
-select c.task_id, c.call_id, c.state, c.outcome, c.begun_before, coalesce(c.finished_at, c.started_at, c.accepted_at)
+-- of the effect. Of a call that was settled, an earlier try may have had the effect. A statement of its own after
+-- lock_effects: its snapshot must not be older than those locks.
+select c.task_id, c.call_id, c.state, c.outcome, c.begun_before or c.settling_since is not null,
+       coalesce(c.finished_at, c.started_at, c.accepted_at)
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
   join calls c using (task_id, call_id);
 
@@ -419,7 +423,8 @@ with wanted as materialized (
   select * from effects
    where cardinality(%(keys)b::text[]) = 0 and tenant = %(tenant)b::text and %(tool)b::text in ('', tool)
 ), touching as (
-  select e.tool, e.key::text, e.scope, c.task_id, c.call_id, c.state, c.outcome, c.begun_before, c.call_attempt, c.epoch,
+  select e.tool, e.key::text, e.scope, c.task_id, c.call_id, c.state, c.outcome,
+         c.begun_before or c.settling_since is not null, c.call_attempt, c.epoch,
          k.idempotency_key, c.accepted_at, c.started_at, c.finished_at,
          (c.task_id, c.call_id) = (e.task_id, e.call_id) as has_key, null as kept_fact
     from wanted e join effect_calls k using (digest) join calls c on c.task_id = k.task_id and c.call_id = k.call_id
