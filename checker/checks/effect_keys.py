@@ -9,13 +9,27 @@ from typing import Final, NamedTuple
 
 from checker.check import SumCheck, Violation
 from checker.checks.tool_calls import resolutions
-from checker.history import TaskHistory
+from checker.history import CallRecord, TaskHistory
 from tenure.domain.in_doubt import DidNotHappen
-from tenure.domain.tools import EffectClass, OutcomeStatus
+from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
+
+_WITHOUT_RUN: Final = frozenset({OutcomeStatus.INVALID_ARGUMENTS, OutcomeStatus.NOT_ALLOWED})
+
+
+def _may_have_happened(call: CallRecord) -> bool:
+    """Whether the call made its effect, or began and its record does not prove that it did not.
+
+    No tool ends its run with a status of _WITHOUT_RUN: then an earlier attempt had begun, and nothing is known of it.
+    """
+    if call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED:
+        return True
+    if call.started_at is None or call.state in {CallState.ACCEPTED, CallState.NOT_RUN}:
+        return False
+    return call.outcome is None or call.outcome.status in _WITHOUT_RUN or not call.outcome.no_effect
 
 
 class _Made(NamedTuple):
-    """A call that made its effect."""
+    """A call that made its effect, or may have made it."""
 
     task_id: str
     call_id: str
@@ -59,7 +73,7 @@ class _EffectsOnce:
             digest, period, number = call.idempotency_key.split("-")
             effect = self._effects[digest, period]
             effect.permitted += call.call_id in resolved
-            if call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED:
+            if _may_have_happened(call):
                 effect.made.append(_Made(task.task_id, call.call_id, number, call.effect_class))
 
     def violations(self) -> Iterator[Violation]:
