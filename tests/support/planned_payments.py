@@ -16,7 +16,7 @@ from typing import Any
 from services.tools.calls.effect_keys import effect_of_call
 from services.tools.calls.executing import ExecuteJob
 from services.tools.calls.records import CallKey, CallRequest
-from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork, define
+from services.tools.tool import CallContext, NothingDone, Tool, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork, define
 from tenure.domain.effect_keys import Effect, EffectKey, TaskScopes
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import Resolution
@@ -75,7 +75,7 @@ class Bank:
             case Behaviour.PAYS_AND_CRASHES:
                 raise RuntimeError
             case Behaviour.REFUSES if context.idempotency_key not in self.paid:
-                raise ToolFailure("the card is declined", no_effect=True)
+                raise NothingDone("the card is declined.")
             case Behaviour.FAILS:
                 raise ToolFailure("the bank has an error")
         return ToolAnswer(f"paid under {context.idempotency_key}")

@@ -102,10 +102,11 @@ def test_other_arguments_are_refused_in_every_state(state: Any) -> None:
 
 def test_a_call_without_its_tool_is_concluded_if_repeatable() -> None:
     clear = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
+    never_ran = replace(clear, no_effect=True)
     dead = row(CallState.STARTED, EffectClass.PURE, runner_alive=False)
-    assert decide(dead, call_request(clear=clear), IDLE) == ConcludeCall(replace(clear, call_attempt=4))
+    assert decide(dead, call_request(clear=clear), IDLE) == ConcludeCall(replace(never_ran, call_attempt=4))
     first = row(CallState.ACCEPTED, call_attempt=1)
-    assert decide(first, call_request(clear=clear), IDLE) == ConcludeCall(replace(clear, call_attempt=2))
+    assert decide(first, call_request(clear=clear), IDLE) == ConcludeCall(replace(never_ran, call_attempt=2))
     assert decide(row(CallState.STARTED), call_request(clear=clear), IDLE) == JoinCall(3)
     assert decide(replace(dead, effect_class=EffectClass.UNSAFE), call_request(clear=clear), IDLE) == MarkInDoubt(3)
 
@@ -208,7 +209,7 @@ def test_a_resolution_settles_or_repeats_the_call() -> None:
     assert (settled.outcome.content, settled.outcome.call_attempt) == ("paid", 4)
     again = replace(call_request(), resolution=resolution_of(DidNotHappen(runner_is_gone=True)))
     assert decide(doubted, again, IDLE) == RunCall(4)
-    vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
+    vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool", no_effect=True)
     assert decide(doubted, replace(again, clear=vanished), IDLE) == ConcludeCall(replace(vanished, call_attempt=4))
 
 

@@ -174,7 +174,8 @@ def _concluded(verdict: Verdict, request: CallRequest, row: CallRow) -> Verdict:
     """Replaces RunCall when the call cannot run: its tool no longer exists, or no longer accepts the arguments."""
     if isinstance(verdict, RunCall) and request.clear is not None:
         content = request.clear.content + (_HAD_BEGUN if _may_have_begun(row) else "")
-        return ConcludeCall(replace(request.clear, content=content, call_attempt=verdict.call_attempt))
+        attempt = verdict.call_attempt
+        return ConcludeCall(replace(request.clear, content=content, call_attempt=attempt, no_effect=True))
     return verdict
 
 
