@@ -28,6 +28,7 @@ class Behaviour(StrEnum):
 
     PAYS = "pays"
     PAYS_AND_LOSES = "pays and loses the answer"
+    PAYS_LOSES_AND_REFUSES = "pays, loses the answer and refuses all repeats"
     PAYS_AND_HANGS = "pays and hangs"
     PAYS_AND_CRASHES = "pays and crashes"
     LOSES = "loses the request"
@@ -55,11 +56,14 @@ class Bank:
         if behaviour is Behaviour.UNREACHABLE:
             context.mark_not_sent()
             raise ToolFailure("the bank is not reachable")
+        if behaviour is Behaviour.PAYS_LOSES_AND_REFUSES and context.sent_before:
+            raise NothingDone("the card is declined.")
         self.requests.append(context.idempotency_key)
         await asyncio.sleep(0)
         if behaviour in {
             Behaviour.PAYS,
             Behaviour.PAYS_AND_LOSES,
+            Behaviour.PAYS_LOSES_AND_REFUSES,
             Behaviour.PAYS_AND_HANGS,
             Behaviour.PAYS_AND_CRASHES,
         }:
@@ -68,7 +72,7 @@ class Bank:
             self.paid.add(context.idempotency_key)
             self.paid_once.set()
         match behaviour:
-            case Behaviour.PAYS_AND_LOSES | Behaviour.LOSES:
+            case Behaviour.PAYS_AND_LOSES | Behaviour.PAYS_LOSES_AND_REFUSES | Behaviour.LOSES:
                 raise ToolInDoubt("the bank was asked, and the connection broke")
             case Behaviour.PAYS_AND_HANGS:
                 await asyncio.Event().wait()
@@ -107,6 +111,7 @@ class Payments:
     effect_class: EffectClass = EffectClass.KEYED
     tenant: str = field(default_factory=lambda: f"tenant-{uuid.uuid4().hex}")
     timeout_seconds: float = 0.0
+    settle_seconds: float = 0.0
 
     def job(
         self,
@@ -122,7 +127,7 @@ class Payments:
             f"{TASK_PREFIX}{payer.task_id}", self.tenant, epoch, f"claim-{epoch}", "worker", scopes=payer.scopes
         )
         definition = define("pay", self.effect_class, "pays", {})
-        definition = replace(definition, effect_key=self.key, settlement=CallSettlement(0.0))
+        definition = replace(definition, effect_key=self.key, settlement=CallSettlement(self.settle_seconds))
         arguments = {"order": order, "bank": behaviour.value}
         effect = effect_of_call(definition, claims, arguments)
         assert effect is None or isinstance(effect, Effect)
