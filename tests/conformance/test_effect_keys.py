@@ -173,6 +173,41 @@ async def test_person_who_is_asked_decides_about_the_repeat(replicas: Replicas) 
     assert (made.status, made.call_attempt, pays.paid(7)) == (OutcomeStatus.SUCCEEDED, 2, 2)
 
 
+async def test_person_decides_about_a_call_that_ran_before(replicas: Replicas) -> None:
+    """Its first attempt is in doubt; another call made the effect; then its second attempt is a repeat."""
+    key = EffectKey(("/order",), EffectScope.TREE, on_repeat=OnRepeat.ASK)
+    pays, payer = Payments(Bank(honours_keys=False), key, EffectClass.UNSAFE), Payer.root()
+
+    async def resolved(call_id: str, attempt: int, behaviour: Behaviour) -> Outcome:
+        resolution = replace(_resolution(DidNotHappen(True)), call_attempt=attempt)
+        return await last_outcome(replicas[0], pays.job(payer, call_id, 7, behaviour, resolution=resolution))
+
+    await last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.LOSES))
+    await last_outcome(replicas[0], pays.job(payer, "2.0", 7))
+    assert (await resolved("2.0", 1, Behaviour.PAYS)).status is OutcomeStatus.SUCCEEDED
+    asked = await resolved("1.0", 1, Behaviour.LOSES)
+    assert (asked.status, asked.call_attempt, pays.paid(7)) == (OutcomeStatus.IN_DOUBT, 2, 1)
+    assert asked.content.startswith("This call was not run: its effect has happened already, by call 2.0 of task")
+    lost_again = await resolved("1.0", 2, Behaviour.LOSES)
+    assert (lost_again.status, lost_again.call_attempt) == (OutcomeStatus.IN_DOUBT, 3)
+    assert "the bank was asked, and the connection broke" in lost_again.content
+
+
+async def test_doubt_about_a_lost_record_permits_no_repeat(replicas: Replicas, tools_database: Database) -> None:
+    """Only who was asked about the repeat has permitted it. No runner is known of this call either."""
+    key = EffectKey(("/order",), EffectScope.TREE, on_repeat=OnRepeat.ASK)
+    pays, payer = Payments(Bank(honours_keys=False), key, EffectClass.UNSAFE), Payer.root()
+    await last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.LOSES))
+    await tools_database("delete from effects where task_id = %s", payer.task_id)
+    await tools_database("update calls set runner_id = null where task_id = %s", payer.task_id)
+    await last_outcome(replicas[0], pays.job(payer, "2.0", 7))
+    again = await last_outcome(
+        replicas[0], pays.job(payer, "1.0", 7, Behaviour.LOSES, resolution=_resolution(DidNotHappen(True)))
+    )
+    assert (again.status, again.call_attempt, pays.paid(7)) == (OutcomeStatus.IN_DOUBT, 2, 1)
+    assert again.content.startswith("This call was not run: its effect has happened already, by call 2.0 of task")
+
+
 @pytest.mark.parametrize("scope", list(EffectScope))
 async def test_an_effect_happens_once_in_its_scope(replicas: Replicas, scope: EffectScope) -> None:
     period = 3600.0 if scope is EffectScope.TENANT else 0.0

@@ -21,6 +21,7 @@ from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.repeated_effects import (
+    NOT_RUN,
     EffectFact,
     OtherCall,
     Repeat,
@@ -183,10 +184,10 @@ def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -
 
 
 def _is_permitted(request: CallRequest, row: CallRow | None) -> bool:
-    """Whether a person decided that this call makes its effect: the doubt was about the repeat, for it never ran."""
+    """Whether a person decided that this call makes its effect: the doubt was about the repeat, whoever ran it before."""
     decision = None if request.resolution is None else request.resolution.decision
-    never_ran = row is not None and row.state is CallState.IN_DOUBT and row.runner_id is None
-    return never_ran and isinstance(decision, DidNotHappen)
+    was_asked = row is not None and row.state is CallState.IN_DOUBT and row.doubt_note.startswith(NOT_RUN)
+    return was_asked and isinstance(decision, DidNotHappen)
 
 
 def _concluded(outcome: Outcome, verdict: RunCall) -> ConcludeCall:
