@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from services.tools.calls.accept_rules import RunCall
+from services.tools.calls.effect_keys import EffectSweep, once_each
 from services.tools.calls.executing import ExecuteJob, Executor
+from services.tools.statements import QUERIES, SCHEMA
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.runtime.store.postgres import open_pool
 from tests.support.executors import executor_over, last_outcome
 from tests.support.planned_payments import Bank, Behaviour, Payer, Payments
 
@@ -247,6 +251,49 @@ async def test_an_effect_is_made_again_after_its_period(replicas: Replicas, tool
     await last_outcome(replicas[0], pays.job(Payer.root(), "1.0", 7))
     again = await last_outcome(replicas[0], pays.job(Payer.root(), "1.0", 7))
     assert (pays.paid(7), again.detail) == (2, "ALREADY_HAPPENED")
+
+
+class _Between:
+    """A connection that awaits `work` after the statement `first`."""
+
+    def __init__(self, postgres: Any, first: bytes, work: Callable[[], Awaitable[object]]) -> None:
+        self._postgres, self._first, self._work = postgres, first, work
+
+    async def execute(self, statement: bytes, parameters: object) -> Any:
+        cursor = await self._postgres.execute(statement, parameters)
+        if statement == self._first:
+            await self._work()
+        return cursor
+
+
+async def test_key_that_a_call_is_about_to_take_is_not_swept(
+    replicas: Replicas, tools_database: Database, tools_dsn: str
+) -> None:
+    pays = Payments(Bank(), EffectKey(("/order",), EffectScope.TENANT, 3600.0))
+    await last_outcome(replicas[0], pays.job(Payer.root(), "1.0", 7))
+    await tools_database("update effects set ends_at = ends_at - interval '1 hour'")
+    request = pays.job(Payer.root(), "1.0", 7).request
+    async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool, pool.connection() as postgres:
+        between: Any = _Between(postgres, QUERIES.insert_effects, EffectSweep(pool).sweep)
+        verdicts: list[Any] = [RunCall(1)]
+        async with postgres.transaction():
+            await once_each(between, [request], {}, verdicts)
+    [verdict] = verdicts
+    assert isinstance(verdict, RunCall)
+    assert await tools_database("select task_id from effects where tenant = %s", pays.tenant) == [
+        (request.key.task_id,)
+    ]
+
+
+async def test_sweep_deletes_all_effects_whose_period_is_over(tools_dsn: str, tools_database: Database) -> None:
+    await tools_database(
+        "insert into effects (digest, tenant, tool, scope, key, task_id, call_id, period, begun_at, ends_at)"
+        " select sha256(n::text::bytea), 't', 'pay', 'TENANT', '{}', gen_random_uuid(), '1.0', 0, now(), now()"
+        "   from generate_series(1, 1001) n"
+    )
+    async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool:
+        await EffectSweep(pool).sweep()
+    assert await tools_database("select count(*) from effects where tenant = 't'") == [(0,)]
 
 
 # Plans of models: whatever they plan, an order is paid at most once.

@@ -364,7 +364,8 @@ select w.ord, coalesce(c.state = 'STARTED' and c.call_attempt = w.call_attempt
 
 -- name: insert_effects
 -- Gives calls the effect keys that no call has. Of two calls with one new key, the first one gets it. A concurrent
--- insert of the same key is waited for, and counts.
+-- insert of the same key is waited for, and counts. A key that a call has is locked and not changed, so that nothing
+-- deletes it before lock_effects.
 insert into effects (digest, tenant, tool, scope, key, task_id, call_id, period, begun_at, ends_at)
 select w.digest, w.tenant, w.tool, w.scope, w.key::jsonb, w.task_id, w.call_id,
        case when w.period_seconds = 0 then 0 else floor(extract(epoch from at) / w.period_seconds) end, at,
@@ -375,10 +376,10 @@ select w.digest, w.tenant, w.tool, w.scope, w.key::jsonb, w.task_id, w.call_id,
                  as u(digest, tenant, tool, scope, key, task_id, call_id, period_seconds, ord)
          order by u.digest, u.ord) w
  order by w.digest
-on conflict (digest) do nothing;
+on conflict (digest) do update set round = excluded.round where false;
 
 -- name: lock_effects
--- Locks effects for the transaction that decides and writes.
+-- Locks and reads effects for the transaction that decides and writes.
 select e.digest, e.task_id, e.call_id, e.period, e.round, e.is_unclear, e.begun_at, e.kept_fact,
        coalesce(e.ends_at <= clock_timestamp(), false), extract(epoch from clock_timestamp())::double precision
   from (select distinct digest from unnest(%(digests)b::bytea[]) as u(digest) order by digest) w
@@ -451,11 +452,11 @@ update effects e set kept_fact = w.fact
 delete from effects where digest = any(%(digests)b::bytea[]);
 
 -- name: forget_ended_effects
--- Deletes effects whose period is over. One that a call still makes stays.
+-- Deletes a bounded number of effects whose period is over. One that a call still makes stays.
 delete from effects where digest in (
   select e.digest from effects e left join calls c on c.task_id = e.task_id and c.call_id = e.call_id
    where e.ends_at <= clock_timestamp() and c.state is distinct from 'ACCEPTED' and c.state is distinct from 'STARTED'
-   order by e.ends_at limit 500 for no key update of e skip locked
+   order by e.ends_at limit %(limit)b::int for no key update of e skip locked
 );
 
 -- name: begin_life
