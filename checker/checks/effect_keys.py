@@ -13,19 +13,13 @@ from checker.history import CallRecord, TaskHistory
 from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
 
-_WITHOUT_RUN: Final = frozenset({OutcomeStatus.INVALID_ARGUMENTS, OutcomeStatus.NOT_ALLOWED})
-
 
 def _may_have_happened(call: CallRecord) -> bool:
-    """Whether the call made its effect, or began and its record does not prove that it did not.
-
-    No tool ends its run with a status of _WITHOUT_RUN: then an earlier attempt had begun, and nothing is known of it.
-    """
-    if call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED:
-        return True
-    if call.started_at is None or call.state in {CallState.ACCEPTED, CallState.NOT_RUN}:
-        return False
-    return call.outcome is None or call.outcome.status in _WITHOUT_RUN or not call.outcome.no_effect
+    """Whether the call made its effect, or began and its record does not prove that it did not."""
+    if call.outcome is None:
+        return call.state in {CallState.STARTED, CallState.IN_DOUBT}
+    has_run = call.started_at is not None or call.outcome.status is OutcomeStatus.SUCCEEDED
+    return has_run and not call.outcome.no_effect
 
 
 class _Made(NamedTuple):

@@ -76,7 +76,7 @@ def test_a_tool_that_honours_the_key_may_make_a_round_twice() -> None:
     ],
     ids=["in doubt", "timed out", "failed", "ended without its tool after it had begun"],
 )
-def test_a_new_round_after_an_effect_that_may_have_happened_is_reported(outcome: Outcome | None) -> None:
+def test_a_new_round_after_an_unknown_effect_is_reported(outcome: Outcome | None) -> None:
     state = CallState.IN_DOUBT if outcome is None else CallState.FINISHED
     unknown = replace(FIRST, effect_class=EffectClass.KEYED, state=state, outcome=outcome, started_at=1.0)
     second = replace(SECOND, effect_class=EffectClass.KEYED)

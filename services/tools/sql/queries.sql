@@ -387,10 +387,8 @@ select e.digest, e.task_id, e.call_id, e.period, e.round, e.is_unclear, e.begun_
 
 -- name: calls_with_effects
 -- The records of calls that have effect keys, without their locks: a record that has ended never changes what it says
--- of the effect. Of a call that was settled, an earlier try may have had the effect. A statement of its own after
--- lock_effects: its snapshot must not be older than those locks.
-select c.task_id, c.call_id, c.state, c.outcome, c.begun_before or c.settling_since is not null,
-       coalesce(c.finished_at, c.started_at, c.accepted_at)
+-- of the effect. A statement of its own after lock_effects: its snapshot must not be older than those locks.
+select c.task_id, c.call_id, c.state, c.outcome, c.begun_before, coalesce(c.finished_at, c.started_at, c.accepted_at)
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
   join calls c using (task_id, call_id);
 
@@ -424,8 +422,7 @@ with wanted as materialized (
   select * from effects
    where cardinality(%(keys)b::text[]) = 0 and tenant = %(tenant)b::text and %(tool)b::text in ('', tool)
 ), touching as (
-  select e.tool, e.key::text, e.scope, c.task_id, c.call_id, c.state, c.outcome,
-         c.begun_before or c.settling_since is not null, c.call_attempt, c.epoch,
+  select e.tool, e.key::text, e.scope, c.task_id, c.call_id, c.state, c.outcome, c.begun_before, c.call_attempt, c.epoch,
          k.idempotency_key, c.accepted_at, c.started_at, c.finished_at,
          (c.task_id, c.call_id) = (e.task_id, e.call_id) as has_key, null as kept_fact
     from wanted e join effect_calls k using (digest) join calls c on c.task_id = k.task_id and c.call_id = k.call_id
