@@ -143,7 +143,7 @@ proctype Call(byte c) {
 #ifdef M_UNIQUE
   :: d_step { rec[c] == R_NEW && holder && FACT == R_RUNNING -> run_it(c) }
 #endif
-  /* ---- the runner sends the request, or learns before that it cannot: its tool is gone, or nobody can be reached;
+  /* ---- the runner sends the request, or learns before that it cannot: its tool is gone, or the bank cannot be reached;
      code: services/tools/calls/accept_rules.py _concluded; services/tools/tool.py NothingDone */
   :: d_step { rec[c] == R_RUNNING && !way[mx(c, att[c])] && !reply[mx(c, att[c])] -> way[mx(c, att[c])] = key[c] + 1; printf("call %d: request %d is sent\n", c, att[c]) }
   :: d_step { rec[c] == R_RUNNING && !way[mx(c, att[c])] && !reply[mx(c, att[c])] -> record(c, ENDED_UNSENT(c)) }
