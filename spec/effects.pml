@@ -15,6 +15,7 @@
  *   M_UNSAFE_AGAIN  an UNSAFE call follows one of unknown end
  *   M_STICKY        a proof of a later call counts although an earlier one may have had the effect
  *   M_BEGUN         a proof counts although an earlier attempt of the call had begun
+ *   M_CONCLUDED     the end of an attempt that cannot be sent is a proof although an earlier attempt had begun
  *   M_SETTLED_PROOF a proof counts although an earlier request of the settlement was sent
  *   M_SAME_KEY      a call after a proof keeps the idempotency key
  *   M_CHECK_PROOF   a check that finds nothing is a proof
@@ -91,6 +92,11 @@ byte effects, nref, np;
 #else
 #define PROVES(c) (!begun[c])
 #endif
+#ifdef M_CONCLUDED
+#define ENDED_UNSENT(c) R_NONE
+#else
+#define ENDED_UNSENT(c) (PROVES(c) -> R_NONE : R_UNKNOWN)
+#endif
 #ifdef M_SETTLED_PROOF
 #define SENT_BEFORE(c) skip
 #else
@@ -137,9 +143,10 @@ proctype Call(byte c) {
 #ifdef M_UNIQUE
   :: d_step { rec[c] == R_NEW && holder && FACT == R_RUNNING -> run_it(c) }
 #endif
-  /* ---- the runner sends the request, or learns before that it cannot */
+  /* ---- the runner sends the request, or learns before that it cannot: its tool is gone, or the bank cannot be reached;
+     code: services/tools/calls/accept_rules.py _concluded; services/tools/tool.py NothingDone */
   :: d_step { rec[c] == R_RUNNING && !way[mx(c, att[c])] && !reply[mx(c, att[c])] -> way[mx(c, att[c])] = key[c] + 1; printf("call %d: request %d is sent\n", c, att[c]) }
-  :: d_step { rec[c] == R_RUNNING && !way[mx(c, att[c])] && !reply[mx(c, att[c])] && PROVES(c) -> record(c, R_NONE) }
+  :: d_step { rec[c] == R_RUNNING && !way[mx(c, att[c])] && !reply[mx(c, att[c])] -> record(c, ENDED_UNSENT(c)) }
   /* ---- its answer; code: services/tools/calls/effects.py ToolEffect; tenure/domain/repeated_effects.py fact_of_call */
   :: d_step { rec[c] == R_RUNNING && reply[mx(c, att[c])] == B_DONE -> record(c, R_HAPPENED) }
   :: d_step { rec[c] == R_RUNNING && reply[mx(c, att[c])] == B_REFUSED && PROVES(c) -> record(c, R_NONE) }

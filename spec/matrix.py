@@ -154,6 +154,7 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _effect_mutation("M_UNSAFE_AGAIN", "UNSAFE=1"),
     _effect_mutation("M_STICKY", "NC=3"),
     _effect_mutation("M_BEGUN"),
+    _effect_mutation("M_CONCLUDED"),
     _effect_mutation("M_SETTLED_PROOF"),
     _effect_mutation("M_SAME_KEY"),
     _effect_mutation("M_CHECK_PROOF", "CHECK=1"),

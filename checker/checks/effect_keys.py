@@ -9,13 +9,21 @@ from typing import Final, NamedTuple
 
 from checker.check import SumCheck, Violation
 from checker.checks.tool_calls import resolutions
-from checker.history import TaskHistory
+from checker.history import CallRecord, TaskHistory
 from tenure.domain.in_doubt import DidNotHappen
-from tenure.domain.tools import EffectClass, OutcomeStatus
+from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
+
+
+def _may_have_happened(call: CallRecord) -> bool:
+    """Whether the call made its effect, or began and its record does not prove that it did not."""
+    if call.outcome is None:
+        return call.state in {CallState.STARTED, CallState.IN_DOUBT}
+    has_run = call.started_at is not None or call.outcome.status is OutcomeStatus.SUCCEEDED
+    return has_run and not call.outcome.no_effect
 
 
 class _Made(NamedTuple):
-    """A call that made its effect."""
+    """A call that made its effect, or may have made it."""
 
     task_id: str
     call_id: str
@@ -59,7 +67,7 @@ class _EffectsOnce:
             digest, period, number = call.idempotency_key.split("-")
             effect = self._effects[digest, period]
             effect.permitted += call.call_id in resolved
-            if call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED:
+            if _may_have_happened(call):
                 effect.made.append(_Made(task.task_id, call.call_id, number, call.effect_class))
 
     def violations(self) -> Iterator[Violation]:

@@ -283,11 +283,11 @@ class HttpTool:
         )
 
     async def _run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
-        request = request_of(self._settings, context, arguments)
         delivery = CallDelivery(self._who, self._settings.effect_class, context, self._settings.connect_seconds)
-        return await delivery.carry_out(partial(self._send, request, context))
+        return await delivery.carry_out(partial(self._send, arguments, context))
 
-    async def _send(self, request: HttpToolRequest, context: CallContext, sending: SendAttempt) -> ToolAnswer:
+    async def _send(self, arguments: Arguments, context: CallContext, sending: SendAttempt) -> ToolAnswer:
+        request = request_of(self._settings, context, arguments)
         try:
             response = await self._exchange(request, sending)
         except AddressRefused as refused:

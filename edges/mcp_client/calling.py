@@ -24,7 +24,7 @@ from edges.mcp_client.settings import REACH_SECONDS, lane_of_server
 from services.tools.answer_files import AnswerParts, Keep, part_text
 from services.tools.output import OutputStore
 from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_time
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt
+from services.tools.tool import Arguments, CallContext, NothingDone, Tool, ToolAnswer, ToolInDoubt
 from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
 
@@ -155,7 +155,7 @@ class McpToolCaller:
     async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
         """Makes the call. The call's timeout begins when a session is available.
 
-        Raises ToolFailure, and ToolInDoubt when the end of the call is unknown.
+        Raises NothingDone, and ToolInDoubt when the end of the call is unknown.
         """
         _check_text(arguments)
         sending = SendAttempt(math.inf, context.check_may_begin, sent_before=context.sent_before)
@@ -245,21 +245,21 @@ def tools_of(
     ]
 
 
-def _unreachable(unreached: CallNotSent, sending: SendAttempt) -> ToolFailure | ToolInDoubt:
+def _unreachable(unreached: CallNotSent, sending: SendAttempt) -> NothingDone | ToolInDoubt:
     """Returns the error of a call that cannot be sent, or not again: then its lost answer may stand for an effect."""
     if sending.sent_before:
         lost = "The server was lost in the middle of the call, and cannot be reached again"
         return ToolInDoubt(f"{lost} ({unreached}).", detail="CONNECTION_LOST")
-    return ToolFailure(f"The server cannot be reached: {unreached}. Nothing was done.", "UNREACHABLE")
+    return NothingDone(f"The server cannot be reached: {unreached}.", "UNREACHABLE")
 
 
 def _check_text(value: object) -> None:
-    """Raises ToolFailure for a lone surrogate, which no message can carry."""
+    """Raises NothingDone for a lone surrogate, which no message can carry."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ToolFailure(
+            raise NothingDone(
                 "The arguments contain a lone surrogate, which cannot be sent: use whole characters.", "BAD_TEXT"
             ) from None
     elif isinstance(value, dict):

@@ -147,8 +147,10 @@ class Outbox:
         return await cursor.fetchone() is not None
 
     async def forget(self, kept_seconds: float) -> None:
-        """Deletes some of the rows whose tasks were made that long ago. Refused rows stay."""
-        await self._connection.execute(_FORGET, {"seconds": kept_seconds, "limit": KEPT_AT_ONCE})
+        """Deletes the rows whose tasks were made that long ago, in batches. Refused rows stay."""
+        parameters = {"seconds": kept_seconds, "limit": KEPT_AT_ONCE}
+        while (await self._connection.execute(_FORGET, parameters)).rowcount == KEPT_AT_ONCE:
+            pass
 
     async def end_long_pauses(self, longest_seconds: float) -> None:
         """Makes rows due whose pause is longer: the database's clock was ahead when it began."""

@@ -33,7 +33,7 @@ from services.tools.sending import (
 )
 from services.tools.source_facts import MAX_PROBLEMS
 from services.tools.sources import offered
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, nothing_done
 from tenure.domain.errors import Fenced, LimitReached, Refused, TenureError, TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition, ToolSourceKind
@@ -81,8 +81,7 @@ def read_refusal(who: str, error: TenureError | PeerFailed) -> ToolAnswer:
 def _refused(who: str, message: str, reason: str) -> ToolAnswer:
     """Returns the answer for a refusal. `reason`: any text of the provider, which is the detail if it is a code."""
     detail = reason if _DETAIL.match(reason) else ""
-    content = f"{who} refused the call. Nothing was done: {message}"
-    return ToolAnswer(content, OutcomeStatus.FAILED, detail, leaves_earlier_open=True)
+    return nothing_done(f"{who} refused the call.", detail, said=message)
 
 
 # One call of a provider's tool, with its idempotency key and its claim's fencing token.

@@ -31,6 +31,7 @@ sandbox/              the sandbox in which agents' programs run
 workspace/            the files of tasks
 
 statements.py         the SQL statements and migrations
+sweeps.py             deletes rows in batches
 sql/                  queries.sql and the migrations of the schema `tools`
 
 What to touch when:

@@ -17,6 +17,11 @@ from tenure.domain.tools import NAME_TAKEN, Outcome, OutcomeStatus, ToolDefiniti
 from tenure.v1 import tool_service_pb2
 from tenure.wire.common import OUTCOME_STATUSES, seconds
 
+_ENDS: Final = frozenset(
+    {OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT}
+)
+"""How a run ends. The others are of calls that never ran, and prove that nothing happened."""
+
 _DETAIL: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}\Z")
 
 
@@ -61,7 +66,7 @@ def read_own_outcome(message: tool_service_pb2.OwnOutcome, definition: ToolDefin
     status = OUTCOME_STATUSES.to_domain(message.status)
     is_kept = status is OutcomeStatus.SUCCEEDED and bool(digest_of_path(message.output_path))
     outcome = Outcome(
-        status,
+        status if status in _ENDS else OutcomeStatus.FAILED,
         message.content,
         truncated=is_kept or message.detail == SHORTENED,
         output_path=message.output_path if is_kept else "",

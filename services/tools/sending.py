@@ -18,7 +18,15 @@ from typing import Final
 
 import httpcore2
 
-from services.tools.tool import CallContext, RunnerStopped, ToolAnswer, ToolFailure, ToolInDoubt
+from services.tools.tool import (
+    CallContext,
+    NothingDone,
+    RunnerStopped,
+    ToolAnswer,
+    ToolFailure,
+    ToolInDoubt,
+    nothing_done,
+)
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus
 from tenure.runtime.http.body_decoder import BadEncoding
@@ -184,7 +192,7 @@ class CallDelivery:
             raise
         if self._is_open and answer.leaves_earlier_open:
             raise ToolInDoubt(answer.content + _EARLIER, detail=answer.detail)
-        return answer
+        return replace(answer, no_effect=False) if self._is_open else answer
 
     async def _answered(self, send: Send) -> ToolAnswer:
         while True:
@@ -229,7 +237,7 @@ class CallDelivery:
         wait_seconds = self._next_wait_seconds()
         if self._lost or _now() + wait_seconds < self._reached_until:
             return wait_seconds
-        raise ToolFailure(f"{self._who} cannot be reached: {error}. Nothing was done.", UNREACHABLE) from error
+        raise NothingDone(f"{self._who} cannot be reached: {error}.", UNREACHABLE) from error
 
     def _after_loss(self, error: AnswerLostError) -> float:
         self._lost += 1
@@ -246,8 +254,7 @@ class CallDelivery:
         """Returns the answer for a call that was not sent in time. Raises ToolInDoubt for one that was sent."""
         text = f"{self._who} gave no answer within {self._timeout_seconds:g} s"
         if not self._may_have_begun:
-            message = f"{text}: the call was not sent, and nothing was done."
-            return ToolAnswer(message, OutcomeStatus.TIMED_OUT, UNREACHABLE, no_effect=True)
+            return nothing_done(f"{text}: the call was not sent.", UNREACHABLE, OutcomeStatus.TIMED_OUT)
         raise no_answer_in_time(self._who, self._timeout_seconds)
 
 
@@ -259,9 +266,7 @@ def no_answer_in_time(who: str, timeout_seconds: float) -> ToolInDoubt:
 
 def stale(who: str, text: str = "") -> ToolAnswer:
     """Returns the answer for a provider that fences its own writes and has seen a newer claim of the task."""
-    message = f"{who} refused the call: it has seen a newer claim of this task. Nothing was done."
-    content = f"{message} It says: {text}" if text else message
-    return ToolAnswer(content, OutcomeStatus.FAILED, STALE_EPOCH, leaves_earlier_open=True, no_effect=True)
+    return nothing_done(f"{who} refused the call: it has seen a newer claim of this task.", STALE_EPOCH, said=text)
 
 
 def _now() -> float:

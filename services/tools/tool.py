@@ -95,12 +95,35 @@ class ToolAnswer:
     leaves_earlier_open: bool = False
 
 
-class ToolFailure(Exception):  # noqa: N818  an answer to the model, not an error of the service
-    """The tool cannot do what the call asks for. The message is for the model. `no_effect`: see `Outcome.no_effect`."""
+_NOTHING_DONE: Final = "Nothing was done"
 
-    def __init__(self, message: str, detail: str = "", *, no_effect: bool = False) -> None:
+
+def nothing_done(
+    content: str, detail: str = "", status: OutcomeStatus = OutcomeStatus.FAILED, *, said: str = ""
+) -> ToolAnswer:
+    """Returns the answer of a call of which this sending provably did nothing. `said`: what the other side says."""
+    text = f"{content} {_NOTHING_DONE}: {said}" if said else f"{content} {_NOTHING_DONE}."
+    return ToolAnswer(text, status, detail, no_effect=True, leaves_earlier_open=True)
+
+
+class ToolFailure(Exception):  # noqa: N818  an answer to the model, not an error of the service
+    """The tool cannot do what the call asks for. The message is for the model."""
+
+    no_effect = False
+    """See `Outcome.no_effect`."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
-        self.message, self.detail, self.no_effect = message, detail, no_effect
+        self.message, self.detail = message, detail
+
+
+class NothingDone(ToolFailure):
+    """The tool provably did nothing for this call, and never will: its message says so, too."""
+
+    no_effect = True
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(f"{message} {_NOTHING_DONE}.", detail)
 
 
 class ToolInDoubt(Exception):  # noqa: N818  an answer to the model, not an error of the service

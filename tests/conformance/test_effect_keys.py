@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.tools.calls.executing import Executor
+from services.tools.calls.accept_rules import RunCall
+from services.tools.calls.effect_keys import EffectSweep, once_each
+from services.tools.calls.executing import ExecuteJob, Executor
+from services.tools.statements import QUERIES, SCHEMA
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.runtime.store.postgres import open_pool
 from tests.support.executors import executor_over, last_outcome
 from tests.support.planned_payments import Bank, Behaviour, Payer, Payments
 
@@ -91,6 +96,40 @@ async def test_no_later_proof_frees_a_key_of_unknown_effect(replicas: Replicas) 
     assert (pays.paid(7), len(set(pays.bank.requests))) == (1, 1)
 
 
+async def test_refused_repeat_of_a_settlement_proves_nothing(replicas: Replicas) -> None:
+    pays, payer = Payments(Bank(), TREE, settle_seconds=60.0), Payer.root()
+    first = await last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.PAYS_LOSES_AND_REFUSES))
+    again = await last_outcome(replicas[0], pays.job(payer, "2.0", 7))
+    assert (first.status, first.no_effect, again.status) == (OutcomeStatus.FAILED, False, OutcomeStatus.SUCCEEDED)
+    assert (pays.paid(7), len(set(pays.bank.requests))) == (1, 1)
+
+
+async def test_call_that_had_begun_proves_nothing_without_its_tool(
+    replicas: Replicas, tools_database: Database
+) -> None:
+    """A rolling deploy: the bank paid, the runner was lost, and the newer replica no longer has the tool."""
+    pays, payer = Payments(Bank(), TREE), Payer.root()
+    await _paid_by_a_lost_runner(replicas, pays, payer, tools_database)
+    job = pays.job(payer, "1.0", 7, Behaviour.PAYS_AND_HANGS)
+    gone = replace(job.request, clear=Outcome(OutcomeStatus.INVALID_ARGUMENTS, "There is no such tool."))
+    first = await last_outcome(replicas[1], ExecuteJob(gone, None))
+    again = await last_outcome(replicas[1], pays.job(payer, "2.0", 7))
+    assert (first.status, first.call_attempt, again.status) == (
+        OutcomeStatus.INVALID_ARGUMENTS,
+        2,
+        OutcomeStatus.SUCCEEDED,
+    )
+    assert (pays.paid(7), len(set(pays.bank.requests))) == (1, 1)
+
+
+async def _paid_by_a_lost_runner(replicas: Replicas, pays: Payments, payer: Payer, database: Database) -> None:
+    running = asyncio.create_task(last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.PAYS_AND_HANGS)))
+    await pays.bank.paid_once.wait()
+    await database("update calls set runner_id = null where task_id = %s and state = 'STARTED'", payer.task_id)
+    running.cancel()
+    await asyncio.wait([running])
+
+
 async def test_unsafe_call_of_an_unknown_effect_is_refused(replicas: Replicas) -> None:
     pays, payer = Payments(Bank(honours_keys=False), TREE, EffectClass.UNSAFE), Payer.root()
     first = await last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.PAYS_AND_LOSES))
@@ -138,6 +177,41 @@ async def test_person_who_is_asked_decides_about_the_repeat(replicas: Replicas) 
     assert (made.status, made.call_attempt, pays.paid(7)) == (OutcomeStatus.SUCCEEDED, 2, 2)
 
 
+async def test_person_decides_about_a_call_that_ran_before(replicas: Replicas) -> None:
+    """Its first attempt is in doubt; another call made the effect; then its second attempt is a repeat."""
+    key = EffectKey(("/order",), EffectScope.TREE, on_repeat=OnRepeat.ASK)
+    pays, payer = Payments(Bank(honours_keys=False), key, EffectClass.UNSAFE), Payer.root()
+
+    async def resolved(call_id: str, attempt: int, behaviour: Behaviour) -> Outcome:
+        resolution = replace(_resolution(DidNotHappen(True)), call_attempt=attempt)
+        return await last_outcome(replicas[0], pays.job(payer, call_id, 7, behaviour, resolution=resolution))
+
+    await last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.LOSES))
+    await last_outcome(replicas[0], pays.job(payer, "2.0", 7))
+    assert (await resolved("2.0", 1, Behaviour.PAYS)).status is OutcomeStatus.SUCCEEDED
+    asked = await resolved("1.0", 1, Behaviour.LOSES)
+    assert (asked.status, asked.call_attempt, pays.paid(7)) == (OutcomeStatus.IN_DOUBT, 2, 1)
+    assert asked.content.startswith("This call was not run: its effect has happened already, by call 2.0 of task")
+    lost_again = await resolved("1.0", 2, Behaviour.LOSES)
+    assert (lost_again.status, lost_again.call_attempt) == (OutcomeStatus.IN_DOUBT, 3)
+    assert "the bank was asked, and the connection broke" in lost_again.content
+
+
+async def test_doubt_about_a_lost_record_permits_no_repeat(replicas: Replicas, tools_database: Database) -> None:
+    """Only who was asked about the repeat has permitted it. No runner is known of this call either."""
+    key = EffectKey(("/order",), EffectScope.TREE, on_repeat=OnRepeat.ASK)
+    pays, payer = Payments(Bank(honours_keys=False), key, EffectClass.UNSAFE), Payer.root()
+    await last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.LOSES))
+    await tools_database("delete from effects where task_id = %s", payer.task_id)
+    await tools_database("update calls set runner_id = null where task_id = %s", payer.task_id)
+    await last_outcome(replicas[0], pays.job(payer, "2.0", 7))
+    again = await last_outcome(
+        replicas[0], pays.job(payer, "1.0", 7, Behaviour.LOSES, resolution=_resolution(DidNotHappen(True)))
+    )
+    assert (again.status, again.call_attempt, pays.paid(7)) == (OutcomeStatus.IN_DOUBT, 2, 1)
+    assert again.content.startswith("This call was not run: its effect has happened already, by call 2.0 of task")
+
+
 @pytest.mark.parametrize("scope", list(EffectScope))
 async def test_an_effect_happens_once_in_its_scope(replicas: Replicas, scope: EffectScope) -> None:
     period = 3600.0 if scope is EffectScope.TENANT else 0.0
@@ -177,6 +251,49 @@ async def test_an_effect_is_made_again_after_its_period(replicas: Replicas, tool
     await last_outcome(replicas[0], pays.job(Payer.root(), "1.0", 7))
     again = await last_outcome(replicas[0], pays.job(Payer.root(), "1.0", 7))
     assert (pays.paid(7), again.detail) == (2, "ALREADY_HAPPENED")
+
+
+class _Between:
+    """A connection that awaits `work` after the statement `first`."""
+
+    def __init__(self, postgres: Any, first: bytes, work: Callable[[], Awaitable[object]]) -> None:
+        self._postgres, self._first, self._work = postgres, first, work
+
+    async def execute(self, statement: bytes, parameters: object) -> Any:
+        cursor = await self._postgres.execute(statement, parameters)
+        if statement == self._first:
+            await self._work()
+        return cursor
+
+
+async def test_key_that_a_call_is_about_to_take_is_not_swept(
+    replicas: Replicas, tools_database: Database, tools_dsn: str
+) -> None:
+    pays = Payments(Bank(), EffectKey(("/order",), EffectScope.TENANT, 3600.0))
+    await last_outcome(replicas[0], pays.job(Payer.root(), "1.0", 7))
+    await tools_database("update effects set ends_at = ends_at - interval '1 hour'")
+    request = pays.job(Payer.root(), "1.0", 7).request
+    async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool, pool.connection() as postgres:
+        between: Any = _Between(postgres, QUERIES.insert_effects, EffectSweep(pool).sweep)
+        verdicts: list[Any] = [RunCall(1)]
+        async with postgres.transaction():
+            await once_each(between, [request], {}, verdicts)
+    [verdict] = verdicts
+    assert isinstance(verdict, RunCall)
+    assert await tools_database("select task_id from effects where tenant = %s", pays.tenant) == [
+        (request.key.task_id,)
+    ]
+
+
+async def test_sweep_deletes_all_effects_whose_period_is_over(tools_dsn: str, tools_database: Database) -> None:
+    await tools_database(
+        "insert into effects (digest, tenant, tool, scope, key, task_id, call_id, period, begun_at, ends_at)"
+        " select sha256(n::text::bytea), 't', 'pay', 'TENANT', '{}', gen_random_uuid(), '1.0', 0, now(), now()"
+        "   from generate_series(1, 1001) n"
+    )
+    async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool:
+        await EffectSweep(pool).sweep()
+    assert await tools_database("select count(*) from effects where tenant = 't'") == [(0,)]
 
 
 # Plans of models: whatever they plan, an order is paid at most once.

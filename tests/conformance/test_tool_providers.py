@@ -137,7 +137,7 @@ async def test_provider_refusal_by_epoch_has_its_detail(behind: Any, grants: Gra
     provider.rows("insert into fences (task, epoch) values (?, 11)", owner.task_id)
     outcome = await tools.outcome(owner, "1.0", SHIP, item="tea", quantity=1)
     assert (outcome.status, outcome.detail) == (FAILED, "STALE_EPOCH")
-    assert "it has seen a newer claim of this task. Nothing was done." in outcome.content
+    assert "it has seen a newer claim of this task. Nothing was done" in outcome.content
     assert provider.shipments() == 0
 
 

@@ -6,13 +6,16 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.tools.rules.book import FRESH_SECONDS
+from services.tools.rules.book import FRESH_SECONDS, RuleBook
+from services.tools.statements import SCHEMA
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.runtime.store.postgres import open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
@@ -297,3 +300,14 @@ async def test_a_killed_replica_counts_a_call_once(
     assert verdict_of(await second.outcome(owner, "1.0", "append_record", file="a", line="x")) == RAN
     assert verdict_of(await second.outcome(owner, "1.1", "append_record", file="a", line="x")) == DENIED
     assert {json.dumps(line) for line in outside.lines("a")} == {json.dumps(outside.lines("a")[0])}
+
+
+async def test_all_old_counters_are_deleted(tools_dsn: str, tools_database: Any) -> None:
+    await tools_database(
+        "insert into rule_counters (tenant, rule, subject, window_seconds, begins_at, ends_at)"
+        " select 'old', 'r', n::text::bytea, 1, now() - interval '9 days', now() - interval '8 days'"
+        "   from generate_series(1, 1001) n"
+    )
+    async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool:
+        await RuleBook(pool).forget_counters()
+    assert await tools_database("select count(*) from rule_counters where tenant = 'old'") == [(0,)]

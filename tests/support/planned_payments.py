@@ -16,7 +16,7 @@ from typing import Any
 from services.tools.calls.effect_keys import effect_of_call
 from services.tools.calls.executing import ExecuteJob
 from services.tools.calls.records import CallKey, CallRequest
-from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork, define
+from services.tools.tool import CallContext, NothingDone, Tool, ToolAnswer, ToolFailure, ToolInDoubt, ToolWork, define
 from tenure.domain.effect_keys import Effect, EffectKey, TaskScopes
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import Resolution
@@ -28,6 +28,7 @@ class Behaviour(StrEnum):
 
     PAYS = "pays"
     PAYS_AND_LOSES = "pays and loses the answer"
+    PAYS_LOSES_AND_REFUSES = "pays, loses the answer and refuses all repeats"
     PAYS_AND_HANGS = "pays and hangs"
     PAYS_AND_CRASHES = "pays and crashes"
     LOSES = "loses the request"
@@ -38,12 +39,16 @@ class Behaviour(StrEnum):
 
 @dataclass
 class Bank:
-    """Payments by order and the key that came with them. `honours_keys`: it pays once for a key."""
+    """Payments by order and the key that came with them. `honours_keys`: it pays once for a key.
+
+    `paid_once`: set after the first payment.
+    """
 
     honours_keys: bool = True
     payments: Counter[str] = field(default_factory=Counter)
     requests: list[str] = field(default_factory=list)
     paid: set[str] = field(default_factory=set)
+    paid_once: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def pay(self, context: CallContext, arguments: dict[str, Any]) -> ToolAnswer:
         """Runs as the tool."""
@@ -51,26 +56,30 @@ class Bank:
         if behaviour is Behaviour.UNREACHABLE:
             context.mark_not_sent()
             raise ToolFailure("the bank is not reachable")
+        if behaviour is Behaviour.PAYS_LOSES_AND_REFUSES and context.sent_before:
+            raise NothingDone("the card is declined.")
         self.requests.append(context.idempotency_key)
         await asyncio.sleep(0)
         if behaviour in {
             Behaviour.PAYS,
             Behaviour.PAYS_AND_LOSES,
+            Behaviour.PAYS_LOSES_AND_REFUSES,
             Behaviour.PAYS_AND_HANGS,
             Behaviour.PAYS_AND_CRASHES,
         }:
             if not self.honours_keys or context.idempotency_key not in self.paid:
                 self.payments[order] += 1
             self.paid.add(context.idempotency_key)
+            self.paid_once.set()
         match behaviour:
-            case Behaviour.PAYS_AND_LOSES | Behaviour.LOSES:
+            case Behaviour.PAYS_AND_LOSES | Behaviour.PAYS_LOSES_AND_REFUSES | Behaviour.LOSES:
                 raise ToolInDoubt("the bank was asked, and the connection broke")
             case Behaviour.PAYS_AND_HANGS:
                 await asyncio.Event().wait()
             case Behaviour.PAYS_AND_CRASHES:
                 raise RuntimeError
             case Behaviour.REFUSES if context.idempotency_key not in self.paid:
-                raise ToolFailure("the card is declined", no_effect=True)
+                raise NothingDone("the card is declined.")
             case Behaviour.FAILS:
                 raise ToolFailure("the bank has an error")
         return ToolAnswer(f"paid under {context.idempotency_key}")
@@ -102,6 +111,7 @@ class Payments:
     effect_class: EffectClass = EffectClass.KEYED
     tenant: str = field(default_factory=lambda: f"tenant-{uuid.uuid4().hex}")
     timeout_seconds: float = 0.0
+    settle_seconds: float = 0.0
 
     def job(
         self,
@@ -117,7 +127,7 @@ class Payments:
             f"{TASK_PREFIX}{payer.task_id}", self.tenant, epoch, f"claim-{epoch}", "worker", scopes=payer.scopes
         )
         definition = define("pay", self.effect_class, "pays", {})
-        definition = replace(definition, effect_key=self.key, settlement=CallSettlement(0.0))
+        definition = replace(definition, effect_key=self.key, settlement=CallSettlement(self.settle_seconds))
         arguments = {"order": order, "bank": behaviour.value}
         effect = effect_of_call(definition, claims, arguments)
         assert effect is None or isinstance(effect, Effect)

@@ -66,5 +66,31 @@ def test_a_tool_that_honours_the_key_may_make_a_round_twice() -> None:
     assert violations(replace(keyed, idempotency_key="ab-0-1"), first=replace(FIRST, effect_class=EffectClass.KEYED))
 
 
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        None,
+        Outcome(OutcomeStatus.TIMED_OUT, ""),
+        Outcome(OutcomeStatus.FAILED, ""),
+        Outcome(OutcomeStatus.INVALID_ARGUMENTS, "", call_attempt=2),
+    ],
+    ids=["in doubt", "timed out", "failed", "ended without its tool after it had begun"],
+)
+def test_a_new_round_after_an_unknown_effect_is_reported(outcome: Outcome | None) -> None:
+    state = CallState.IN_DOUBT if outcome is None else CallState.FINISHED
+    unknown = replace(FIRST, effect_class=EffectClass.KEYED, state=state, outcome=outcome, started_at=1.0)
+    second = replace(SECOND, effect_class=EffectClass.KEYED)
+    assert violations(second, first=unknown) == []
+    assert violations(replace(second, idempotency_key="ab-0-1"), first=unknown)
+
+
+def test_a_new_round_after_a_proof_is_right() -> None:
+    second = replace(SECOND, idempotency_key="ab-0-1")
+    refused = replace(FIRST, outcome=Outcome(OutcomeStatus.FAILED, "", no_effect=True), started_at=1.0)
+    not_begun = replace(FIRST, outcome=Outcome(OutcomeStatus.INVALID_ARGUMENTS, ""))
+    for first in (refused, not_begun, replace(FIRST, state=CallState.NOT_RUN, outcome=None)):
+        assert violations(second, first=first) == []
+
+
 def test_a_person_may_let_an_effect_happen_again() -> None:
     assert violations(replace(SECOND, idempotency_key="ab-0-1"), RESOLVED) == []

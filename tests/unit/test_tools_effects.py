@@ -50,9 +50,9 @@ async def outcome_of(run_tool: Any, *, may_begin: Any = None, run: Any = None, *
     return await carried_out(a_tool(run_tool, **options), may_begin=may_begin, run=run)
 
 
-async def carried_out(tool: Tool, *, may_begin: Any = None, run: Any = None) -> Outcome:
+async def carried_out(tool: Tool, *, may_begin: Any = None, run: Any = None, arguments: Any = None) -> Outcome:
     run = run or RunningCalls().add(call_request(), 1)
-    return await ToolEffect(run, ToolWork(tool, {}), may_begin or Begins()).carry_out(lambda _effect: None)
+    return await ToolEffect(run, ToolWork(tool, arguments or {}), may_begin or Begins()).carry_out(lambda _effect: None)
 
 
 async def never_end(_context: Any, _arguments: Any) -> ToolAnswer:

@@ -61,6 +61,16 @@ async def test_an_unsent_call_that_timed_out_is_not_in_doubt() -> None:
     assert outcome.content.endswith("It was not sent yet: nothing was done.")
 
 
+async def test_an_unreachable_server_did_nothing() -> None:
+    link = AsyncMock(side_effect=CallNotSent("it is away"))
+    with ThreadPoolExecutor(1) as threads:
+        calling = McpToolCaller(Mock(link=link), "pay", elsewhere(unsent).definition, cast("Any", None), threads)
+        away = await carried_out(elsewhere(calling.run))
+        bad_text = await carried_out(elsewhere(calling.run), arguments={"half": "\ud800"})
+    assert away.content == "The server cannot be reached: it is away. Nothing was done."
+    assert [(one.detail, one.no_effect) for one in (away, bad_text)] == [("UNREACHABLE", True), ("BAD_TEXT", True)]
+
+
 async def test_an_unsent_call_that_crashed_is_not_in_doubt() -> None:
     async def crashes(context: CallContext, _arguments: object) -> ToolAnswer:
         context.mark_not_sent()

@@ -14,8 +14,8 @@ from tenure.domain.tools import EffectClass, OutcomeStatus
 from tests.support.patience import CALL_SECONDS
 
 
-async def delivered(effect_class: EffectClass, *steps: Exception | str) -> ToolAnswer:
-    """Each step is what one sending raises; the text "out: …" is raised as a bug once the call is out."""
+async def delivered(effect_class: EffectClass, *steps: Exception | ToolAnswer | str) -> ToolAnswer:
+    """Each step is what one sending returns or raises; the text "out: …" is raised as a bug once the call is out."""
     left = list(steps)
 
     async def send(sending: SendAttempt) -> ToolAnswer:
@@ -23,6 +23,8 @@ async def delivered(effect_class: EffectClass, *steps: Exception | str) -> ToolA
         if isinstance(step, str):
             sending.go_out()
             raise KeyError(step)
+        if isinstance(step, ToolAnswer):
+            return step
         raise step
 
     call_context = CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None, timeout_seconds=CALL_SECONDS)
@@ -56,8 +58,16 @@ async def test_refused_repeat_reports_the_earlier_sending() -> None:
         await delivered(EffectClass.KEYED, refused)
 
 
+async def test_a_refusal_after_a_lost_answer_proves_nothing() -> None:
+    """The first sending may have had the effect, and the other side may validate before it looks up the key."""
+    refused = ToolAnswer("HTTP 422", OutcomeStatus.FAILED, "HTTP_422", no_effect=True)
+    assert (await delivered(EffectClass.KEYED, refused)).no_effect
+    assert not (await delivered(EffectClass.KEYED, AnswerLostError("gone"), refused)).no_effect
+
+
 @pytest.mark.parametrize(("reason", "detail"), [("OUT_OF_STOCK", "OUT_OF_STOCK"), ("x" * 5000, ""), ("A\nB", "")])
 def test_only_a_code_of_a_refusal_becomes_the_detail(reason: str, detail: str) -> None:
     answer = read_refusal("The provider", WrongState("there is none left", reason=reason))
     assert (answer.status, answer.detail) == (OutcomeStatus.FAILED, detail)
     assert "Nothing was done: there is none left" in answer.content
+    assert answer.no_effect

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -178,6 +179,17 @@ async def test_long_text_for_a_model_is_shortened(is_kept: bool) -> None:
     assert outcome.content == shortened_output(whole.encode(), USUAL_OUTPUT_BYTES, path)
     assert (outcome.output_path, len(outcome.content) <= USUAL_OUTPUT_BYTES) == (path, True)
     assert read_own_outcome(outcome, tool.definition).truncated
+
+
+def test_no_run_ends_as_a_call_that_never_ran() -> None:
+    """Such a status proves that nothing happened, and the caller ran the call."""
+    definition = OwnTool(
+        name="pay", description="Pays.", input_schema={}, effect=EffectClass.UNSAFE, run=AsyncMock()
+    ).definition
+    for status in OutcomeStatus:
+        message = pb.OwnOutcome(call_attempt=1, status=OUTCOME_STATUSES.to_wire(status))
+        is_end = status in {OutcomeStatus.SUCCEEDED, OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT}
+        assert read_own_outcome(message, definition).status is (status if is_end else OutcomeStatus.FAILED)
 
 
 class Unusual(BaseException):

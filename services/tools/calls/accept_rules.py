@@ -173,8 +173,9 @@ def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> V
 def _concluded(verdict: Verdict, request: CallRequest, row: CallRow) -> Verdict:
     """Replaces RunCall when the call cannot run: its tool no longer exists, or no longer accepts the arguments."""
     if isinstance(verdict, RunCall) and request.clear is not None:
-        content = request.clear.content + (_HAD_BEGUN if _may_have_begun(row) else "")
-        return ConcludeCall(replace(request.clear, content=content, call_attempt=verdict.call_attempt))
+        begun, attempt = _may_have_begun(row), verdict.call_attempt
+        content = request.clear.content + (_HAD_BEGUN if begun else "")
+        return ConcludeCall(replace(request.clear, content=content, call_attempt=attempt, no_effect=not begun))
     return verdict
 
 
@@ -191,7 +192,7 @@ def decide_unknown(request: CallRequest) -> Verdict:
         case SettledByResolution(outcome):
             return ConcludeCall(_bounded(outcome, request))
         case RunAgain(call_attempt) if request.clear is not None:
-            return ConcludeCall(replace(request.clear, call_attempt=call_attempt))
+            return ConcludeCall(replace(request.clear, call_attempt=call_attempt, no_effect=True))
         case RunAgain(call_attempt):
             return RunCall(call_attempt)
         case None:

@@ -16,11 +16,13 @@ from uuid import UUID
 from services.tools.calls.accept_rules import ConcludeCall, MarkInDoubt, RunCall, SettleCall, Verdict, WaitForEffect
 from services.tools.calls.records import CallKey, CallRequest, CallRow, unpack_outcome
 from services.tools.statements import QUERIES
+from services.tools.sweeps import delete_all
 from tenure.domain.effect_keys import Effect, EffectScope, effect_of, idempotency_key, period_number
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.repeated_effects import (
+    NOT_RUN,
     EffectFact,
     OtherCall,
     Repeat,
@@ -33,7 +35,7 @@ from tenure.domain.repeated_effects import (
 )
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus, ToolDefinition, bounded
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Connection, Pool, connection
+from tenure.runtime.store.postgres import Connection, Pool
 
 
 def effect_of_call(definition: ToolDefinition, claims: Claims, arguments: dict[str, Any]) -> Effect | Outcome | None:
@@ -183,10 +185,10 @@ def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -
 
 
 def _is_permitted(request: CallRequest, row: CallRow | None) -> bool:
-    """Whether a person decided that this call makes its effect: the doubt was about the repeat, for it never ran."""
+    """Whether a person who was asked about the repeat decided that this call makes its effect."""
     decision = None if request.resolution is None else request.resolution.decision
-    never_ran = row is not None and row.state is CallState.IN_DOUBT and row.runner_id is None
-    return never_ran and isinstance(decision, DidNotHappen)
+    was_asked = row is not None and row.state is CallState.IN_DOUBT and row.doubt_note.startswith(NOT_RUN)
+    return was_asked and isinstance(decision, DidNotHappen)
 
 
 def _concluded(outcome: Outcome, verdict: RunCall) -> ConcludeCall:
@@ -294,6 +296,9 @@ class EffectSweep:
     async def run(self) -> None:
         """Sweeps, as a duty. An effect whose period is over counts as forgotten before it is deleted, too."""
         while True:
-            async with connection(self._pool) as postgres:
-                await postgres.execute(QUERIES.forget_ended_effects)
+            await self.sweep()
             await rest(self._interval_seconds)
+
+    async def sweep(self) -> None:
+        """Sweeps once."""
+        await delete_all(self._pool, QUERIES.forget_ended_effects)

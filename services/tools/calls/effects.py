@@ -237,8 +237,14 @@ class ToolEffect:
             usage=self._run.usage,
             output=answer.output,
             images=answer.images,
-            no_effect=answer.no_effect or (self._is_unsent and answer.status is not OutcomeStatus.SUCCEEDED),
+            no_effect=self._proves_no_effect(answer),
         )
+
+    def _proves_no_effect(self, answer: ToolAnswer) -> bool:
+        """Whether the answer proves that the call had no effect. After an earlier sending no answer does."""
+        if self._run.sent_before:
+            return False
+        return answer.no_effect or (self._is_unsent and answer.status is not OutcomeStatus.SUCCEEDED)
 
 
 def _now() -> float:

@@ -195,18 +195,19 @@ class Settler:
         return None
 
     async def _check(self, run: RunningCall, work: ToolWork, progress: _Progress, *, is_late: bool) -> Outcome | None:
-        """Asks the check. None: it does not know, or the call did not happen as far as it knows."""
+        """Asks the check. None: it does not know, the call did not happen as far as it knows, or it may not ask now."""
+        progress.checked_at_end = is_late  # also if it may not ask: a newer owner may never join
         settlement = work.tool.definition.settlement
         assert settlement is not None
         assert settlement.check_with is not None, "a plan with checks has one"
         check = self._find_check(run, work, settlement.check_with)
         if isinstance(check, CheckFinding):
-            progress.tries, progress.last, progress.checked_at_end = progress.tries + 1, check.text, is_late
+            progress.tries, progress.last = progress.tries + 1, check.text
             return None
         async with _Place(self, run, check.tool):
             if await self._may_begin(run, progress) is None:
                 return None
-            progress.tries, progress.checked_at_end = progress.tries + 1, is_late
+            progress.tries += 1
             await failpoint("tools.before_check")
             finding = await self._interruptible(run, _ask(run, check))
         progress.last = finding.text

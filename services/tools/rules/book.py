@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Final
 
 from services.tools.statements import RULES
+from services.tools.sweeps import delete_all
 from tenure.domain.errors import TenureError
 from tenure.domain.tool_rules import ToolRule
 from tenure.runtime.process import rest
@@ -60,7 +61,7 @@ class RuleBook:
             try:
                 await self.refresh()
                 if reads % _SWEEP_EVERY == 0:
-                    await self._forget_counters()
+                    await self.forget_counters()
             except TenureError as error:  # accepting transactions read it themselves, or fail as this did
                 _log.warning("the rules could not be read; they are read again", extra={"error": str(error)})
             reads += 1
@@ -74,9 +75,9 @@ class RuleBook:
         self._sets = {name: one for name, one in self._sets.items() if versions.get(name) == one.version}
         self.tenants, self.fresh_until = frozenset(versions), read_at + FRESH_SECONDS
 
-    async def _forget_counters(self) -> None:
-        async with connection(self._pool) as postgres:
-            await postgres.execute(RULES.forget_counters)
+    async def forget_counters(self) -> None:
+        """Deletes the counters whose time was over a week ago."""
+        await delete_all(self._pool, RULES.forget_counters)
 
     async def sets_of(self, tenants: Iterable[str]) -> Mapping[str, RuleSet]:
         """Returns the rules of tenants, as this replica read them last, or reads them."""

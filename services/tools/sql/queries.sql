@@ -106,17 +106,19 @@ select w.ord - 1 from w join inserted using (task_id, call_id);
 
 -- name: change_calls
 -- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
--- claim authorises them. A call that runs again by a resolution has begun_before: only the resolution says that the
--- effect did not happen. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its
--- effect. The record then names this runner, so no proof about it says anything of the lost one. started_at stays that of
--- the attempt that may have had the effect.
+-- claim authorises them. A call that had begun has begun_before from its next attempt on, also when that attempt ends
+-- without a run, because its tool is gone, or runs by a resolution: only the resolution says that the effect did not
+-- happen. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its effect. The
+-- record then names this runner, so no proof about it says anything of the lost one. started_at stays that of the
+-- attempt that may have had the effect.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
        runner_id = case when w.state = 'ACCEPTED' or w.settled then %(runner_id)b::uuid else c.runner_id end,
        acts_elsewhere = c.acts_elsewhere or w.acts_elsewhere or w.settled,
        settling_since = case when w.settled then coalesce(c.settling_since, clock_timestamp())
                              when c.state <> 'IN_DOUBT' then c.settling_since end,
-       begun_before = c.begun_before or w.settled or (c.state in ('STARTED', 'IN_DOUBT') and w.state = 'ACCEPTED'),
+       begun_before = c.begun_before or w.settled
+                      or (c.state in ('STARTED', 'IN_DOUBT') and w.call_attempt > c.call_attempt),
        doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = w.doubt_note,
        outcome = nullif(w.outcome, ''::bytea),
        finished_at = case when w.state = 'FINISHED' then clock_timestamp() end
@@ -364,7 +366,8 @@ select w.ord, coalesce(c.state = 'STARTED' and c.call_attempt = w.call_attempt
 
 -- name: insert_effects
 -- Gives calls the effect keys that no call has. Of two calls with one new key, the first one gets it. A concurrent
--- insert of the same key is waited for, and counts.
+-- insert of the same key is waited for, and counts. A key that a call has is locked and not changed, so that nothing
+-- deletes it before lock_effects.
 insert into effects (digest, tenant, tool, scope, key, task_id, call_id, period, begun_at, ends_at)
 select w.digest, w.tenant, w.tool, w.scope, w.key::jsonb, w.task_id, w.call_id,
        case when w.period_seconds = 0 then 0 else floor(extract(epoch from at) / w.period_seconds) end, at,
@@ -375,10 +378,10 @@ select w.digest, w.tenant, w.tool, w.scope, w.key::jsonb, w.task_id, w.call_id,
                  as u(digest, tenant, tool, scope, key, task_id, call_id, period_seconds, ord)
          order by u.digest, u.ord) w
  order by w.digest
-on conflict (digest) do nothing;
+on conflict (digest) do update set round = excluded.round where false;
 
 -- name: lock_effects
--- Locks effects for the transaction that decides and writes.
+-- Locks and reads effects for the transaction that decides and writes.
 select e.digest, e.task_id, e.call_id, e.period, e.round, e.is_unclear, e.begun_at, e.kept_fact,
        coalesce(e.ends_at <= clock_timestamp(), false), extract(epoch from clock_timestamp())::double precision
   from (select distinct digest from unnest(%(digests)b::bytea[]) as u(digest) order by digest) w
@@ -448,11 +451,11 @@ update effects e set kept_fact = w.fact
 delete from effects where digest = any(%(digests)b::bytea[]);
 
 -- name: forget_ended_effects
--- Deletes effects whose period is over. One that a call still makes stays.
+-- Deletes a bounded number of effects whose period is over. One that a call still makes stays.
 delete from effects where digest in (
   select e.digest from effects e left join calls c on c.task_id = e.task_id and c.call_id = e.call_id
    where e.ends_at <= clock_timestamp() and c.state is distinct from 'ACCEPTED' and c.state is distinct from 'STARTED'
-   order by e.ends_at limit 500 for no key update of e skip locked
+   order by e.ends_at limit %(limit)b::int for no key update of e skip locked
 );
 
 -- name: begin_life

@@ -86,7 +86,7 @@ delete from counted_calls where task_id = %(task_id)b::uuid and not returned;
 -- Deletes a bounded number of counters whose time was over a week ago.
 delete from rule_counters where counter_id in (
   select counter_id from rule_counters where ends_at < clock_timestamp() - interval '7 days'
-   order by ends_at limit 200 for update skip locked);
+   order by ends_at limit %(limit)b::int for update skip locked);
 
 -- name: recorded_calls
 -- The tenant's calls since a time, the oldest first, with arguments that rules read.

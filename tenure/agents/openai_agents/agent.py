@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agents import Agent, RunConfig, Runner
 from agents.handoffs import Handoff
@@ -33,6 +33,7 @@ from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableIn
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.control.own_tools import checked_limits
 from tenure.control.work import Work
+from tenure.domain.effect_keys import EffectKey
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
 
 MAX_TURNS: Final = 100
@@ -47,6 +48,7 @@ _HOSTED: Final = (
 )
 """The tools that the provider runs. All others run here, where only functions can be recorded."""
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
+_NO_KEYS: Final[Mapping[str, EffectKey]] = {}
 _USUAL_LIMITS: Final[Mapping[str, int]] = {}
 _SETTINGS: Final = "_tenure_settings"
 """The attribute of a durable agent with the settings that it was made durable with."""
@@ -57,6 +59,7 @@ class _Settings:
     effects: Mapping[str, EffectClass | None]
     calls: CallOptions
     tool_timeout_seconds: float
+    effect_keys: Mapping[str, EffectKey] = field(default_factory=dict)
     output_limits: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -69,6 +72,7 @@ def durable(
     *,
     name: str = "",
     effects: Mapping[str, EffectClass | None] = _NO_EFFECTS,
+    effect_keys: Mapping[str, EffectKey] = _NO_KEYS,
     context: FromInput | None = None,
     run_config: RunConfig | None = None,
     max_turns: int = MAX_TURNS,
@@ -81,7 +85,8 @@ def durable(
     """Makes an agent, its handoffs and the agents among its tools durable, and returns the function that runs it.
 
     name: by which tasks ask for it; the agent's own by default. effects: the effect class of each function tool by
-    name; UNSAFE for the others. None: the tool runs in the function itself, as agents among the tools do. context:
+    name; UNSAFE for the others. None: the tool runs in the function itself, as agents among the tools do. effect_keys:
+    by tool name, the arguments by which calls are the same effect, which happens once (docs/effects.md). context:
     makes the run's context from the task's input. max_output_tokens: of a model call whose settings name no
     `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. output_limits: how many bytes of a
     tool's result the model reads, by name; 65,536 by default. version: of the code; another version is another
@@ -89,13 +94,14 @@ def durable(
     stream its answers.
 
     The agents are changed in place and get copies of their tools; outside of tasks they run as before, except tools
-    that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, and for one that is part
-    of two durable functions with different effect classes.
+    that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, for one that is part of
+    two durable functions with different effect classes or keys, and for the key of a tool that has no calls.
     """
     settings = _Settings(
         effects=effect_classes(effects),
         calls=CallOptions(max_output_tokens, streams=stream),
         tool_timeout_seconds=tool_timeout_seconds,
+        effect_keys=_checked_keys(effect_keys),
         output_limits=checked_limits(output_limits),
     )
     _prepare(agent, settings, set())
@@ -121,6 +127,14 @@ def durable(
         return to_jsonable_python(answer)
 
     return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
+
+
+def _checked_keys(given: Mapping[str, EffectKey]) -> dict[str, EffectKey]:
+    for tool, key in given.items():
+        if not isinstance(key, EffectKey):
+            raise ValueError(f"tool {tool}: its effect key must be a tenure.agents.EffectKey")  # noqa: TRY004  as above
+        key.check()
+    return dict(given)
 
 
 def _prepared_for_run(agent: Agent[Any]) -> tuple[CallOptions, bool]:
@@ -157,22 +171,22 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
 
 def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> list[bool]:
     """Makes the tools of an agent durable. Returns for each whether it runs in the function itself."""
-    declared: dict[str, EffectClass | None] = getattr(agent, IS_DURABLE, {})
+    declared: dict[str, _Declared] = getattr(agent, IS_DURABLE, {})
     tools, alone = list(agent.tools), []
     for index, tool in enumerate(tools):
         if not isinstance(tool, FunctionTool):
             _check_provider_runs(agent, tool)
             continue
-        effect = _effect_of(tool, settings, seen)
-        if declared.setdefault(tool.name, effect) is not effect:
+        effect, key = stated = _declared(tool, settings, seen)
+        if declared.setdefault(tool.name, stated) != stated:
             raise ValueError(
                 f"agent {agent.name} is part of two durable functions, one with the effect {declared[tool.name]} of its"
-                f" tool {tool.name}, the other with {effect}: declare the same effect in both, or give each function an"
+                f" tool {tool.name}, the other with {stated}: declare the same effect in both, or give each function an"
                 " agent of its own"
             )
         if not isinstance(tool.on_invoke_tool, DurableInvocation) or not hasattr(agent, IS_DURABLE):
             limit = settings.output_limits.get(tool.name, USUAL_OUTPUT_BYTES)
-            tools[index] = durable_tool(tool, effect, settings.tool_timeout_seconds, limit)
+            tools[index] = durable_tool(tool, effect, settings.tool_timeout_seconds, limit, key)
         alone.append(effect is None)
     agent.tools = tools
     setattr(agent, IS_DURABLE, declared)
@@ -192,6 +206,25 @@ def _check_provider_runs(agent: Agent[Any], tool: Any) -> None:
             f"agent {agent.name} has a hosted MCP server whose calls need approvals that Tenure cannot ask for: set "
             "require_approval to never, or give on_approval_request"
         )
+
+
+class _Declared(NamedTuple):
+    """What is declared of a tool."""
+
+    effect: EffectClass | None
+    key: EffectKey | None
+
+    def __str__(self) -> str:
+        return f"{self.effect}" if self.key is None else f"{self.effect} and {self.key}"
+
+
+def _declared(tool: FunctionTool, settings: _Settings, seen: set[int]) -> _Declared:
+    """Returns what is declared of a tool; a clone's tools keep theirs. Raises ValueError for a key without calls."""
+    effect, kept = _effect_of(tool, settings, seen), tool.on_invoke_tool
+    key = settings.effect_keys.get(tool.name, kept.effect_key if isinstance(kept, DurableInvocation) else None)
+    if effect is None and key is not None:
+        raise ValueError(f"tool {tool.name} has effect=None, so no calls of its own, and so no effect key")
+    return _Declared(effect, key)
 
 
 def _effect_of(tool: FunctionTool, settings: _Settings, seen: set[int]) -> EffectClass | None:

@@ -37,6 +37,7 @@ from tenure.control.own_tools import (
     OwnToolContext,
     ToolError,
 )
+from tenure.domain.effect_keys import EffectKey
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, Outcome
 
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
@@ -54,9 +55,14 @@ class DurableInvocation:
     """
 
     def __init__(
-        self, tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float, limit_bytes: int
+        self,
+        tool: FunctionTool,
+        effect: EffectClass | None,
+        timeout_seconds: float,
+        limit_bytes: int,
+        effect_key: EffectKey | None = None,
     ) -> None:
-        self.original, self.effect, self._limit_bytes = tool, effect, limit_bytes
+        self.original, self.effect, self.effect_key, self._limit_bytes = tool, effect, effect_key, limit_bytes
         self._name, self._description = tool.name, tool.description
         self._schema = tool.params_json_schema
         self._plain, self._explain = tool.on_invoke_tool, _explanation_of(tool)
@@ -168,6 +174,7 @@ class DurableInvocation:
             model_limit_bytes=self._limit_bytes,
             needs_approval=asks,
             run=run,
+            effect_key=self.effect_key,
         )
         return await current.call_own_tool(tool, sent)
 
@@ -250,7 +257,11 @@ def needs_approval(tool: FunctionTool) -> bool:
 
 
 def durable_tool(
-    tool: FunctionTool, effect: EffectClass | None, timeout_seconds: float, limit_bytes: int = USUAL_OUTPUT_BYTES
+    tool: FunctionTool,
+    effect: EffectClass | None,
+    timeout_seconds: float,
+    limit_bytes: int = USUAL_OUTPUT_BYTES,
+    effect_key: EffectKey | None = None,
 ) -> FunctionTool:
     """Returns a durable copy of the tool. None: it runs in the function itself.
 
@@ -258,7 +269,7 @@ def durable_tool(
     """
     original = tool.on_invoke_tool.original if isinstance(tool.on_invoke_tool, DurableInvocation) else tool
     durable = copy.copy(original)
-    durable.on_invoke_tool = DurableInvocation(original, effect, timeout_seconds, limit_bytes)
+    durable.on_invoke_tool = DurableInvocation(original, effect, timeout_seconds, limit_bytes, effect_key)
     durable.needs_approval = False  # the invocation waits for the approval
     if effect is not None:
         durable.timeout_seconds = None  # the call has the timeout, and a wait for an approval has none

@@ -102,6 +102,17 @@ async def test_check_that_does_not_know_leaves_a_doubt(
     assert not any(one.call.runner_gone for one in listed)
 
 
+async def test_settlement_ends_though_a_newer_owner_never_joins(bank_tools: StartBankTools, grants: Grants) -> None:
+    """Such as one that lost the task before it opened the call. No check begins under its claim."""
+    async with open_bank("500", says=b'{"happened": null}') as bank:
+        settle = {"checks": True, "for": "2s"}
+        tools, owner = await bank_tools(bank, effect_class="UNSAFE", settle=settle), grants.claim()
+        paying = tools.begin(owner, "1.0", "pay")
+        await bank.until_asked(1)
+        await tools.fence(grants.claim(owner.task_id, epoch=11))
+        assert (await paying).status is OutcomeStatus.IN_DOUBT
+
+
 async def test_keyed_call_without_an_answer_is_in_doubt(bank_tools: StartBankTools, grants: Grants) -> None:
     """So is one that is not settled at all. A late answer of the bank would end the doubt."""
     async with open_bank(*["500"] * 9) as bank, open_bank("500") as other:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -36,12 +38,14 @@ async def call(
     *,
     timeout_seconds: float = CALL_SECONDS,
     parts: AnswerParts = NO_PARTS,
+    mark_not_sent: Callable[[], None] = lambda: None,
     **fields: Any,
 ) -> ToolAnswer:
     settings = HttpToolSettings(**{"url": url, "description": "d", "effect_class": "KEYED", **fields})
     context = CallContext(
         "default", "t", "1.0", "t/1.0", 7, lambda _text: None, b"token", timeout_seconds=timeout_seconds
     )
+    context = replace(context, mark_not_sent=mark_not_sent)
     async with HttpTool("crm", settings, parts) as http_tool:
         return await http_tool.tool.run(context, arguments)
 
@@ -73,10 +77,11 @@ async def test_url_arguments_are_escaped() -> None:
 
 @pytest.mark.parametrize("value", first(["../../admin", "..", ".", "", "a/../b", "..\\b"]))
 async def test_argument_that_changes_the_path_is_refused(value: str) -> None:
+    vouch = Mock()
     async with scripted_http(answer(200)) as http:
         with pytest.raises(ToolFailure, match="cannot be put into"):
-            await call(f"{http.url}/customers/{{id}}", {"id": value}, input_schema=ID)
-    assert http.requests == []
+            await call(f"{http.url}/customers/{{id}}", {"id": value}, input_schema=ID, mark_not_sent=vouch)
+    assert (http.requests, vouch.call_count) == ([], 1)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +183,7 @@ async def test_resends_of_a_failing_call_are_bounded() -> None:
 async def test_unreachable_server_got_no_request(effect_class: Any, closed_port: int) -> None:
     with pytest.raises(ToolFailure, match="Nothing was done") as failed:
         await call(f"http://127.0.0.1:{closed_port}/", {}, effect_class=effect_class, connect_seconds=5.0)
-    assert failed.value.detail == "UNREACHABLE"
+    assert (failed.value.detail, failed.value.no_effect) == ("UNREACHABLE", True)
 
 
 async def test_an_unsafe_call_never_uses_a_kept_connection() -> None:

@@ -13,7 +13,7 @@ from agents.items import ModelResponse
 from agents.tool import LocalShellTool
 from pydantic import BaseModel
 
-from tenure.agents import Effect, tool_call
+from tenure.agents import Effect, EffectKey, EffectScope, tool_call
 from tenure.agents.openai_agents import durable
 from tenure.agents.openai_agents.tools import DurableInvocation
 from tenure.domain.budget import TokenUsage
@@ -207,6 +207,40 @@ def test_an_agent_of_two_functions_has_one_effect_for_a_tool() -> None:
         with pytest.raises(ValueError, match="billing"):
             durable(billing, effects={"refund": other})
     durable(billing.clone(), effects={"refund": Effect.PURE})
+
+
+async def test_a_tool_of_an_agent_has_its_effect_key() -> None:
+    @function_tool
+    def refund(order: str) -> str:
+        return order
+
+    key = EffectKey(("/order",), EffectScope.TREE)
+    script = Script([call("refund", '{"order": "7"}')], text_message("Refunded."))
+    billing = Agent(name="billing", model=script, tools=[refund])
+    function = durable(billing, effects={"refund": Effect.KEYED}, effect_keys={"refund": key})
+    work = JournalWork("Refund order 7")
+    await function.run(work, None)
+    assert [tool.definition.effect_key for tool in work.tools] == [key]
+    durable(billing, effects={"refund": Effect.KEYED})  # the tool keeps its key
+    with pytest.raises(ValueError, match="billing is part of two durable functions"):
+        durable(billing, effect_keys={"refund": EffectKey(("/order",), EffectScope.TASK)})
+
+
+@pytest.mark.parametrize(
+    ("effect", "key", "problem"),
+    [
+        (None, EffectKey(("/order",), EffectScope.TREE), "no effect key"),
+        (Effect.KEYED, EffectKey((), EffectScope.TREE), "names 1 to 16 arguments"),
+        (Effect.KEYED, "/order", "must be a tenure.agents.EffectKey"),
+    ],
+)
+def test_impossible_effect_keys_are_refused(effect: Any, key: Any, problem: str) -> None:
+    @function_tool
+    def refund() -> str:
+        return "ok"
+
+    with pytest.raises(ValueError, match=problem):
+        durable(Agent(name="a", tools=[refund]), effects={"refund": effect}, effect_keys={"refund": key})
 
 
 def test_tools_that_cannot_be_recorded_are_refused() -> None:

@@ -334,6 +334,10 @@ class TestRelay:
             await backend.submit(request_id)
         await backend.relay.round()
         await backend.execute("update tenure.outbox set ended_at = now() - interval '2 hours' where request_id = 'old'")
+        await backend.execute(
+            "insert into tenure.outbox (request_id, task, task_id, ended_at) select 'old-' || n, o.task, o.task_id,"
+            " o.ended_at from tenure.outbox o, generate_series(1, 1001) n where o.request_id = 'old'"
+        )
         await backend.outbox.forget(KEPT_SECONDS)
         assert [request_id for request_id, *_ in await backend.rows()] == ["young"]
 

@@ -190,9 +190,9 @@ async def test_a_call_is_within_the_contract_and_its_output_is_shown() -> None:
     [
         (outcome(pb.PROVIDER_STATUS_FAILED, "no tea", "NO_TEA"), "NO_TEA", "no tea"),
         (outcome(cast("Any", 99), "newer", "not a detail"), "", "newer"),
-        (outcome(pb.PROVIDER_STATUS_STALE_EPOCH, "11"), "STALE_EPOCH", "Nothing was done."),
+        (outcome(pb.PROVIDER_STATUS_STALE_EPOCH, "11"), "STALE_EPOCH", "Nothing was done: 11"),
         (stale, "STALE_EPOCH", "epoch 7 is fenced"),
-        (ends(grpc.StatusCode.ABORTED), "STALE_EPOCH", "Nothing was done."),
+        (ends(grpc.StatusCode.ABORTED), "STALE_EPOCH", "Nothing was done: because"),
         (ends(grpc.StatusCode.INVALID_ARGUMENT), "INVALID_REQUEST", "Nothing was done: because"),
         (ends(grpc.StatusCode.NOT_FOUND), "NOT_FOUND", "Nothing was done: because"),
         (ends(grpc.StatusCode.FAILED_PRECONDITION), "WRONG_STATE", "Nothing was done: because"),
@@ -209,6 +209,7 @@ async def test_a_refusal_is_an_answer_for_every_class(
     answer = await called(scripted, effect_class)
     assert (answer.status, answer.detail, len(scripted.requests)) == (FAILED, detail, 1)
     assert words in answer.content
+    assert answer.no_effect == ("Nothing was done" in answer.content)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ MUTATIONS = (
         (
             Edit(
                 "services.tools",
-                "on conflict (digest) do nothing;\n\n-- name: lock_effects",
+                "on conflict (digest) do update set round = excluded.round where false;\n\n-- name: lock_effects",
                 "on conflict (digest) do update set task_id = excluded.task_id, call_id = excluded.call_id;\n\n"
                 "-- name: lock_effects",
                 sql=True,
