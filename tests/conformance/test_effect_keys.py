@@ -122,6 +122,22 @@ async def test_call_that_had_begun_proves_nothing_without_its_tool(
     assert (pays.paid(7), len(set(pays.bank.requests))) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(TREE, None), (None, TREE), (TREE, EffectKey(("/order", "/bank"), EffectScope.TREE))],
+    ids=["removed", "added", "changed"],
+)
+async def test_call_keeps_its_key_when_the_effect_key_changes(
+    replicas: Replicas, tools_database: Database, before: EffectKey | None, after: EffectKey | None
+) -> None:
+    """A rolling deploy with another config file. The bank would not recognise a repeat under another key."""
+    pays, payer = Payments(Bank(), before), Payer.root()
+    await _paid_by_a_lost_runner(replicas, pays, payer, tools_database)
+    again = replace(pays, key=after).job(payer, "1.0", 7, Behaviour.PAYS_AND_HANGS)
+    assert (await last_outcome(replicas[1], again)).status is OutcomeStatus.SUCCEEDED
+    assert (pays.paid(7), len(pays.bank.requests), len(set(pays.bank.requests))) == (1, 2, 1)
+
+
 async def _paid_by_a_lost_runner(replicas: Replicas, pays: Payments, payer: Payer, database: Database) -> None:
     running = asyncio.create_task(last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.PAYS_AND_HANGS)))
     await pays.bank.paid_once.wait()

@@ -29,7 +29,7 @@ class Behaviour(StrEnum):
     PAYS = "pays"
     PAYS_AND_LOSES = "pays and loses the answer"
     PAYS_LOSES_AND_REFUSES = "pays, loses the answer and refuses all repeats"
-    PAYS_AND_HANGS = "pays and hangs"
+    PAYS_AND_HANGS = "pays and hangs, and answers a repeat"
     PAYS_AND_CRASHES = "pays and crashes"
     LOSES = "loses the request"
     REFUSES = "refuses"
@@ -74,7 +74,7 @@ class Bank:
         match behaviour:
             case Behaviour.PAYS_AND_LOSES | Behaviour.PAYS_LOSES_AND_REFUSES | Behaviour.LOSES:
                 raise ToolInDoubt("the bank was asked, and the connection broke")
-            case Behaviour.PAYS_AND_HANGS:
+            case Behaviour.PAYS_AND_HANGS if not context.sent_before:
                 await asyncio.Event().wait()
             case Behaviour.PAYS_AND_CRASHES:
                 raise RuntimeError

@@ -115,6 +115,7 @@ def _call_row(row: tuple[Any, ...]) -> CallRow:
         runner_gone=row[11],
         doubt_note=row[12],
         begun_before=row[13],
+        idempotency_key=row[14],
     )
 
 

@@ -104,8 +104,14 @@ async def once_each(
 ) -> None:
     """Replaces the verdicts of calls that must not run, because another call has their effect key.
 
+    A call that had begun keeps its idempotency key, also if its tool has another effect key by now, or none.
+
     Writes the keys that calls take. `note_effect_calls` writes the calls, after their records.
     """
+    for place, (request, verdict) in enumerate(zip(batch, verdicts, strict=True)):
+        if request.effect is None and isinstance(verdict, RunCall | SettleCall):
+            key = _key_before(request, rows.get(request.key))
+            verdicts[place] = replace(verdict, idempotency_key=key)
     places = [
         place
         for place, (request, verdict) in enumerate(zip(batch, verdicts, strict=True))
@@ -167,8 +173,23 @@ def _decide(
         if repeat is Repeat.ASK:
             return MarkInDoubt(verdict.call_attempt, question_about_repeat(effect_row.other, effect_row.known))
         effect_row.take(request, effect, is_new=repeat is Repeat.BEGIN)
-    key = idempotency_key(effect.digest, effect_row.period, effect_row.round)
+        kept_key = ""
+    else:
+        kept_key = _key_before(request, row)
+    key = kept_key or idempotency_key(effect.digest, effect_row.period, effect_row.round)
     return replace(verdict, idempotency_key=key)
+
+
+def _key_before(request: CallRequest, row: CallRow | None) -> str:
+    """Returns the key under which an earlier attempt may have had the effect, or ""."""
+    if row is None or (row.state is CallState.ACCEPTED and not row.begun_before):
+        return ""
+    return row.idempotency_key or ("" if _was_asked(row) else request.presented_key)
+
+
+def _was_asked(row: CallRow) -> bool:
+    """Whether the call is in doubt because a person decides about a repeat."""
+    return row.state is CallState.IN_DOUBT and row.doubt_note.startswith(NOT_RUN)
 
 
 def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -> Repeat:
@@ -187,8 +208,7 @@ def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -
 def _is_permitted(request: CallRequest, row: CallRow | None) -> bool:
     """Whether a person who was asked about the repeat decided that this call makes its effect."""
     decision = None if request.resolution is None else request.resolution.decision
-    was_asked = row is not None and row.state is CallState.IN_DOUBT and row.doubt_note.startswith(NOT_RUN)
-    return was_asked and isinstance(decision, DidNotHappen)
+    return row is not None and _was_asked(row) and isinstance(decision, DidNotHappen)
 
 
 def _concluded(outcome: Outcome, verdict: RunCall) -> ConcludeCall:

@@ -112,7 +112,7 @@ class CallRow:
 
     `runner_alive`: the runner's row was renewed in time. `runner_gone`: there is proof that the runner's life is over,
     which is more than a missed renewal. `doubt_note`: the tool's message about the call in doubt. `begun_before`: an
-    earlier attempt may have had its effect.
+    earlier attempt may have had its effect. `idempotency_key`: under which it ran, if that is not the call's own.
     """
 
     key: CallKey
@@ -127,6 +127,7 @@ class CallRow:
     runner_gone: bool = False
     doubt_note: str = ""
     begun_before: bool = False
+    idempotency_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
