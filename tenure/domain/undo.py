@@ -17,8 +17,8 @@ from tenure.domain.argument_mapping import mapped_arguments, parsed
 from tenure.domain.entries import Entry, Forked, ToolIntent, ToolOutcome, ToolsDefined, Transition, WaitResolution
 from tenure.domain.errors import WrongState
 from tenure.domain.fold import ResumePoint
-from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
 from tenure.domain.next_action import ExecuteTools, calls_to_make
+from tenure.domain.repeated_effects import ALREADY_HAPPENED, EffectFact, fact_of_outcome
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import (
     UNDO_LOOP,
@@ -35,8 +35,6 @@ from tenure.domain.task import (
     UndoWork,
 )
 from tenure.domain.tools import (
-    TOO_LARGE,
-    UNRECORDED,
     Compensation,
     EffectClass,
     Outcome,
@@ -55,8 +53,8 @@ _MAX_READ: Final = 64 * 1024 * 1024
 PLAN_KINDS: Final = ("forked", "tools_defined", "tool_intent", "tool_outcome", "wait_resolution")
 """The kinds of entries from which the effects of a task are read, by their field names in EntryBody."""
 
-_UNKNOWN: Final = frozenset({OutcomeStatus.IN_DOUBT, OutcomeStatus.TIMED_OUT, OutcomeStatus.CANCELLED})
-_UNKNOWN_FAILURES: Final = frozenset({MAY_HAVE_HAPPENED, UNRECORDED.detail, TOO_LARGE, "HTTP_408", "HTTP_499"})
+_NOT_MADE: Final = frozenset({OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT})
+"""How a call without effect ends if another call has its effect key. All other ends without effect are failures."""
 _MAX_SHOWN: Final = 500
 
 
@@ -68,6 +66,7 @@ class UndoVerdict(StrEnum):
     NO_VALUE = "NO_VALUE"
     NO_TOOL = "NO_TOOL"
     FAILED = "FAILED"
+    NO_EFFECT = "NO_EFFECT"
     IN_DOUBT = "IN_DOUBT"
     OPEN = "OPEN"
     BEING_UNDONE = "BEING_UNDONE"
@@ -236,31 +235,37 @@ def _arguments(compensation: Compensation, call: _Call) -> str:
 def _of_outcome(outcome: Outcome | None) -> tuple[UndoVerdict, str]:
     if outcome is None:
         return UndoVerdict.OPEN, "the call has no outcome yet"
-    if not outcome.is_error:
+    fact = fact_of_outcome(outcome)
+    if fact is EffectFact.HAPPENED:
         return UndoVerdict.CAN_BE_UNDONE, ""
-    if _is_unknown(outcome):
+    if fact is EffectFact.UNKNOWN:
         return UndoVerdict.IN_DOUBT, f"it is not known whether the call took effect ({outcome.status})"
+    if outcome.status in _NOT_MADE:
+        return UndoVerdict.NO_EFFECT, "nothing to undo: the call was not made, because another one has its effect key"
     return UndoVerdict.FAILED, f"nothing to undo: the call ended as {outcome.status}"
-
-
-def _is_unknown(outcome: Outcome) -> bool:
-    """Whether an outcome without success leaves open if the effect happened."""
-    if outcome.status in _UNKNOWN or outcome.detail in _UNKNOWN_FAILURES:
-        return True
-    return outcome.detail.startswith("HTTP_5")  # the server failed; a 501 is as rare as an effect before it
 
 
 def _of_earlier(before: EarlierUndo) -> tuple[UndoVerdict, str]:
     """Returns whether an effect that an undo had can be undone again. An undo that has ended never runs again."""
     if before.state is None:
         return UndoVerdict.UNDO_IN_DOUBT, f"the undo {before.task_id} had it and was pruned: its end is not known"
-    if before.outcome is not None and not before.outcome.is_error:
+    fact = EffectFact.NONE if before.outcome is None else fact_of_outcome(before.outcome)
+    if fact is EffectFact.HAPPENED:
         return UndoVerdict.UNDONE, f"the undo {before.task_id} has undone it"
     if before.state not in TERMINAL:
         return UndoVerdict.BEING_UNDONE, f"the undo {before.task_id} has it and has not ended"
-    if before.outcome is None or not _is_unknown(before.outcome) or before.may_run_again:
+    if before.outcome is not None and _was_made_before(before.outcome):
+        why = f"the undo {before.task_id} did nothing, because another call had made its compensation"
+        return UndoVerdict.UNDO_IN_DOUBT, f"{why}: find out whether that call undid this effect"
+    if fact is EffectFact.NONE or before.may_run_again:
         return UndoVerdict.CAN_BE_UNDONE, ""
     return UndoVerdict.UNDO_IN_DOUBT, f"it is not known whether the undo {before.task_id} took effect"
+
+
+def _was_made_before(compensation: Outcome) -> bool:
+    """Whether a compensation was not made because another call has its effect key. Did that one undo this effect?"""
+    is_without_effect = not compensation.is_error and fact_of_outcome(compensation) is EffectFact.NONE
+    return is_without_effect or compensation.detail == ALREADY_HAPPENED
 
 
 def plan_digest(effects: Iterable[TaskEffect]) -> str:
@@ -366,20 +371,30 @@ def outcomes_of_undo(work: UndoWork, outcomes: Mapping[str, Outcome]) -> dict[st
 
 def _end(work: UndoWork, outcomes: Mapping[str, Outcome]) -> Transition:
     settled = outcomes_of_undo(work, outcomes)
-    undone = [name for name, outcome in settled.items() if not outcome.is_error]
-    failed = [_failure(call, settled[call.call_id]) for call in work.calls if _has_failed(settled.get(call.call_id))]
+    undone, already, failed = [], [], []
+    for call in work.calls:
+        outcome = settled.get(call.call_id)
+        if outcome is None:
+            continue
+        if _was_made_before(outcome):
+            already.append(_unlike_planned(call, outcome))
+        elif outcome.is_error:
+            failed.append(_unlike_planned(call, outcome))
+        else:
+            undone.append(call.call_id)
     left = [call.call_id for call in work.calls if call.call_id not in settled]
-    report = json.dumps({"task_id": work.task_id, "undone": undone, "failed": failed, "left": left}, ensure_ascii=False)
-    if not failed:
+    lists = {"undone": undone, "already_happened": already, "failed": failed, "left": left}
+    report = json.dumps({"task_id": work.task_id, **lists}, ensure_ascii=False)
+    if not (failed or already):
         return Transition(TaskState.SUCCEEDED, Reason.UNDONE, f"{len(undone)} effects are undone", report)
-    message = f"{len(undone)} of {len(work.calls)} effects are undone, {len(failed)} failed: undo the task again"
+    message = f"{len(undone)} of {len(work.calls)} effects are undone"
+    if already:
+        message += f"; of {len(already)} another call had made the compensation: find out whether it undid them"
+    if failed:
+        message += f"; {len(failed)} failed: undo the task again"
     return Transition(TaskState.FAILED, Reason.UNDO_INCOMPLETE, message, report)
 
 
-def _has_failed(outcome: Outcome | None) -> bool:
-    return outcome is not None and outcome.is_error
-
-
-def _failure(call: UndoCall, outcome: Outcome) -> dict[str, Any]:
+def _unlike_planned(call: UndoCall, outcome: Outcome) -> dict[str, Any]:
     what = {"call_id": call.call_id, "tool": call.tool, "status": outcome.status.value}
     return what | {"content": outcome.content[:_MAX_SHOWN]}

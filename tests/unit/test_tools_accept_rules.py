@@ -24,7 +24,7 @@ from services.tools.calls.accept_rules import (
 from services.tools.calls.records import CallKey, CallRequest, CallRow, pack_outcome
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.fencing import Claims, Fence
-from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
+from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
 TASK = uuid.uuid4()
@@ -103,9 +103,10 @@ def test_other_arguments_are_refused_in_every_state(state: Any) -> None:
 def test_a_call_without_its_tool_is_concluded_if_repeatable() -> None:
     clear = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     dead = row(CallState.STARTED, EffectClass.PURE, runner_alive=False)
-    assert decide(dead, call_request(clear=clear), IDLE) == ConcludeCall(replace(clear, call_attempt=4))
+    concluded = replace(clear, no_effect=True)
+    assert decide(dead, call_request(clear=clear), IDLE) == ConcludeCall(replace(concluded, call_attempt=4))
     first = row(CallState.ACCEPTED, call_attempt=1)
-    assert decide(first, call_request(clear=clear), IDLE) == ConcludeCall(replace(clear, call_attempt=2))
+    assert decide(first, call_request(clear=clear), IDLE) == ConcludeCall(replace(concluded, call_attempt=2))
     assert decide(row(CallState.STARTED), call_request(clear=clear), IDLE) == JoinCall(3)
     assert decide(replace(dead, effect_class=EffectClass.UNSAFE), call_request(clear=clear), IDLE) == MarkInDoubt(3)
 
@@ -113,15 +114,17 @@ def test_a_call_without_its_tool_is_concluded_if_repeatable() -> None:
 @pytest.mark.parametrize("effect_class", [EffectClass.IDEMPOTENT, EffectClass.KEYED])
 @pytest.mark.parametrize("state", [CallState.STARTED, CallState.ACCEPTED])
 def test_a_concluded_call_names_a_possible_earlier_effect(state: Any, effect_class: Any) -> None:
-    clear = Outcome(OutcomeStatus.FAILED, "Not reached: nothing was done.", detail="UNREACHABLE")
+    clear = Outcome(OutcomeStatus.FAILED, "Not reached: nothing was done.", detail="UNREACHABLE", no_effect=True)
     begun = row(state, effect_class, runner_alive=False, begun_before=True)
     verdict = decide(begun, call_request(clear=clear), IDLE)
     assert isinstance(verdict, ConcludeCall)
     assert verdict.outcome.content == (
         "Not reached: nothing was done. It is not known whether an earlier attempt of this call had its effect."
     )
+    assert not verdict.outcome.no_effect
     withdrawn = decide(row(CallState.ACCEPTED, effect_class), call_request(clear=clear), IDLE)
     assert isinstance(withdrawn, ConcludeCall)
+    assert withdrawn.outcome.no_effect
     assert withdrawn.outcome.content == clear.content
 
 
@@ -209,7 +212,19 @@ def test_a_resolution_settles_or_repeats_the_call() -> None:
     again = replace(call_request(), resolution=resolution_of(DidNotHappen(runner_is_gone=True)))
     assert decide(doubted, again, IDLE) == RunCall(4)
     vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
-    assert decide(doubted, replace(again, clear=vanished), IDLE) == ConcludeCall(replace(vanished, call_attempt=4))
+    concluded = replace(vanished, call_attempt=4, no_effect=True)
+    assert decide(doubted, replace(again, clear=vanished), IDLE) == ConcludeCall(concluded)
+
+
+@pytest.mark.parametrize("decision", [Happened("paid"), Abandon()])
+def test_resolution_of_a_call_that_was_not_made_proves_no_effect(decision: Any) -> None:
+    """A person was asked about a repeat: another call has made the effect, and this one did nothing."""
+    request = replace(call_request(), resolution=resolution_of(decision))
+    doubted = row(CallState.IN_DOUBT, EffectClass.UNSAFE)
+    for note, was_made in (("This call was not run: its effect has happened already.", False), ("It hung.", True)):
+        settled = decide(replace(doubted, doubt_note=note), request, IDLE)
+        assert isinstance(settled, ConcludeCall)
+        assert settled.outcome.no_effect is not was_made
 
 
 def test_a_call_running_in_this_process_is_not_gone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -21,8 +22,15 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.fold import fold
-from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
+from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.next_action import ExecuteTools
+from tenure.domain.repeated_effects import (
+    EffectFact,
+    OtherCall,
+    already_happened,
+    question_about_repeat,
+    refused_repeat,
+)
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Priority, TaskPolicy, TaskSpec
 from tenure.domain.tools import Compensation, EffectClass, Outcome, OutcomeStatus, ToolDefinition
@@ -130,18 +138,29 @@ def test_undo_makes_its_calls_in_order_to_the_end(
     assert len(outcomes_of_undo(spec.undo, outcomes)) == most
 
 
+OTHER = OtherCall("018f0000-0000-7000-8000-000000000009", "1.0", datetime(2026, 5, 1, tzinfo=UTC))
+_LOST = ("CONNECTION_LOST", "BAD_ANSWER", "UNREACHABLE", "HTTP_302", "HTTP_500", MAY_HAVE_HAPPENED)
+
+
 @pytest.mark.parametrize(
     ("outcome", "verdict"),
     [
-        (Outcome(OutcomeStatus.FAILED, ""), V.FAILED),
+        (Outcome(OutcomeStatus.FAILED, "", no_effect=True), V.FAILED),
+        (Outcome(OutcomeStatus.TIMED_OUT, "", no_effect=True), V.FAILED),
+        (Outcome(OutcomeStatus.NOT_ALLOWED, ""), V.FAILED),
+        (Outcome(OutcomeStatus.FAILED, ""), V.IN_DOUBT),
+        (Outcome(OutcomeStatus.INVALID_ARGUMENTS, "", call_attempt=2), V.IN_DOUBT),
         (Outcome(OutcomeStatus.NOT_RUN, ""), V.FAILED),
         (Outcome(OutcomeStatus.INVALID_ARGUMENTS, ""), V.FAILED),
         (Outcome(OutcomeStatus.IN_DOUBT, ""), V.IN_DOUBT),
         (Outcome(OutcomeStatus.TIMED_OUT, ""), V.IN_DOUBT),
         (Outcome(OutcomeStatus.CANCELLED, ""), V.IN_DOUBT),
-        (Outcome(OutcomeStatus.FAILED, "", detail=MAY_HAVE_HAPPENED), V.IN_DOUBT),
-        (Outcome(OutcomeStatus.FAILED, "", detail="HTTP_500"), V.IN_DOUBT),
-        (Outcome(OutcomeStatus.FAILED, "", detail="HTTP_404"), V.FAILED),
+        *((Outcome(OutcomeStatus.FAILED, "", detail=detail), V.IN_DOUBT) for detail in _LOST),
+        (already_happened(OTHER, SOURCE), V.NO_EFFECT),
+        (already_happened(replace(OTHER, outcome=OK), SOURCE), V.NO_EFFECT),
+        (refused_repeat(OTHER, EffectFact.HAPPENED), V.FAILED),
+        (outcome_in_doubt(1, question_about_repeat(OTHER, EffectFact.HAPPENED)), V.NO_EFFECT),
+        (outcome_in_doubt(1, "The bank was asked."), V.IN_DOUBT),
         (Outcome(OutcomeStatus.SUCCEEDED, '{"id": ', truncated=True), V.NO_VALUE),
         (None, V.OPEN),
     ],
@@ -159,7 +178,10 @@ def test_outcome_decides_whether_there_is_an_effect(outcome: Outcome | None, ver
         (EarlierUndo("u", TaskState.RUNNING, OK), V.UNDONE),
         (EarlierUndo("u", TaskState.FAILED, OK), V.UNDONE),
         (EarlierUndo("u", TaskState.CANCELLED), V.CAN_BE_UNDONE),
-        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, "")), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, "", no_effect=True)), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, "")), V.UNDO_IN_DOUBT),
+        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, ""), may_run_again=True), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.FAILED, already_happened(OTHER, SOURCE), may_run_again=True), V.UNDO_IN_DOUBT),
         (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.IN_DOUBT, "")), V.UNDO_IN_DOUBT),
         (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.TIMED_OUT, ""), may_run_again=True), V.CAN_BE_UNDONE),
         (EarlierUndo("u", None), V.UNDO_IN_DOUBT),
@@ -168,6 +190,20 @@ def test_outcome_decides_whether_there_is_an_effect(outcome: Outcome | None, ver
 def test_earlier_undo_decides_whether_another_may_follow(earlier: EarlierUndo, verdict: UndoVerdict) -> None:
     [effect] = planned(TOOLS, *call(1), earlier=earlier)
     assert (effect.verdict, effect.undo_task_id) == (verdict, "u")
+
+
+def test_compensation_that_another_call_made_is_reported_apart() -> None:
+    effects = list(undoable(planned(TOOLS, *call(1), *call(2))))
+    spec = spec_of_undo(TaskSpec("g"), SOURCE, effects, "q", Priority.LOW, go_on=False)
+    refunds = [ToolIntent(f"{step}.0", "", "refund", "{}", f"{SOURCE}/{3 - step}.0") for step in (1, 2)]
+    outcomes = [ToolOutcome("1.0", OK), ToolOutcome("2.0", already_happened(OTHER, SOURCE))]
+    bodies = [body for pair in zip(refunds, outcomes, strict=True) for body in pair]
+    move = next_compensation(fold(entries(Submitted(spec, "r"), *bodies)))
+    assert isinstance(move, Transition)
+    assert (move.to_state, move.reason) == (TaskState.FAILED, "UNDO_INCOMPLETE")
+    report = json.loads(move.result)
+    assert (report["undone"], [each["call_id"] for each in report["already_happened"]]) == (["2.0"], ["1.0"])
+    assert "find out whether it undid them" in move.message
 
 
 def test_present_declaration_goes_before_that_of_the_ledger() -> None:

@@ -19,6 +19,7 @@ from tenure.domain.in_doubt import (
     SettledByResolution,
     apply_resolution,
     outcome_in_doubt,
+    was_not_made,
 )
 from tenure.domain.settlement import HARMLESS
 from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, OutcomeStatus, bounded
@@ -173,8 +174,9 @@ def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> V
 def _concluded(verdict: Verdict, request: CallRequest, row: CallRow) -> Verdict:
     """Replaces RunCall when the call cannot run: its tool no longer exists, or no longer accepts the arguments."""
     if isinstance(verdict, RunCall) and request.clear is not None:
-        content = request.clear.content + (_HAD_BEGUN if _may_have_begun(row) else "")
-        return ConcludeCall(replace(request.clear, content=content, call_attempt=verdict.call_attempt))
+        begun, attempt = _may_have_begun(row), verdict.call_attempt
+        content = request.clear.content + (_HAD_BEGUN if begun else "")
+        return ConcludeCall(replace(request.clear, content=content, call_attempt=attempt, no_effect=not begun))
     return verdict
 
 
@@ -191,7 +193,7 @@ def decide_unknown(request: CallRequest) -> Verdict:
         case SettledByResolution(outcome):
             return ConcludeCall(_bounded(outcome, request))
         case RunAgain(call_attempt) if request.clear is not None:
-            return ConcludeCall(replace(request.clear, call_attempt=call_attempt))
+            return ConcludeCall(replace(request.clear, call_attempt=call_attempt, no_effect=True))
         case RunAgain(call_attempt):
             return RunCall(call_attempt)
         case None:
@@ -231,6 +233,7 @@ def _decide_in_doubt(row: CallRow, request: CallRequest, here: RunnerIdentity) -
     if resolution is not None:
         match apply_resolution(resolution, row.call_attempt, runner_gone=row.runner_gone):
             case SettledByResolution(outcome):
+                outcome = replace(outcome, no_effect=was_not_made(row.doubt_note))
                 return ConcludeCall(_bounded(outcome, request))
             case RunAgain(call_attempt):
                 runs_here = here.running_attempt == row.call_attempt and not request.runs_at_caller
