@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from checker.check import SumCheck, Violation
 from checker.checks.tool_calls import resolutions
+from checker.checks.undos import undone_calls
 from checker.history import TaskHistory
 from tenure.domain.in_doubt import DidNotHappen
 from tenure.domain.tools import EffectClass, OutcomeStatus
@@ -44,15 +45,17 @@ class _EffectInPeriod:
 
 
 class _EffectsOnce:
-    """I44."""
+    """I44. An effect that was undone may be made again."""
 
     def __init__(self) -> None:
+        self._undone: set[str] = set()
         self._effects: defaultdict[tuple[str, str], _EffectInPeriod] = defaultdict(_EffectInPeriod)
 
     def add(self, task: TaskHistory) -> None:
         resolved = {
             resolution.call_id for _, resolution in resolutions(task) if isinstance(resolution.decision, DidNotHappen)
         }
+        self._undone.update(undone_calls(task))
         for call in task.calls:
             if not call.has_effect_key:
                 continue
@@ -64,6 +67,7 @@ class _EffectsOnce:
 
     def violations(self) -> Iterator[Violation]:
         for effect in self._effects.values():
+            effect.made = [call for call in effect.made if f"{call.task_id}/{call.call_id}" not in self._undone]
             for call, first in effect.too_many():
                 message = f"call {call.call_id} made the effect that call {first.call_id} of task {first.task_id} made"
                 yield Violation("I44", call.task_id, message)

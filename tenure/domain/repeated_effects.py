@@ -38,7 +38,7 @@ def fact_of_outcome(outcome: Outcome) -> EffectFact:
     """Returns what a recorded outcome proves about the effect of its call.
 
     Any failure leaves the effect open, unless it proves the opposite. A success without effect is that of a call that
-    was not made, because another call had made its effect. What refuses a later attempt proves nothing of the first one.
+    was not made, because another call had made its effect. What refuses a later attempt proves nothing of the first.
     """
     if outcome.no_effect or outcome.status is OutcomeStatus.NOT_RUN:
         return EffectFact.NONE
