@@ -34,6 +34,7 @@ from tenure.domain.task import (
     UndoCall,
     UndoWork,
 )
+from tenure.domain.texts import one_line
 from tenure.domain.tools import (
     Compensation,
     EffectClass,
@@ -56,6 +57,7 @@ PLAN_KINDS: Final = ("forked", "tools_defined", "tool_intent", "tool_outcome", "
 _NOT_MADE: Final = frozenset({OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT})
 """How a call without effect ends if another call has its effect key. All other ends without effect are failures."""
 _MAX_SHOWN: Final = 500
+_MAX_ARGUMENTS: Final = 200
 
 
 class UndoVerdict(StrEnum):
@@ -309,6 +311,18 @@ def too_large() -> WrongState:
     """Returns the error for a task with too many effects for one list."""
     message = f"one undo takes at most {MAX_CALLS} effects, and {MAX_BYTES // 1024} KiB of arguments"
     return WrongState(f"{message}: undo the newest ones first (since_step)", reason="UNDO_TOO_LARGE")
+
+
+def note_of_undone(calls: Iterable[tuple[str, str, str]], more: int = 0) -> str:
+    """Returns the message in which the agent of a fork reads which calls of its history were undone.
+
+    `calls`: id, tool and arguments of each. `more`: how many others were.
+    """
+    shown = [f"- call {name}: {tool} {one_line(arguments, _MAX_ARGUMENTS)}" for name, tool, arguments in calls]
+    if more:
+        shown.append(f"- and {more} more")
+    head = "The effects of these calls have been undone, or are being undone. Do not count on them:"
+    return "\n".join([head, *shown])
 
 
 # The task of an undo.

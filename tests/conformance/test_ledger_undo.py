@@ -33,7 +33,8 @@ def intent(step: int, name: str, undoes: str = "") -> Any:
 def outcome(
     step: int, status: tool_pb2.OutcomeStatus.ValueType = tool_pb2.OUTCOME_STATUS_SUCCEEDED, content: str = ""
 ) -> Any:
-    result = tool_pb2.Outcome(status=status, content=content or json.dumps({"payment": f"p{step}"}))
+    refused = status == tool_pb2.OUTCOME_STATUS_FAILED
+    result = tool_pb2.Outcome(status=status, content=content or json.dumps({"payment": f"p{step}"}), no_effect=refused)
     return entry(step, tool_outcome=ledger_pb2.ToolOutcome(call_id=f"{step}.0", outcome=result))
 
 
@@ -199,10 +200,55 @@ async def test_ended_undo_neither_forks_nor_runs_again(replica: Checkpoint) -> N
         await replica.stub.AppendForeign(again, timeout=TIMEOUT_SECONDS)
 
 
+async def fork(replica: Checkpoint, task_id: str, **fields: Any) -> task_pb2.Task:
+    request = tasks_pb.ForkTaskRequest(request_id=str(uuid4()), task_id=task_id, actor="alice", **fields)
+    response: tasks_pb.ForkTaskResponse = await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)
+    return response.task
+
+
+async def messages(replica: Checkpoint, task_id: str) -> list[str]:
+    entries = await replica.entries(task_id)
+    return [one.body.user_message.text for one in entries if one.body.HasField("user_message")]
+
+
+async def test_undone_task_does_not_run_again(replica: Checkpoint) -> None:
+    """Its agent would count on the payments."""
+    task_id = await paid(replica)
+
+    async def requeued() -> Any:
+        again = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
+        request = pb.AppendForeignRequest(
+            task_id=task_id, request_id=str(uuid4()), actor="alice", operator_request=again
+        )
+        return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
+
+    undone = await undo(replica, task_id)
+    with pytest.raises(WrongState, match="2 effects of the task were undone") as refused:
+        await requeued()
+    assert (refused.value.reason, refused.value.metadata["undo_task_id"]) == ("EFFECTS_UNDONE", undone.task_id)
+    await replica.cancel(undone.task_id)
+    assert (await requeued()).state == task_pb2.TASK_STATE_QUEUED, "that undo did nothing"
+
+
+async def test_fork_reads_what_was_undone_once(replica: Checkpoint) -> None:
+    task_id = await paid(replica)
+    before = await fork(replica, task_id, message="go on")
+    await replica.cancel(before.task_id)
+    await carried_out(replica, await undo(replica, task_id), tool_pb2.OUTCOME_STATUS_SUCCEEDED)
+    head = "The effects of these calls have been undone, or are being undone. Do not count on them:"
+    note = f'{head}\n- call 1.0: pay {{"step":1}}\n- call 2.0: pay {{"step":2}}'
+    forked = await fork(replica, task_id, message="go on")
+    assert await messages(replica, forked.task_id) == [note, "go on"]
+    assert await messages(replica, (await fork(replica, task_id, step=1)).task_id) == [note.rpartition("\n")[0]]
+    await replica.cancel(forked.task_id)
+    later = await fork(replica, forked.task_id, message="and now?")
+    assert await messages(replica, later.task_id) == [note, "go on", "and now?"]
+    assert await messages(replica, (await fork(replica, before.task_id, message="?")).task_id) == ["go on", note, "?"]
+
+
 async def test_fork_does_not_undo_what_it_copied(replica: Checkpoint) -> None:
     task_id = await paid(replica)
-    request = tasks_pb.ForkTaskRequest(request_id=str(uuid4()), task_id=task_id, actor="alice", message="go on")
-    forked = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
+    forked = await fork(replica, task_id, message="go on")
     await replica.cancel(forked.task_id)
     assert await verdicts(replica, forked.task_id) == {}
 
