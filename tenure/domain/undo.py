@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.argument_mapping import mapped_arguments, parsed
-from tenure.domain.entries import Entry, Forked, ToolIntent, ToolOutcome, ToolsDefined, Transition, WaitResolution
+from tenure.domain.effects_of_task import EffectCall, Present, compensation_of
+from tenure.domain.entries import ToolIntent, Transition
 from tenure.domain.errors import WrongState
 from tenure.domain.fold import ResumePoint
 from tenure.domain.next_action import ExecuteTools, calls_to_make
@@ -37,22 +38,16 @@ from tenure.domain.task import (
 from tenure.domain.texts import one_line
 from tenure.domain.tools import (
     Compensation,
-    EffectClass,
     Outcome,
     OutcomeStatus,
-    ToolDefinition,
     call_id,
 )
 
 MAX_CALLS: Final = 500
-"""The most effects of one undo, and of one list."""
+"""The most effects of one undo."""
 
 MAX_BYTES: Final = 1024 * 1024
 """The most bytes of the arguments of one undo: they are part of the spec of its task."""
-
-_MAX_READ: Final = 64 * 1024 * 1024
-PLAN_KINDS: Final = ("forked", "tools_defined", "tool_intent", "tool_outcome", "wait_resolution")
-"""The kinds of entries from which the effects of a task are read, by their field names in EntryBody."""
 
 _NOT_MADE: Final = frozenset({OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT})
 """How a call without effect ends if another call has its effect key. All other ends without effect are failures."""
@@ -104,71 +99,11 @@ class EarlierUndo(NamedTuple):
     may_run_again: bool = False
 
 
-Present = Mapping[str, Compensation | None]
-"""The tools that the tool service has now, by name, with their compensations."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of the ledger that has an effect, with its tool as the ledger defines it."""
-
-    intent: ToolIntent
-    tool: ToolDefinition
-    outcome: Outcome | None = None
-
-
-# The effects of a ledger.
-
-
-class EffectsOfTask:
-    """Collects the calls of a ledger that have effects. It keeps only those: a ledger may have many others.
-
-    `since_step`: only calls of this step and later ones. A fork has only its own calls, not those that it copied.
-    """
-
-    def __init__(self, since_step: int = 0) -> None:
-        self._since_step, self._first, self._bytes = since_step, 0, 0
-        self._tools: dict[str, ToolDefinition] = {}
-        self._calls: dict[str, _Call] = {}
-
-    def add(self, entry: Entry) -> None:
-        """Takes the next entry of one of PLAN_KINDS. Raises WrongState (UNDO_TOO_LARGE)."""
-        match entry.body:
-            case Forked(copied_entries=copied):
-                self._first = entry.sequence + copied + 1
-            case ToolsDefined():
-                self._tools = {tool.name: tool for tool in entry.body.tools}
-            case ToolIntent():
-                tool = self._tools.get(entry.body.tool)
-                is_own = entry.sequence >= self._first and entry.step >= self._since_step
-                if is_own and tool is not None and tool.effect_class is not EffectClass.PURE:
-                    self._calls[entry.body.call_id] = _Call(entry.body, tool)
-                    self._count(entry.body.arguments_json)
-            case WaitResolution(call_id=name, edited_arguments_json=edited) if edited and name in self._calls:
-                intent = replace(self._calls[name].intent, arguments_json=edited)
-                self._calls[name] = replace(self._calls[name], intent=intent)
-                self._count(edited)
-            case ToolOutcome(call_id=name, outcome=outcome) if name in self._calls:
-                self._calls[name] = replace(self._calls[name], outcome=outcome)
-                self._count(outcome.content)
-            case _:
-                pass
-
-    def newest_first(self) -> list[_Call]:
-        """Returns the calls in the order in which they are undone."""
-        return list(reversed(self._calls.values()))
-
-    def _count(self, text: str) -> None:
-        self._bytes += len(text)
-        if len(self._calls) > MAX_CALLS or self._bytes > _MAX_READ:
-            raise too_large()
-
-
 # The plan.
 
 
 def plan_undo(
-    calls: Iterable[_Call],
+    calls: Iterable[EffectCall],
     earlier: Mapping[str, EarlierUndo],
     present: Present | None,
     allowed: Collection[str] | None = None,
@@ -182,10 +117,10 @@ def plan_undo(
 
 
 def _judged(
-    call: _Call, before: EarlierUndo | None, present: Present | None, allowed: Collection[str] | None
+    call: EffectCall, before: EarlierUndo | None, present: Present | None, allowed: Collection[str] | None
 ) -> TaskEffect:
     intent = call.intent
-    pinned, compensation = call.tool.compensation, _compensation_of(call.tool, present)
+    pinned, compensation = call.tool.compensation, compensation_of(call.tool, present)
     effect = TaskEffect(
         intent.call_id,
         intent.tool,
@@ -210,11 +145,6 @@ def _judged(
         return replace(effect, verdict=UndoVerdict.NO_VALUE, why=f"{compensation.tool}: {missing.args[0]}")
 
 
-def _compensation_of(tool: ToolDefinition, present: Present | None) -> Compensation | None:
-    """Returns the present declaration, or that of the ledger where the tool service does not have the tool any more."""
-    return tool.compensation if present is None else present.get(tool.name, tool.compensation)
-
-
 def _why_no_tool(name: str, present: Present | None, allowed: Collection[str] | None) -> str:
     """Returns why the undo cannot call the tool, or ""."""
     if present is not None and name not in present:
@@ -224,7 +154,7 @@ def _why_no_tool(name: str, present: Present | None, allowed: Collection[str] | 
     return ""
 
 
-def _arguments(compensation: Compensation, call: _Call) -> str:
+def _arguments(compensation: Compensation, call: EffectCall) -> str:
     assert call.outcome is not None, "the call succeeded"
     mapping, arguments = parsed(compensation.arguments_json or "{}"), parsed(call.intent.arguments_json or "{}")
     assert isinstance(mapping, Mapping), "the config file has an object"
@@ -264,6 +194,11 @@ def _of_earlier(before: EarlierUndo) -> tuple[UndoVerdict, str]:
     return UndoVerdict.UNDO_IN_DOUBT, f"it is not known whether the undo {before.task_id} took effect"
 
 
+def undone_calls(earlier: Mapping[str, EarlierUndo]) -> frozenset[str]:
+    """Returns the calls that are undone."""
+    return frozenset(name for name, before in earlier.items() if _of_earlier(before)[0] is UndoVerdict.UNDONE)
+
+
 def _was_made_before(compensation: Outcome) -> bool:
     """Whether a compensation was not made because another call has its effect key. Did that one undo this effect?"""
     is_without_effect = not compensation.is_error and fact_of_outcome(compensation) is EffectFact.NONE
@@ -294,21 +229,33 @@ def obstacle_of(state: TaskState, since_step: int) -> str:
     )
 
 
-def refuse_plan(effects: Sequence[TaskEffect], digest: str) -> WrongState | None:
-    """Returns why these effects are not undone. `digest`: of the plan that the caller saw; "": any."""
+def refuse_plan(effects: Sequence[TaskEffect], digest: str, *, is_whole: bool = True) -> WrongState | None:
+    """Returns why these effects are not undone. `digest`: of the plan that the caller saw; "": any. `is_whole`: these
+    are all effects that can be undone.
+    """
     wanted = list(undoable(effects))
     if digest and digest != plan_digest(effects):
         message = "the effects that can be undone are no longer those of the list: read it again (PlanUndo)"
         return WrongState(message, reason="PLAN_CHANGED", metadata={"plan_digest": plan_digest(effects)})
     if not wanted:
         return WrongState("no effect of the task can be undone: see PlanUndo for the reasons", reason="NOTHING_TO_UNDO")
-    if sum(len(each.undo_arguments_json.encode()) for each in wanted) > MAX_BYTES:
-        return too_large()
-    return None
+    return None if is_whole and newest_that_fit(effects) == tuple(effects) else too_large()
+
+
+def newest_that_fit(effects: Sequence[TaskEffect]) -> tuple[TaskEffect, ...]:
+    """Returns the effects without those that can be undone, but are too many or too large for one undo."""
+    kept: list[TaskEffect] = []
+    calls = size = 0
+    for each in effects:
+        is_wanted = each.verdict is UndoVerdict.CAN_BE_UNDONE
+        calls, size = calls + is_wanted, size + is_wanted * len(each.undo_arguments_json.encode())
+        if not is_wanted or (calls <= MAX_CALLS and size <= MAX_BYTES):
+            kept.append(each)
+    return tuple(kept)
 
 
 def too_large() -> WrongState:
-    """Returns the error for a task with too many effects for one list."""
+    """Returns the error for a task with too many effects for one undo."""
     message = f"one undo takes at most {MAX_CALLS} effects, and {MAX_BYTES // 1024} KiB of arguments"
     return WrongState(f"{message}: undo the newest ones first (since_step)", reason="UNDO_TOO_LARGE")
 
@@ -329,9 +276,17 @@ def note_of_undone(calls: Iterable[tuple[str, str, str]], more: int = 0) -> str:
 
 
 def spec_of_undo(
-    source: TaskSpec, task_id: str, effects: Iterable[TaskEffect], queue: str, priority: Priority, *, go_on: bool
+    source: TaskSpec,
+    task_id: str,
+    effects: Iterable[TaskEffect],
+    queue: str,
+    priority: Priority,
+    *,
+    go_on: bool,
+    is_whole: bool = True,
 ) -> TaskSpec:
     """Returns the spec of the task that undoes the effects. `queue` and `priority`: those that offer the source now.
+    `is_whole`: these are all effects that can be undone.
 
     It may call only its compensations. Approvals of the source and its approvers hold for it too.
     """
@@ -347,8 +302,11 @@ def spec_of_undo(
         on_failure=FailurePolicy.KEEP,
     )
     approve_tools = tuple(name for name in source.agent.approve_tools if name in tools)
+    goal = f"Undo the effects of task {task_id}"
+    if not is_whole:
+        goal = f"Undo the newest {len(calls)} effects of task {task_id}. Then undo the task again: it has others"
     return TaskSpec(
-        goal=f"Undo the effects of task {task_id}",
+        goal=goal,
         agent=AgentSpec(loop=UNDO_LOOP, tools=tools, approve_tools=approve_tools),
         limits=Limits(max_steps=len(calls)),
         policy=policy,

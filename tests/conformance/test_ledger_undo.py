@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
+from tenure.domain.undo import MAX_CALLS
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
@@ -251,6 +252,28 @@ async def test_fork_does_not_undo_what_it_copied(replica: Checkpoint) -> None:
     forked = await fork(replica, task_id, message="go on")
     await replica.cancel(forked.task_id)
     assert await verdicts(replica, forked.task_id) == {}
+
+
+async def test_policy_undoes_the_newest_of_too_many_effects(checkpoint: MakeCheckpoint) -> None:
+    replica, count = await checkpoint(), MAX_CALLS + 3
+    policy = task_pb2.TaskPolicy(on_failure=task_pb2.FAILURE_POLICY_UNDO)
+    owner = await replica.claim((await replica.create(policy=policy)).task_id)
+    await owner.commit(entry(0, tools_defined=ledger_pb2.ToolsDefined(tools=[tool("pay", REFUND), tool("refund")])))
+    for first in range(1, count + 1, 50):
+        steps = range(first, min(first + 50, count + 1))
+        await owner.commit(*(one for step in steps for one in (intent(step, "pay"), outcome(step))))
+    await owner.end(FAILED)
+    task_id = owner.task.task_id
+    counted = "select undo_task_id::text, count(*) from ledger.undone_calls group by 1"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (rows := await replica.query(counted)):
+            await asyncio.sleep(0.05)
+    [(undo_id, taken)] = rows
+    undone = await replica.get(undo_id)
+    assert (taken, undone.spec.undo.calls[0].call_id) == (MAX_CALLS, f"{count}.0")
+    assert f"the newest {MAX_CALLS} effects" in undone.spec.goal
+    left = [name for name, verdict in (await verdicts(replica, task_id)).items() if verdict == "CAN_BE_UNDONE"]
+    assert left == ["3.0", "2.0", "1.0"]
 
 
 @pytest.mark.parametrize("state", [FAILED, task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_TIMED_OUT])

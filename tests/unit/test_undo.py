@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.domain.effects_of_task import EffectsOfTask, Present
 from tenure.domain.entries import (
     Body,
     Entry,
@@ -35,11 +36,11 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Priority, TaskPolicy, TaskSpec
 from tenure.domain.tools import Compensation, EffectClass, Outcome, OutcomeStatus, ToolDefinition
 from tenure.domain.undo import (
+    MAX_CALLS,
     EarlierUndo,
-    EffectsOfTask,
-    Present,
     TaskEffect,
     UndoVerdict,
+    newest_that_fit,
     next_compensation,
     obstacle_of,
     outcomes_of_undo,
@@ -48,6 +49,7 @@ from tenure.domain.undo import (
     refuse_plan,
     spec_of_undo,
     undoable,
+    undone_calls,
 )
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
@@ -81,10 +83,11 @@ def call(step: int, name: str = "pay", outcome: Outcome | None = OK) -> tuple[Bo
 def planned(
     *bodies: Body, earlier: EarlierUndo | None = None, present: Present | None = None, since_step: int = 0
 ) -> tuple[TaskEffect, ...]:
-    effects = EffectsOfTask(since_step)
+    before = {} if earlier is None else {"1.0": earlier}
+    effects = EffectsOfTask(since_step, present, undone_calls(before))
     for entry in entries(*bodies):
         effects.add(entry)
-    return plan_undo(effects.newest_first(), {} if earlier is None else {"1.0": earlier}, present)
+    return plan_undo(effects.newest_first(), before, present)
 
 
 _OUTCOMES = st.one_of(
@@ -263,6 +266,29 @@ def test_plan_that_changed_or_has_nothing_is_refused() -> None:
     other = (replace(effects[0], undo_arguments_json="{}"),)
     refusals = refuse_plan(other, plan_digest(effects)), refuse_plan(planned(TOOLS, *call(1, "mail")), "")
     assert [refusal and refusal.reason for refusal in refusals] == ["PLAN_CHANGED", "NOTHING_TO_UNDO"]
+
+
+def test_only_what_is_to_be_undone_counts() -> None:
+    """Thousands of other calls, and calls that are undone, do not hide an old payment."""
+    refused = Outcome(OutcomeStatus.FAILED, "", no_effect=True)
+    others = [body for step in range(3, 3 + 2 * MAX_CALLS) for body in call(step, "mail")]
+    failed = [body for step in range(2000, 2000 + 2 * MAX_CALLS) for body in call(step, outcome=refused)]
+    effects = planned(TOOLS, *call(1), *call(2), *others, *failed, earlier=EarlierUndo("u", TaskState.FAILED, OK))
+    assert [each.call_id for each in undoable(effects)] == ["2.0"]
+    assert refuse_plan(effects, "") is None
+    assert len(effects) <= 1 + MAX_CALLS
+
+
+def test_undo_by_policy_takes_the_newest_that_fit() -> None:
+    count = MAX_CALLS + 20
+    effects = planned(TOOLS, *(body for step in range(1, count + 1) for body in call(step)))
+    refusal = refuse_plan(effects, "")
+    assert refusal is not None
+    assert refusal.reason == "UNDO_TOO_LARGE"
+    kept = newest_that_fit(effects)
+    assert [each.call_id for each in kept] == [f"{step}.0" for step in range(count, 20, -1)]
+    spec = spec_of_undo(TaskSpec("g"), SOURCE, kept, "q", Priority.LOW, go_on=False, is_whole=False)
+    assert f"the newest {MAX_CALLS} effects" in spec.goal
 
 
 @pytest.mark.parametrize("state", TaskState)
