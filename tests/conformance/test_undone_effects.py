@@ -69,7 +69,7 @@ async def test_compensation_without_success_frees_no_key(executor: Executor, beh
     assert (await shop.pay(Payer.root(), "1.0")).detail == "ALREADY_HAPPENED"
 
 
-async def test_compensation_in_doubt_frees_the_key_when_a_person_knows_that_it_happened(executor: Executor) -> None:
+async def test_compensation_that_a_person_finds_done_frees_the_key(executor: Executor) -> None:
     shop, payer, undo = _Shop(executor, TENANT), Payer.root(), Payer.root()
     await shop.pay(payer, "1.0")
     in_doubt = await shop.refund(f"{payer.task_id}/1.0", Behaviour.PAYS_AND_LOSES, undo=undo)
@@ -79,7 +79,7 @@ async def test_compensation_in_doubt_frees_the_key_when_a_person_knows_that_it_h
     assert (await shop.pay(Payer.root(), "1.0")).detail == ""
 
 
-async def test_later_compensation_does_not_free_the_key_of_the_next_call(executor: Executor) -> None:
+async def test_second_compensation_frees_no_key_of_others(executor: Executor) -> None:
     shop, first = _Shop(executor, TENANT), Payer.root()
     await shop.pay(first, "1.0")
     await shop.refund(f"{first.task_id}/1.0")

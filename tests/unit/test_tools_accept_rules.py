@@ -266,7 +266,7 @@ def test_a_call_with_a_lost_record_is_still_in_doubt(decision: Any, verdict: Any
 def test_a_call_without_record_and_tool_is_not_run() -> None:
     vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     again = replace(call_request(clear=vanished), resolution=resolution_of(DidNotHappen(runner_is_gone=True)))
-    assert decide(None, again, IDLE) == ConcludeCall(replace(vanished, call_attempt=4))
+    assert decide(None, again, IDLE) == ConcludeCall(replace(vanished, call_attempt=4, no_effect=True))
     assert decide(None, replace(again, resolution=None), IDLE) == AnswerFromRecord(vanished)
 
 

@@ -335,7 +335,7 @@ def _begin(
     reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.FORKED
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     begin = [(LEDGER, ledger_pb2.EntryBody(transition=queued))]
-    if note:  # without a request id, as it is no message of a person
+    if note:  # without a request id, because no person sent it
         begin.append((LEDGER, ledger_pb2.EntryBody(user_message=ledger_pb2.UserMessage(text=note))))
     if request.message:
         message = ledger_pb2.UserMessage(

@@ -108,7 +108,7 @@ async def undo_in(
     planned = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
     effects, is_whole = planned.effects, planned.is_whole
     fitting = newest_that_fit(effects)
-    if not may_refuse and any(undoable(fitting)):  # nobody would repeat a refused undo: it takes what it can
+    if not may_refuse and any(undoable(fitting)):  # no person would repeat a refused undo: it takes what it can
         effects, is_whole = fitting, is_whole and fitting == effects
     if refusal := refuse_plan(effects, request.plan_digest, is_whole=is_whole or not may_refuse):
         raise refusal
