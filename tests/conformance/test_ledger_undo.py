@@ -40,14 +40,17 @@ def outcome(
 
 
 async def paid(replica: Checkpoint, state: Any = FAILED, **spec: Any) -> str:
-    """A task that paid twice, sent a mail, and ended."""
+    """A task that paid twice, sent a mail, and ended or waits."""
     owner = await replica.claim((await replica.create(**spec)).task_id)
     defined = ledger_pb2.ToolsDefined(tools=[tool("pay", REFUND), tool("mail"), tool("refund")])
     await owner.commit(entry(0, tools_defined=defined))
     for step, name in enumerate(("pay", "pay", "mail"), 1):
         await owner.commit(intent(step, name))
         await owner.commit(outcome(step))
-    await owner.end(state)
+    if state == task_pb2.TASK_STATE_WAITING_USER:
+        await owner.commit(transition=pb.Transition(to_state=state, reason="TOOL_IN_DOUBT"))
+    else:
+        await owner.end(state)
     return str(owner.task.task_id)
 
 
@@ -245,6 +248,14 @@ async def test_fork_reads_what_was_undone_once(replica: Checkpoint) -> None:
     later = await fork(replica, forked.task_id, message="and now?")
     assert await messages(replica, later.task_id) == [note, "go on", "and now?"]
     assert await messages(replica, (await fork(replica, before.task_id, message="?")).task_id) == ["go on", note, "?"]
+
+
+async def test_agent_that_waits_reads_what_is_undone(replica: Checkpoint) -> None:
+    task_id = await paid(replica, task_pb2.TASK_STATE_WAITING_USER)
+    undone = await undo(replica, task_id, since_step=2)
+    assert [call.call_id for call in undone.spec.undo.calls] == ["2.0"]
+    [note] = await messages(replica, task_id)
+    assert note.endswith('Do not count on them:\n- call 2.0: pay {"step":2}')
 
 
 async def test_fork_does_not_undo_what_it_copied(replica: Checkpoint) -> None:

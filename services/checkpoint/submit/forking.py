@@ -48,7 +48,7 @@ from services.checkpoint.submit.fork_rules import (
     pieces_to_copy,
 )
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
-from services.checkpoint.submit.undone_history import EFFECTS_UNDONE, undone_of_history
+from services.checkpoint.submit.undone_history import EFFECTS_UNDONE, MAX_NAMED, undone_of_history
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit
 from services.checkpoint.watch.announcement import Announcement
@@ -69,8 +69,6 @@ from tenure.wire.task import source_to_domain, spec_to_domain
 _NAMES: Final = {number: name for name, number in KINDS.items()}
 _HEAD: Final = 2
 """The number of entries before the copied ones."""
-_MAX_NAMED: Final = 50
-"""The most undone calls that the message of a fork names."""
 _MAX_STEPS: Final = 2**31 - 1
 LONGEST: Final = 4 * MAX_ENTRIES
 """The longest ledger that is searched for a fork point, in entries."""
@@ -235,7 +233,7 @@ async def _note(connection: Connection, tenant: str, task_id: str, pieces: list[
     undone = await undone_of_history(connection, tenant, task_id, max((piece.step for piece in intents), default=0))
     if not undone:
         return ""
-    named = {call.call_id for call in undone[:_MAX_NAMED]}
+    named = {call.call_id for call in undone[:MAX_NAMED]}
     steps = {int(name.partition(".")[0]) for name in named}
     bodies = await _bodies(connection, task_id, {piece.sequence for piece in intents if piece.step in steps})
     made = [body.tool_intent for body in bodies.values() if body.tool_intent.call_id in named]

@@ -11,11 +11,14 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from services.checkpoint.commit.draft import Draft
+from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.entries import read_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import QUERIES, UNDOS, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.reads import position_of, read_task
 from services.checkpoint.submit.create import CreateResult, Submit, create_in, in_creation
+from services.checkpoint.submit.undone_history import tell_agent
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.effects_of_task import PLAN_KINDS, EffectsOfTask, Present
@@ -105,6 +108,7 @@ async def undo_in(
         return earlier
     if obstacle := obstacle_of(source.state, request.since_step):
         raise WrongState(obstacle, metadata={"state": source.state.value})
+    waiting = None if source.state in TERMINAL else await _locked(connection, request.task_id)
     planned = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
     effects, is_whole = planned.effects, planned.is_whole
     fitting = newest_that_fit(effects)
@@ -124,6 +128,8 @@ async def undo_in(
     create = pb.CreateTaskRequest(request_id=request.request_id, spec=spec_to_wire(spec))
     created = await create_in(connection, Submit(tenant, create), defaults, may_refuse=may_refuse)
     await _take_calls(connection, request.task_id, created.task.task_id, effects, planned.ended)
+    if waiting is not None:
+        created.announcement.add(await tell_agent(connection, waiting, effects))
     if not is_whole:
         _log.warning(
             "an undo by policy takes the newest effects only: undo the task again",
@@ -137,6 +143,12 @@ async def _source(connection: Connection, statement: bytes, tenant: str, task_id
     if row is None:
         raise await task_not_found(connection, tenant, task_id)
     return _Source(task_id, TaskState(row[0]), row[1], Priority(row[2]), row[4])
+
+
+async def _locked(connection: Connection, task_id: str) -> Draft:
+    """Locks a task that goes on, with its budget."""
+    tasks, budgets = await lock_tasks(connection, [task_id])
+    return Draft(tasks[task_id], budgets[tasks[task_id].root_task_id])
 
 
 async def _earlier_result(
