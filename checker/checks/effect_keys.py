@@ -23,6 +23,11 @@ class _Made(NamedTuple):
     round: str
     effect_class: EffectClass
 
+    @property
+    def effect(self) -> object:
+        """Calls of one round have one idempotency key: a tool that honours it makes one effect of them."""
+        return self.round if self.effect_class.may_run_again else (self.task_id, self.call_id)
+
 
 @dataclass
 class _EffectInPeriod:
@@ -31,14 +36,13 @@ class _EffectInPeriod:
     made: list[_Made] = field(default_factory=list)
     permitted: int = 0
 
-    def too_many(self) -> Iterator[tuple[_Made, _Made]]:
-        """Yields each call beyond those that may make the effect, with the first call.
-
-        Calls of one round have one idempotency key: a tool that honours it makes one effect of them.
-        """
+    def too_many(self, undone: set[str]) -> Iterator[tuple[_Made, _Made]]:
+        """Yields each call beyond those that may make the effect, with the first call. `undone`: the undone calls."""
+        taken_back = {call.effect for call in self.made if f"{call.task_id}/{call.call_id}" in undone}
         effects: dict[object, _Made] = {}
         for call in self.made:
-            effects.setdefault(call.round if call.effect_class.may_run_again else (call.task_id, call.call_id), call)
+            if call.effect not in taken_back:
+                effects.setdefault(call.effect, call)
         calls = list(effects.values())
         for call in calls[1 + self.permitted :]:
             yield call, calls[0]
@@ -67,8 +71,7 @@ class _EffectsOnce:
 
     def violations(self) -> Iterator[Violation]:
         for effect in self._effects.values():
-            effect.made = [call for call in effect.made if f"{call.task_id}/{call.call_id}" not in self._undone]
-            for call, first in effect.too_many():
+            for call, first in effect.too_many(self._undone):
                 message = f"call {call.call_id} made the effect that call {first.call_id} of task {first.task_id} made"
                 yield Violation("I44", call.task_id, message)
 
