@@ -154,7 +154,8 @@ class Outcome:
 class CallStatus(NamedTuple):
     """The state of a call at the tool service.
 
-    `outcome`: set when the state is FINISHED. `call_attempt` 0: the call never reached the tool service.
+    `outcome`: set when the state is FINISHED, and of a call in doubt that was not made. `call_attempt` 0: the call
+    never reached the tool service.
     """
 
     state: CallState

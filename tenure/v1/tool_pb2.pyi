@@ -761,7 +761,7 @@ class CallRecord(message.Message):
     """The epoch that last authorised it."""
     @builtins.property
     def outcome(self) -> Outcome:
-        """Present when FINISHED."""
+        """Present when FINISHED, and when IN_DOUBT if the call was not made: a person decides about a repeat."""
 
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp:

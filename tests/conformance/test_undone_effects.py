@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from services.tools.calls.closing import FenceCloser
 from services.tools.calls.executing import Executor
-from tenure.domain.effect_keys import EffectKey, EffectScope
+from services.tools.calls.runs import RunningCalls
+from services.tools.statements import SCHEMA
+from tenure.domain.close_out import outcomes_of_ended_calls
+from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
+from tenure.domain.entries import ToolIntent
 from tenure.domain.in_doubt import Happened, Resolution
-from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
+from tenure.domain.repeated_effects import EffectFact, fact_of_outcome
+from tenure.domain.tools import CallStatus, EffectClass, Outcome, OutcomeStatus
+from tenure.runtime.store.postgres import open_pool
 from tests.support.executors import executor_over, last_outcome
 from tests.support.planned_payments import Bank, Behaviour, Payer, Payments
 
@@ -77,6 +84,23 @@ async def test_compensation_that_a_person_finds_done_frees_the_key(executor: Exe
     resolution = Resolution(1, Happened(), "I looked", "olga")
     await shop.refund(f"{payer.task_id}/1.0", Behaviour.PAYS_AND_LOSES, undo=undo, resolution=resolution)
     assert (await shop.pay(Payer.root(), "1.0")).detail == ""
+
+
+async def test_end_of_a_task_proves_that_a_call_was_not_made(executor: Executor, tools_dsn: str) -> None:
+    """A person was asked about the repeat and found that the effect happened. Then the task ends, before its next owner
+    has told the tool service. The undo of the task must not take back what the other call did.
+    """
+    shop, asked = _Shop(executor, replace(TENANT, on_repeat=OnRepeat.ASK)), Payer.root()
+    await shop.pay(Payer.root(), "1.0")
+    assert (await shop.pay(asked, "1.0")).status is OutcomeStatus.IN_DOUBT
+    async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool:
+        claims = shop.pays.job(asked, "1.0", 7).request.claims
+        [call] = await FenceCloser(pool, RunningCalls()).fence(claims, asked.task_id, close=True)
+    statuses = {"1.0": CallStatus(call.state, call.outcome, call.call_attempt)}
+    intent = ToolIntent("1.0", "", "pay", "{}")
+    for words in ({}, {"1.0": Resolution(1, Happened(), "I looked", "olga")}):
+        [ended] = outcomes_of_ended_calls([intent], statuses, words, [])
+        assert fact_of_outcome(ended.outcome) is EffectFact.NONE
 
 
 async def test_second_compensation_frees_no_key_of_others(executor: Executor) -> None:

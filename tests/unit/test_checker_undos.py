@@ -66,7 +66,12 @@ def test_undo_of_a_call_that_did_nothing_is_reported() -> None:
     """Another call made its effect: the undo took back what another task had done."""
     for empty in (Outcome(OutcomeStatus.SUCCEEDED, "", no_effect=True), replace(OK, detail="ALREADY_HAPPENED")):
         intents = ToolIntent("1.0", "", "order", "{}"), ToolIntent("2.0", "", "pay", "{}")
-        bodies = (Submitted(TaskSpec("buy"), "r"), *intents, ToolOutcome("1.0", OK), ToolOutcome("2.0", empty))
+        bodies: tuple[Body, ...] = (
+            Submitted(TaskSpec("buy"), "r"),
+            *intents,
+            ToolOutcome("1.0", OK),
+            ToolOutcome("2.0", empty),
+        )
         entries = tuple(LedgerEntry(task_id=SOURCE, sequence=at, body=body) for at, body in enumerate(bodies, 1))
         source = TaskHistory(task_id=SOURCE, collected=frozenset({"entries"}), entries=entries)
         assert found(source, undo(1, *WHOLE)) == [f"its call {SOURCE}/2.0 did nothing, and was undone"]

@@ -294,7 +294,7 @@ select exists (select from calls where task_id = %(task_id)b::uuid and state = '
 
 -- name: task_calls
 -- All call records of a task.
-select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started_at, accepted_at
+select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started_at, accepted_at, doubt_note
   from calls where task_id = %(task_id)b::uuid order by accepted_at, call_id;
 
 -- name: call_log
