@@ -140,7 +140,10 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         elsewhere="a stop that has ended leaves no history: the tests of stops race it with calls of all kinds",
     ),
     "I44": Invariant(
-        "An effect with an effect key happens once in its period, unless a person resolved that it happens again."
+        "An effect with an effect key happens once in its period, unless it was undone, or a person resolved that it "
+        "happens again."
     ),
-    "I45": Invariant("An undo makes the calls of its plan, in their order, and an effect is undone once."),
+    "I45": Invariant(
+        "An undo makes the calls of its plan, in their order; an effect is undone once, and no call without effect is."
+    ),
 }

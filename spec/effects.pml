@@ -8,7 +8,7 @@
  *
  * `code:` names the code that an action models; a test looks the names up. Flags (-D):
  *   NC calls, NT requests of one call, UNSAFE=1: the tool is UNSAFE (else KEYED), NREF refusals of the bank,
- *   NP prunings of a task, CHECK=1: the tool declares check_with
+ *   NP prunings of a task, NU undos, CHECK=1: the tool declares check_with
  * Mutations, each removing one guard:
  *   M_UNIQUE        two calls may have the key at the same time
  *   M_NEW_KEY       a call after one of unknown end gets a new idempotency key
@@ -20,9 +20,11 @@
  *   M_SAME_KEY      a call after a proof keeps the idempotency key
  *   M_CHECK_PROOF   a check that finds nothing is a proof
  *   M_FORGET        a pruned task takes the key with it
+ *   M_UNDO_FAILED   a compensation that failed frees the key
+ *   M_UNDO_KEY      a call after an undo keeps the idempotency key
  * Properties:
- *   P_ONCE   the effect happens at most once
- *   P_TRUE   a call is answered ALREADY_HAPPENED only after the effect
+ *   P_ONCE   the effect happens at most once, and again only when it is undone
+ *   P_TRUE   a call succeeds, or is answered ALREADY_HAPPENED, only while the effect stands
  *   P_FRESH  a call that begins after a proof has a key that the bank has not refused
  *   P_END    at rest no call waits
  *   P_REACH=n violated if that final state is reachable: the model is not vacuous
@@ -41,6 +43,9 @@
 #endif
 #ifndef NP
 #define NP 0
+#endif
+#ifndef NU
+#define NU 0
 #endif
 #ifndef CHECK
 #define CHECK 0
@@ -67,12 +72,13 @@
 
 #define NK (NC + 2)                     /* idempotency keys: the rounds of the effect key */
 byte holder, round, kept; bit unclear;  /* the row of the effect; kept: what is known of a pruned holder */
+bit  undone;                            /* the effect of the holder is undone */
 byte rec[NC+1], att[NC+1], key[NC+1];   /* by call: the record, its attempt or try, its idempotency key */
 bit  begun[NC+1];                       /* an earlier attempt or try of this call was sent */
 byte way[NC*NT+1];                      /* requests on their way to the bank: the idempotency key + 1 */
 byte reply[NC*NT+1];                    /* its answers on their way back */
 byte bank[NK];
-byte effects, nref, np;
+byte effects, nref, np, nu;
 
 #define mx(c, n) (((c) - 1) * NT + (n))
 
@@ -81,11 +87,16 @@ byte effects, nref, np;
 #else
 #define KNOWN(f) ((f) == R_NONE && unclear -> R_UNKNOWN : (f))
 #endif
-#define FACT KNOWN((kept -> kept : rec[holder]))
+#define FACT (undone -> R_NONE : KNOWN((kept -> kept : rec[holder])))
 #ifdef M_UNSAFE_AGAIN
 #define MAY_REPEAT (1)
 #else
 #define MAY_REPEAT (!UNSAFE)
+#endif
+#ifdef P_TRUE
+#define TRUE_RULE assert(effects)
+#else
+#define TRUE_RULE skip
 #endif
 #ifdef M_BEGUN
 #define PROVES(c) (1)
@@ -106,7 +117,10 @@ byte effects, nref, np;
 /* code: services/tools/calls/effect_keys.py _EffectRow.take */
 inline take(c, is_new) {
   if :: is_new -> unclear = 0;
-#ifndef M_SAME_KEY
+#if defined(M_SAME_KEY)
+#elif defined(M_UNDO_KEY)
+        round = (undone -> round : round + 1);
+#else
         round++;
 #endif
 #ifdef P_FRESH
@@ -117,7 +131,7 @@ inline take(c, is_new) {
         round++
 #endif
   fi;
-  holder = c; kept = 0; run_it(c)
+  holder = c; kept = 0; undone = 0; run_it(c)
 }
 inline run_it(c) { key[c] = round; rec[c] = R_RUNNING; att[c]++; printf("tools: call %d runs, request %d, key %d\n", c, att[c], round) }
 inline not_made(c) { rec[c] = R_NOT_MADE; printf("tools: call %d is not made\n", c) }
@@ -136,10 +150,7 @@ proctype Call(byte c) {
   :: d_step { rec[c] == R_NEW && holder && FACT == R_UNKNOWN && MAY_REPEAT -> take(c, 0) }
   :: d_step { rec[c] == R_NEW && holder && FACT == R_UNKNOWN && !MAY_REPEAT -> not_made(c) }
   :: d_step { rec[c] == R_NEW && holder && FACT == R_HAPPENED ->
-#ifdef P_TRUE
-       assert(effects);
-#endif
-       not_made(c) }
+       TRUE_RULE; not_made(c) }
 #ifdef M_UNIQUE
   :: d_step { rec[c] == R_NEW && holder && FACT == R_RUNNING -> run_it(c) }
 #endif
@@ -148,7 +159,7 @@ proctype Call(byte c) {
   :: d_step { rec[c] == R_RUNNING && !way[mx(c, att[c])] && !reply[mx(c, att[c])] -> way[mx(c, att[c])] = key[c] + 1; printf("call %d: request %d is sent\n", c, att[c]) }
   :: d_step { rec[c] == R_RUNNING && !way[mx(c, att[c])] && !reply[mx(c, att[c])] -> record(c, ENDED_UNSENT(c)) }
   /* ---- its answer; code: services/tools/calls/effects.py ToolEffect; tenure/domain/repeated_effects.py fact_of_call */
-  :: d_step { rec[c] == R_RUNNING && reply[mx(c, att[c])] == B_DONE -> record(c, R_HAPPENED) }
+  :: d_step { rec[c] == R_RUNNING && reply[mx(c, att[c])] == B_DONE -> TRUE_RULE; record(c, R_HAPPENED) }
   :: d_step { rec[c] == R_RUNNING && reply[mx(c, att[c])] == B_REFUSED && PROVES(c) -> record(c, R_NONE) }
   :: d_step { rec[c] == R_RUNNING && reply[mx(c, att[c])] == B_REFUSED && !PROVES(c) -> record(c, R_UNKNOWN) }
   /* ---- no answer in time: settled by a repeat with the same key; code: services/tools/calls/settling.py Settler._repeat */
@@ -165,6 +176,11 @@ proctype Call(byte c) {
   /* ---- its runner is declared dead, whatever it has done: another attempt; code: services/tools/calls/accept_rules.py _may_have_begun */
   :: d_step { rec[c] == R_RUNNING && !UNSAFE && att[c] < NT -> begun[c] = 1; late(c); run_again(c) }
   :: d_step { rec[c] == R_RUNNING -> late(c); record(c, R_UNKNOWN) }
+  /* ---- an undo, whose compensation succeeds or fails; code: services/tools/calls/effect_keys.py undone_by free_undone_effects */
+  :: d_step { nu < NU && holder == c && !undone && (kept == R_HAPPENED || rec[c] == R_HAPPENED) -> nu++; effects--; undone = 1; printf("the effect of call %d is undone\n", c) }
+#ifdef M_UNDO_FAILED
+  :: d_step { nu < NU && holder == c && !undone && (kept == R_HAPPENED || rec[c] == R_HAPPENED) -> nu++; undone = 1 }
+#endif
   /* ---- retention; code: services/tools/calls/effect_keys.py forget_effects */
   :: d_step { np < NP && rec[c] >= R_HAPPENED && rec[c] < R_PRUNED -> np++; printf("call %d is pruned with its task\n", c);
 #ifdef M_FORGET
@@ -218,6 +234,8 @@ end:
     assert(!(rec[1] == R_UNKNOWN && rec[2] == R_HAPPENED && key[2] == 0 && effects == 1));
 #elif P_REACH == 3  /* what a pruned task did is known */
     assert(!(rec[1] == R_PRUNED && rec[2] == R_NOT_MADE && effects == 1));
+#elif P_REACH == 5  /* a second call has the effect after an undo, under a new key */
+    assert(!(nu && rec[1] == R_HAPPENED && rec[2] == R_HAPPENED && key[2] == 1 && effects == 1));
 #else               /* an UNSAFE call without an answer blocks its key */
     assert(!(rec[1] == R_UNKNOWN && rec[2] == R_NOT_MADE && effects == 0));
 #endif

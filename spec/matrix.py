@@ -145,10 +145,15 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _effects("unsafe", "P_ALL UNSAFE=1", HOLDS),
     _effects("checked", "P_ALL CHECK=1", HOLDS),
     _effects("pruned", "P_ALL NP=1", HOLDS),
+    _effects("undone", "P_ALL NU=1 NP=1", HOLDS),
+    _effects("undone_unsafe", "P_ALL NU=1 UNSAFE=1", HOLDS),
+    _effects("reach_undone", "P_REACH=5 NU=1", BREAKS),
     _effects("reach_new_key", "P_REACH=1", BREAKS),
     _effects("reach_recognised", "P_REACH=2", BREAKS),
     _effects("reach_pruned", "P_REACH=3 NP=1", BREAKS),
     _effects("reach_blocked", "P_REACH=4 UNSAFE=1", BREAKS),
+    _effect_mutation("M_UNDO_FAILED", "NU=1"),
+    _effect_mutation("M_UNDO_KEY", "NU=1"),
     _effect_mutation("M_UNIQUE", "UNSAFE=1"),
     _effect_mutation("M_NEW_KEY"),
     _effect_mutation("M_UNSAFE_AGAIN", "UNSAFE=1"),
@@ -196,6 +201,7 @@ LARGE: Final[tuple[Configuration, ...]] = (
     _calls("provider_fails", "P_ALL NX=1 NF=1", HOLDS),
     _effects("three_calls", "P_ALL NC=3 NP=1 CHECK=1", HOLDS),
     _effects("three_unsafe_calls", "P_ALL NC=3 NP=1 UNSAFE=1", HOLDS),
+    _effects("three_calls_undone", "P_ALL NC=3 NU=2", HOLDS),
     _calls("all_come_to_an_end", "P_LIVE PERFECT_FD=1 NX=1 NDR=1 NT=2 NCAN=1 NL=1 NE=3", HOLDS),
 )
 """About twelve more minutes, and up to 6 GB."""

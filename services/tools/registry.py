@@ -280,7 +280,7 @@ class ToolRegistry:
                 f"{_shown(name)} is new or has changed since an operator accepted it: nothing was done. "
                 f"It works again when an operator accepts it. {self._offer(claims)}"
             )
-            return Outcome(OutcomeStatus.FAILED, message, detail="TOOL_CHANGED")
+            return Outcome(OutcomeStatus.FAILED, message, detail="TOOL_CHANGED", no_effect=True)
         expected = self._expected.get(name.partition(SEPARATOR)[0])
         if expected is None or not _are_for(expected.tenants, claims):
             return _invalid(f"There is no tool named {_shown(name)}. {self._offer(claims)}")
@@ -291,7 +291,7 @@ class ToolRegistry:
                 retry_after_seconds=1.0,
             )
         message = f"{_shown(name)} cannot be reached now: nothing was done. {self._offer(claims)}"
-        return Outcome(OutcomeStatus.FAILED, message, detail="UNREACHABLE")
+        return Outcome(OutcomeStatus.FAILED, message, detail="UNREACHABLE", no_effect=True)
 
     def _offer(self, claims: Claims) -> str:
         names = ", ".join(definition.name for definition in self.definitions(claims))

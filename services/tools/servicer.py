@@ -286,7 +286,7 @@ class ToolServicer(ToolServiceServicer):
         tool, arguments = self._tool(claims, request)
         effect = None
         if tool is not None and tool.definition.effect_key is not None and not isinstance(arguments, Outcome):
-            effect = effect_of_call(tool.definition, claims, arguments)
+            effect = effect_of_call(tool.definition, claims, arguments, request.undoes)
             arguments = effect if isinstance(effect, Outcome) else arguments
         clear = arguments if isinstance(arguments, Outcome) else None
         is_own = request.HasField("own_tool")

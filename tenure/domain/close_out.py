@@ -7,7 +7,7 @@ task without a claim, unless a tool call is open: then a coordinator must first 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tenure.domain.agents import AgentKind
@@ -271,10 +271,13 @@ def _outcome(tool: str, status: CallStatus, resolution: Resolution | None, limit
         return recorded
     if tool == SPAWN_SUB_AGENTS and state is CallState.NOT_RUN:
         return STOPPED
-    if state is CallState.IN_DOUBT and resolution is not None:
-        applied = apply_resolution(resolution, call_attempt, runner_gone=False)
-        return bounded(applied.outcome, limit_bytes) if isinstance(applied, SettledByResolution) else IN_DOUBT
-    return IN_DOUBT if state in {CallState.STARTED, CallState.IN_DOUBT} else NOT_RUN
+    if state is CallState.IN_DOUBT:
+        doubt = recorded or IN_DOUBT
+        applied = apply_resolution(resolution, call_attempt, runner_gone=False) if resolution is not None else None
+        if isinstance(applied, SettledByResolution):
+            return bounded(replace(applied.outcome, no_effect=doubt.no_effect), limit_bytes)
+        return doubt
+    return IN_DOUBT if state is CallState.STARTED else NOT_RUN
 
 
 # Messages from users: which tasks still accept them, and which transition must wait until they are read.

@@ -162,12 +162,20 @@ def apply_resolution(
 
 def outcome_in_doubt(call_attempt: int, note: str = "", resolution: Resolution | None = None) -> Outcome:
     """Returns the outcome of a call in doubt. `note`: the tool's own text; `resolution`: one that was not applied."""
-    if note.startswith(NOT_RUN):
+    if was_not_made(note):
         known = note
     else:
         known = f"It is not known whether this call happened: {note} {_CARE}" if note else IN_DOUBT.content
     waits = resolution is not None and resolution.call_attempt == call_attempt
-    return Outcome(OutcomeStatus.IN_DOUBT, known, detail=RUNNER_NOT_GONE if waits else "", call_attempt=call_attempt)
+    detail = RUNNER_NOT_GONE if waits else ""
+    return Outcome(
+        OutcomeStatus.IN_DOUBT, known, detail=detail, call_attempt=call_attempt, no_effect=was_not_made(note)
+    )
+
+
+def was_not_made(note: str) -> bool:
+    """Whether the doubt is about a repeat: the call was not made, because another one has its effect key."""
+    return note.startswith(NOT_RUN)
 
 
 def is_unsettled(outcome: Outcome) -> bool:

@@ -22,7 +22,7 @@ EFFECT_RUNNING: Final = "EFFECT_RUNNING"
 NOT_RUN: Final = "This call was not run: "
 """The note of a call in doubt begins with this if a person decides about a repeat, and not about a lost effect."""
 
-_WITHOUT_EFFECT: Final = frozenset({OutcomeStatus.INVALID_ARGUMENTS, OutcomeStatus.NOT_ALLOWED, OutcomeStatus.NOT_RUN})
+_REFUSED: Final = frozenset({OutcomeStatus.INVALID_ARGUMENTS, OutcomeStatus.NOT_ALLOWED})
 
 
 class EffectFact(StrEnum):
@@ -32,6 +32,19 @@ class EffectFact(StrEnum):
     HAPPENED = "HAPPENED"
     UNKNOWN = "UNKNOWN"  # it may have happened, or may still happen
     NONE = "NONE"  # it did not happen, and the call that tried will not make it
+
+
+def fact_of_outcome(outcome: Outcome) -> EffectFact:
+    """Returns what a recorded outcome proves about the effect of its call.
+
+    Any failure leaves the effect open, unless it proves the opposite. A success without effect is that of a call that
+    was not made, because another call had made its effect. What refuses a later attempt proves nothing of the first.
+    """
+    if outcome.no_effect or outcome.status is OutcomeStatus.NOT_RUN:
+        return EffectFact.NONE
+    if outcome.status in _REFUSED and outcome.call_attempt <= 1:
+        return EffectFact.NONE
+    return EffectFact.HAPPENED if outcome.status is OutcomeStatus.SUCCEEDED else EffectFact.UNKNOWN
 
 
 def fact_of_call(state: CallState, outcome: Outcome | None, *, begun_before: bool) -> EffectFact:
@@ -44,10 +57,8 @@ def fact_of_call(state: CallState, outcome: Outcome | None, *, begun_before: boo
         return EffectFact.RUNNING
     if state is CallState.IN_DOUBT or outcome is None:
         return EffectFact.NONE if state is CallState.NOT_RUN else EffectFact.UNKNOWN
-    if outcome.status is OutcomeStatus.SUCCEEDED:
-        return EffectFact.HAPPENED
-    proves_nothing_happened = outcome.no_effect or outcome.status in _WITHOUT_EFFECT
-    return EffectFact.NONE if proves_nothing_happened and not begun_before else EffectFact.UNKNOWN
+    fact = fact_of_outcome(outcome)
+    return EffectFact.UNKNOWN if fact is EffectFact.NONE and begun_before else fact
 
 
 class Repeat(StrEnum):
@@ -100,12 +111,19 @@ def already_happened(other: OtherCall, task_id: str) -> Outcome:
     head = f"This effect has happened already, by {other.text}. This call did nothing more."
     if other.outcome is None:
         content = f"{head} Its outcome was deleted with its task."
-        return Outcome(OutcomeStatus.SUCCEEDED, content, detail=ALREADY_HAPPENED)
+        return Outcome(OutcomeStatus.SUCCEEDED, content, detail=ALREADY_HAPPENED, no_effect=True)
     recorded, content = other.outcome, f"{head} Its outcome:\n\n{other.outcome.text}"
     if other.task_id != task_id:
         recorded = replace(recorded, output_path="", images=())
     return replace(
-        recorded, content=content, note="", detail=ALREADY_HAPPENED, duration_seconds=0.0, usage=None, output=None
+        recorded,
+        content=content,
+        note="",
+        detail=ALREADY_HAPPENED,
+        duration_seconds=0.0,
+        usage=None,
+        output=None,
+        no_effect=True,
     )
 
 

@@ -124,7 +124,8 @@ class Outcome:
     arguments, for example. `output_path` is the workspace's file with the whole output.
 
     `images`: those that the tool returned, which the model sees if it can; `content` names their files. `no_effect`:
-    there is proof that this attempt had no effect, such as a connection that was never made.
+    there is proof that this attempt had no effect, such as a connection that was never made, or another call that had
+    made the effect.
     """
 
     status: OutcomeStatus
@@ -153,7 +154,8 @@ class Outcome:
 class CallStatus(NamedTuple):
     """The state of a call at the tool service.
 
-    `outcome`: set when the state is FINISHED. `call_attempt` 0: the call never reached the tool service.
+    `outcome`: set when the state is FINISHED, and of a call in doubt that was not made. `call_attempt` 0: the call
+    never reached the tool service.
     """
 
     state: CallState

@@ -14,11 +14,12 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.argument_mapping import mapped_arguments, parsed
-from tenure.domain.entries import Entry, Forked, ToolIntent, ToolOutcome, ToolsDefined, Transition, WaitResolution
+from tenure.domain.effects_of_task import EffectCall, Present, compensation_of
+from tenure.domain.entries import ToolIntent, Transition
 from tenure.domain.errors import WrongState
 from tenure.domain.fold import ResumePoint
-from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
 from tenure.domain.next_action import ExecuteTools, calls_to_make
+from tenure.domain.repeated_effects import ALREADY_HAPPENED, EffectFact, fact_of_outcome
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.task import (
     UNDO_LOOP,
@@ -34,30 +35,24 @@ from tenure.domain.task import (
     UndoCall,
     UndoWork,
 )
+from tenure.domain.texts import one_line
 from tenure.domain.tools import (
-    TOO_LARGE,
-    UNRECORDED,
     Compensation,
-    EffectClass,
     Outcome,
     OutcomeStatus,
-    ToolDefinition,
     call_id,
 )
 
 MAX_CALLS: Final = 500
-"""The most effects of one undo, and of one list."""
+"""The most effects of one undo."""
 
 MAX_BYTES: Final = 1024 * 1024
 """The most bytes of the arguments of one undo: they are part of the spec of its task."""
 
-_MAX_READ: Final = 64 * 1024 * 1024
-PLAN_KINDS: Final = ("forked", "tools_defined", "tool_intent", "tool_outcome", "wait_resolution")
-"""The kinds of entries from which the effects of a task are read, by their field names in EntryBody."""
-
-_UNKNOWN: Final = frozenset({OutcomeStatus.IN_DOUBT, OutcomeStatus.TIMED_OUT, OutcomeStatus.CANCELLED})
-_UNKNOWN_FAILURES: Final = frozenset({MAY_HAVE_HAPPENED, UNRECORDED.detail, TOO_LARGE, "HTTP_408", "HTTP_499"})
+_NOT_MADE: Final = frozenset({OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT})
+"""How a call without effect ends if another call has its effect key. All other ends without effect are failures."""
 _MAX_SHOWN: Final = 500
+_MAX_ARGUMENTS: Final = 200
 
 
 class UndoVerdict(StrEnum):
@@ -68,6 +63,7 @@ class UndoVerdict(StrEnum):
     NO_VALUE = "NO_VALUE"
     NO_TOOL = "NO_TOOL"
     FAILED = "FAILED"
+    NO_EFFECT = "NO_EFFECT"
     IN_DOUBT = "IN_DOUBT"
     OPEN = "OPEN"
     BEING_UNDONE = "BEING_UNDONE"
@@ -103,71 +99,11 @@ class EarlierUndo(NamedTuple):
     may_run_again: bool = False
 
 
-Present = Mapping[str, Compensation | None]
-"""The tools that the tool service has now, by name, with their compensations."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of the ledger that has an effect, with its tool as the ledger defines it."""
-
-    intent: ToolIntent
-    tool: ToolDefinition
-    outcome: Outcome | None = None
-
-
-# The effects of a ledger.
-
-
-class EffectsOfTask:
-    """Collects the calls of a ledger that have effects. It keeps only those: a ledger may have many others.
-
-    `since_step`: only calls of this step and later ones. A fork has only its own calls, not those that it copied.
-    """
-
-    def __init__(self, since_step: int = 0) -> None:
-        self._since_step, self._first, self._bytes = since_step, 0, 0
-        self._tools: dict[str, ToolDefinition] = {}
-        self._calls: dict[str, _Call] = {}
-
-    def add(self, entry: Entry) -> None:
-        """Takes the next entry of one of PLAN_KINDS. Raises WrongState (UNDO_TOO_LARGE)."""
-        match entry.body:
-            case Forked(copied_entries=copied):
-                self._first = entry.sequence + copied + 1
-            case ToolsDefined():
-                self._tools = {tool.name: tool for tool in entry.body.tools}
-            case ToolIntent():
-                tool = self._tools.get(entry.body.tool)
-                is_own = entry.sequence >= self._first and entry.step >= self._since_step
-                if is_own and tool is not None and tool.effect_class is not EffectClass.PURE:
-                    self._calls[entry.body.call_id] = _Call(entry.body, tool)
-                    self._count(entry.body.arguments_json)
-            case WaitResolution(call_id=name, edited_arguments_json=edited) if edited and name in self._calls:
-                intent = replace(self._calls[name].intent, arguments_json=edited)
-                self._calls[name] = replace(self._calls[name], intent=intent)
-                self._count(edited)
-            case ToolOutcome(call_id=name, outcome=outcome) if name in self._calls:
-                self._calls[name] = replace(self._calls[name], outcome=outcome)
-                self._count(outcome.content)
-            case _:
-                pass
-
-    def newest_first(self) -> list[_Call]:
-        """Returns the calls in the order in which they are undone."""
-        return list(reversed(self._calls.values()))
-
-    def _count(self, text: str) -> None:
-        self._bytes += len(text)
-        if len(self._calls) > MAX_CALLS or self._bytes > _MAX_READ:
-            raise too_large()
-
-
 # The plan.
 
 
 def plan_undo(
-    calls: Iterable[_Call],
+    calls: Iterable[EffectCall],
     earlier: Mapping[str, EarlierUndo],
     present: Present | None,
     allowed: Collection[str] | None = None,
@@ -181,10 +117,10 @@ def plan_undo(
 
 
 def _judged(
-    call: _Call, before: EarlierUndo | None, present: Present | None, allowed: Collection[str] | None
+    call: EffectCall, before: EarlierUndo | None, present: Present | None, allowed: Collection[str] | None
 ) -> TaskEffect:
     intent = call.intent
-    pinned, compensation = call.tool.compensation, _compensation_of(call.tool, present)
+    pinned, compensation = call.tool.compensation, compensation_of(call.tool, present)
     effect = TaskEffect(
         intent.call_id,
         intent.tool,
@@ -209,11 +145,6 @@ def _judged(
         return replace(effect, verdict=UndoVerdict.NO_VALUE, why=f"{compensation.tool}: {missing.args[0]}")
 
 
-def _compensation_of(tool: ToolDefinition, present: Present | None) -> Compensation | None:
-    """Returns the present declaration, or that of the ledger where the tool service does not have the tool any more."""
-    return tool.compensation if present is None else present.get(tool.name, tool.compensation)
-
-
 def _why_no_tool(name: str, present: Present | None, allowed: Collection[str] | None) -> str:
     """Returns why the undo cannot call the tool, or ""."""
     if present is not None and name not in present:
@@ -223,7 +154,7 @@ def _why_no_tool(name: str, present: Present | None, allowed: Collection[str] | 
     return ""
 
 
-def _arguments(compensation: Compensation, call: _Call) -> str:
+def _arguments(compensation: Compensation, call: EffectCall) -> str:
     assert call.outcome is not None, "the call succeeded"
     mapping, arguments = parsed(compensation.arguments_json or "{}"), parsed(call.intent.arguments_json or "{}")
     assert isinstance(mapping, Mapping), "the config file has an object"
@@ -236,31 +167,42 @@ def _arguments(compensation: Compensation, call: _Call) -> str:
 def _of_outcome(outcome: Outcome | None) -> tuple[UndoVerdict, str]:
     if outcome is None:
         return UndoVerdict.OPEN, "the call has no outcome yet"
-    if not outcome.is_error:
+    fact = fact_of_outcome(outcome)
+    if fact is EffectFact.HAPPENED:
         return UndoVerdict.CAN_BE_UNDONE, ""
-    if _is_unknown(outcome):
+    if fact is EffectFact.UNKNOWN:
         return UndoVerdict.IN_DOUBT, f"it is not known whether the call took effect ({outcome.status})"
+    if outcome.status in _NOT_MADE:
+        return UndoVerdict.NO_EFFECT, "nothing to undo: the call was not made, because another one has its effect key"
     return UndoVerdict.FAILED, f"nothing to undo: the call ended as {outcome.status}"
-
-
-def _is_unknown(outcome: Outcome) -> bool:
-    """Whether an outcome without success leaves open if the effect happened."""
-    if outcome.status in _UNKNOWN or outcome.detail in _UNKNOWN_FAILURES:
-        return True
-    return outcome.detail.startswith("HTTP_5")  # the server failed; a 501 is as rare as an effect before it
 
 
 def _of_earlier(before: EarlierUndo) -> tuple[UndoVerdict, str]:
     """Returns whether an effect that an undo had can be undone again. An undo that has ended never runs again."""
     if before.state is None:
         return UndoVerdict.UNDO_IN_DOUBT, f"the undo {before.task_id} had it and was pruned: its end is not known"
-    if before.outcome is not None and not before.outcome.is_error:
+    fact = EffectFact.NONE if before.outcome is None else fact_of_outcome(before.outcome)
+    if fact is EffectFact.HAPPENED:
         return UndoVerdict.UNDONE, f"the undo {before.task_id} has undone it"
     if before.state not in TERMINAL:
         return UndoVerdict.BEING_UNDONE, f"the undo {before.task_id} has it and has not ended"
-    if before.outcome is None or not _is_unknown(before.outcome) or before.may_run_again:
+    if before.outcome is not None and _was_made_before(before.outcome):
+        why = f"the undo {before.task_id} did nothing, because another call had made its compensation"
+        return UndoVerdict.UNDO_IN_DOUBT, f"{why}: find out whether that call undid this effect"
+    if fact is EffectFact.NONE or before.may_run_again:
         return UndoVerdict.CAN_BE_UNDONE, ""
     return UndoVerdict.UNDO_IN_DOUBT, f"it is not known whether the undo {before.task_id} took effect"
+
+
+def undone_calls(earlier: Mapping[str, EarlierUndo]) -> frozenset[str]:
+    """Returns the calls that are undone."""
+    return frozenset(name for name, before in earlier.items() if _of_earlier(before)[0] is UndoVerdict.UNDONE)
+
+
+def _was_made_before(compensation: Outcome) -> bool:
+    """Whether a compensation was not made because another call has its effect key. Did that one undo this effect?"""
+    is_without_effect = not compensation.is_error and fact_of_outcome(compensation) is EffectFact.NONE
+    return is_without_effect or compensation.detail == ALREADY_HAPPENED
 
 
 def plan_digest(effects: Iterable[TaskEffect]) -> str:
@@ -287,32 +229,64 @@ def obstacle_of(state: TaskState, since_step: int) -> str:
     )
 
 
-def refuse_plan(effects: Sequence[TaskEffect], digest: str) -> WrongState | None:
-    """Returns why these effects are not undone. `digest`: of the plan that the caller saw; "": any."""
+def refuse_plan(effects: Sequence[TaskEffect], digest: str, *, is_whole: bool = True) -> WrongState | None:
+    """Returns why these effects are not undone. `digest`: of the plan that the caller saw; "": any. `is_whole`: these
+    are all effects that can be undone.
+    """
     wanted = list(undoable(effects))
     if digest and digest != plan_digest(effects):
         message = "the effects that can be undone are no longer those of the list: read it again (PlanUndo)"
         return WrongState(message, reason="PLAN_CHANGED", metadata={"plan_digest": plan_digest(effects)})
     if not wanted:
         return WrongState("no effect of the task can be undone: see PlanUndo for the reasons", reason="NOTHING_TO_UNDO")
-    if sum(len(each.undo_arguments_json.encode()) for each in wanted) > MAX_BYTES:
-        return too_large()
-    return None
+    return None if is_whole and newest_that_fit(effects) == tuple(effects) else too_large()
+
+
+def newest_that_fit(effects: Sequence[TaskEffect]) -> tuple[TaskEffect, ...]:
+    """Returns the effects without those that can be undone, but are too many or too large for one undo."""
+    kept: list[TaskEffect] = []
+    calls = size = 0
+    for each in effects:
+        is_wanted = each.verdict is UndoVerdict.CAN_BE_UNDONE
+        calls, size = calls + is_wanted, size + is_wanted * len(each.undo_arguments_json.encode())
+        if not is_wanted or (calls <= MAX_CALLS and size <= MAX_BYTES):
+            kept.append(each)
+    return tuple(kept)
 
 
 def too_large() -> WrongState:
-    """Returns the error for a task with too many effects for one list."""
+    """Returns the error for a task with too many effects for one undo."""
     message = f"one undo takes at most {MAX_CALLS} effects, and {MAX_BYTES // 1024} KiB of arguments"
     return WrongState(f"{message}: undo the newest ones first (since_step)", reason="UNDO_TOO_LARGE")
+
+
+def note_of_undone(calls: Iterable[tuple[str, str, str]], more: int = 0) -> str:
+    """Returns the message in which the agent of a fork reads which calls of its history were undone.
+
+    `calls`: id, tool and arguments of each. `more`: how many others were.
+    """
+    shown = [f"- call {name}: {tool} {one_line(arguments, _MAX_ARGUMENTS)}" for name, tool, arguments in calls]
+    if more:
+        shown.append(f"- and {more} more")
+    head = "The effects of these calls have been undone, or are being undone. Do not count on them:"
+    return "\n".join([head, *shown])
 
 
 # The task of an undo.
 
 
 def spec_of_undo(
-    source: TaskSpec, task_id: str, effects: Iterable[TaskEffect], queue: str, priority: Priority, *, go_on: bool
+    source: TaskSpec,
+    task_id: str,
+    effects: Iterable[TaskEffect],
+    queue: str,
+    priority: Priority,
+    *,
+    go_on: bool,
+    is_whole: bool = True,
 ) -> TaskSpec:
     """Returns the spec of the task that undoes the effects. `queue` and `priority`: those that offer the source now.
+    `is_whole`: these are all effects that can be undone.
 
     It may call only its compensations. Approvals of the source and its approvers hold for it too.
     """
@@ -328,8 +302,11 @@ def spec_of_undo(
         on_failure=FailurePolicy.KEEP,
     )
     approve_tools = tuple(name for name in source.agent.approve_tools if name in tools)
+    goal = f"Undo the effects of task {task_id}"
+    if not is_whole:
+        goal = f"Undo the newest {len(calls)} effects of task {task_id}. Then undo the task again: it has others"
     return TaskSpec(
-        goal=f"Undo the effects of task {task_id}",
+        goal=goal,
         agent=AgentSpec(loop=UNDO_LOOP, tools=tools, approve_tools=approve_tools),
         limits=Limits(max_steps=len(calls)),
         policy=policy,
@@ -366,20 +343,30 @@ def outcomes_of_undo(work: UndoWork, outcomes: Mapping[str, Outcome]) -> dict[st
 
 def _end(work: UndoWork, outcomes: Mapping[str, Outcome]) -> Transition:
     settled = outcomes_of_undo(work, outcomes)
-    undone = [name for name, outcome in settled.items() if not outcome.is_error]
-    failed = [_failure(call, settled[call.call_id]) for call in work.calls if _has_failed(settled.get(call.call_id))]
+    undone, already, failed = [], [], []
+    for call in work.calls:
+        outcome = settled.get(call.call_id)
+        if outcome is None:
+            continue
+        if _was_made_before(outcome):
+            already.append(_unlike_planned(call, outcome))
+        elif outcome.is_error:
+            failed.append(_unlike_planned(call, outcome))
+        else:
+            undone.append(call.call_id)
     left = [call.call_id for call in work.calls if call.call_id not in settled]
-    report = json.dumps({"task_id": work.task_id, "undone": undone, "failed": failed, "left": left}, ensure_ascii=False)
-    if not failed:
+    lists = {"undone": undone, "already_happened": already, "failed": failed, "left": left}
+    report = json.dumps({"task_id": work.task_id, **lists}, ensure_ascii=False)
+    if not (failed or already):
         return Transition(TaskState.SUCCEEDED, Reason.UNDONE, f"{len(undone)} effects are undone", report)
-    message = f"{len(undone)} of {len(work.calls)} effects are undone, {len(failed)} failed: undo the task again"
+    message = f"{len(undone)} of {len(work.calls)} effects are undone"
+    if already:
+        message += f"; of {len(already)} another call had made the compensation: find out whether it undid them"
+    if failed:
+        message += f"; {len(failed)} failed: undo the task again"
     return Transition(TaskState.FAILED, Reason.UNDO_INCOMPLETE, message, report)
 
 
-def _has_failed(outcome: Outcome | None) -> bool:
-    return outcome is not None and outcome.is_error
-
-
-def _failure(call: UndoCall, outcome: Outcome) -> dict[str, Any]:
+def _unlike_planned(call: UndoCall, outcome: Outcome) -> dict[str, Any]:
     what = {"call_id": call.call_id, "tool": call.tool, "status": outcome.status.value}
     return what | {"content": outcome.content[:_MAX_SHOWN]}

@@ -45,7 +45,7 @@ class _UndoVerdictEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_UndoVerdic
     task itself may not call that tool.
     """
     UNDO_VERDICT_FAILED: _UndoVerdict.ValueType  # 5
-    """The call failed: there is nothing to undo."""
+    """The call provably did nothing, such as one that was refused: there is nothing to undo."""
     UNDO_VERDICT_IN_DOUBT: _UndoVerdict.ValueType  # 6
     """It is not known whether the call took effect."""
     UNDO_VERDICT_OPEN: _UndoVerdict.ValueType  # 7
@@ -55,7 +55,11 @@ class _UndoVerdictEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_UndoVerdic
     UNDO_VERDICT_UNDONE: _UndoVerdict.ValueType  # 9
     """It is undone."""
     UNDO_VERDICT_UNDO_IN_DOUBT: _UndoVerdict.ValueType  # 10
-    """It is not known whether an earlier undo took effect, and its tool must not be called twice."""
+    """It is not known whether an earlier undo took effect, and its tool must not be called twice; or that undo did nothing,
+    because another call had made its compensation.
+    """
+    UNDO_VERDICT_NO_EFFECT: _UndoVerdict.ValueType  # 11
+    """The call was not made, because another call has its effect key: that call has the effect."""
 
 class UndoVerdict(_UndoVerdict, metaclass=_UndoVerdictEnumTypeWrapper):
     """Whether an effect can be undone."""
@@ -73,7 +77,7 @@ UNDO_VERDICT_NO_TOOL: UndoVerdict.ValueType  # 4
 task itself may not call that tool.
 """
 UNDO_VERDICT_FAILED: UndoVerdict.ValueType  # 5
-"""The call failed: there is nothing to undo."""
+"""The call provably did nothing, such as one that was refused: there is nothing to undo."""
 UNDO_VERDICT_IN_DOUBT: UndoVerdict.ValueType  # 6
 """It is not known whether the call took effect."""
 UNDO_VERDICT_OPEN: UndoVerdict.ValueType  # 7
@@ -83,7 +87,11 @@ UNDO_VERDICT_BEING_UNDONE: UndoVerdict.ValueType  # 8
 UNDO_VERDICT_UNDONE: UndoVerdict.ValueType  # 9
 """It is undone."""
 UNDO_VERDICT_UNDO_IN_DOUBT: UndoVerdict.ValueType  # 10
-"""It is not known whether an earlier undo took effect, and its tool must not be called twice."""
+"""It is not known whether an earlier undo took effect, and its tool must not be called twice; or that undo did nothing,
+because another call had made its compensation.
+"""
+UNDO_VERDICT_NO_EFFECT: UndoVerdict.ValueType  # 11
+"""The call was not made, because another call has its effect key: that call has the effect."""
 
 @typing.final
 class TaskEffect(message.Message):

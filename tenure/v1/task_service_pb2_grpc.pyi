@@ -95,7 +95,8 @@ class TaskServiceStub:
     any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
     FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
     message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:
-    more than 20,000 entries or 64 MiB. NOT_FOUND.
+    more than 20,000 entries or 64 MiB. Of calls that were undone the history gets a message; FAILED_PRECONDITION /
+    EFFECTS_UNDONE if a function would have to read it. NOT_FOUND.
     """
     ResumeTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]
     """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: a repeat
@@ -129,8 +130,8 @@ class TaskServiceStub:
     """
     PlanUndo: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]
     """Lists the effects of a task in the order in which an undo would undo them, the newest first, with what can be undone
-    and why the others cannot. Changes nothing. NOT_FOUND; FAILED_PRECONDITION / UNDO_TOO_LARGE: the task made more calls
-    than one list holds, see since_step.
+    and why the others cannot. Changes nothing. NOT_FOUND; FAILED_PRECONDITION / UNDO_TOO_LARGE: more can be undone than
+    one undo takes, see since_step. Of the calls that cannot be undone the list has the newest.
     """
     UndoTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]
     """Creates a task that undoes the effects of another task: it makes the call that each tool declares as its compensation,

@@ -610,7 +610,9 @@ class Outcome(message.Message):
     note: builtins.str
     """What the model reads after `content`; the worker adds it. A person changed the arguments, for example."""
     no_effect: builtins.bool
-    """There is proof that this attempt had no effect: nothing was sent, or the other side refused it."""
+    """There is proof that this attempt had no effect: nothing was sent, the other side refused it, or another call had made
+    the effect (SUCCEEDED).
+    """
     @builtins.property
     def duration(self) -> duration_pb2.Duration:
         """From start to end."""
@@ -759,7 +761,7 @@ class CallRecord(message.Message):
     """The epoch that last authorised it."""
     @builtins.property
     def outcome(self) -> Outcome:
-        """Present when FINISHED."""
+        """Present when FINISHED, and when IN_DOUBT if the call was not made: a person decides about a repeat."""
 
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp:

@@ -494,7 +494,8 @@ class ExecuteRequest(message.Message):
     undoes: builtins.str
     """The call that this one undoes, "<task_id>/<call_id>"; empty: none. The idempotency key is then
     "<task_id>/<call_id>/undo/<12 digits of the SHA-256 of the tenant>": the same in each undo of the call, and never one
-    of another tenant.
+    of another tenant. An effect key of the tool holds only with the scope TENANT. When the call succeeds, the effect key
+    of the undone call is free again.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:

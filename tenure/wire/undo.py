@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tenure.domain.effects_of_task import Present
 from tenure.domain.tools import ToolDefinition
-from tenure.domain.undo import Present, TaskEffect, UndoVerdict
+from tenure.domain.undo import TaskEffect, UndoVerdict
 from tenure.v1 import task_service_pb2 as pb
 from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap

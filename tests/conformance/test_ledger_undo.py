@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
+from tenure.domain.undo import MAX_CALLS
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
@@ -33,19 +34,23 @@ def intent(step: int, name: str, undoes: str = "") -> Any:
 def outcome(
     step: int, status: tool_pb2.OutcomeStatus.ValueType = tool_pb2.OUTCOME_STATUS_SUCCEEDED, content: str = ""
 ) -> Any:
-    result = tool_pb2.Outcome(status=status, content=content or json.dumps({"payment": f"p{step}"}))
+    refused = status == tool_pb2.OUTCOME_STATUS_FAILED
+    result = tool_pb2.Outcome(status=status, content=content or json.dumps({"payment": f"p{step}"}), no_effect=refused)
     return entry(step, tool_outcome=ledger_pb2.ToolOutcome(call_id=f"{step}.0", outcome=result))
 
 
 async def paid(replica: Checkpoint, state: Any = FAILED, **spec: Any) -> str:
-    """A task that paid twice, sent a mail, and ended."""
+    """A task that paid twice, sent a mail, and ended or waits."""
     owner = await replica.claim((await replica.create(**spec)).task_id)
     defined = ledger_pb2.ToolsDefined(tools=[tool("pay", REFUND), tool("mail"), tool("refund")])
     await owner.commit(entry(0, tools_defined=defined))
     for step, name in enumerate(("pay", "pay", "mail"), 1):
         await owner.commit(intent(step, name))
         await owner.commit(outcome(step))
-    await owner.end(state)
+    if state == task_pb2.TASK_STATE_WAITING_USER:
+        await owner.commit(transition=pb.Transition(to_state=state, reason="TOOL_IN_DOUBT"))
+    else:
+        await owner.end(state)
     return str(owner.task.task_id)
 
 
@@ -199,12 +204,87 @@ async def test_ended_undo_neither_forks_nor_runs_again(replica: Checkpoint) -> N
         await replica.stub.AppendForeign(again, timeout=TIMEOUT_SECONDS)
 
 
+async def fork(replica: Checkpoint, task_id: str, **fields: Any) -> task_pb2.Task:
+    request = tasks_pb.ForkTaskRequest(request_id=str(uuid4()), task_id=task_id, actor="alice", **fields)
+    response: tasks_pb.ForkTaskResponse = await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)
+    return response.task
+
+
+async def messages(replica: Checkpoint, task_id: str) -> list[str]:
+    entries = await replica.entries(task_id)
+    return [one.body.user_message.text for one in entries if one.body.HasField("user_message")]
+
+
+async def test_undone_task_does_not_run_again(replica: Checkpoint) -> None:
+    """Its agent would count on the payments."""
+    task_id = await paid(replica)
+
+    async def requeued() -> Any:
+        again = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
+        request = pb.AppendForeignRequest(
+            task_id=task_id, request_id=str(uuid4()), actor="alice", operator_request=again
+        )
+        return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
+
+    undone = await undo(replica, task_id)
+    with pytest.raises(WrongState, match="2 effects of the task were undone") as refused:
+        await requeued()
+    assert (refused.value.reason, refused.value.metadata["undo_task_id"]) == ("EFFECTS_UNDONE", undone.task_id)
+    await replica.cancel(undone.task_id)
+    assert (await requeued()).state == task_pb2.TASK_STATE_QUEUED, "that undo did nothing"
+
+
+async def test_fork_reads_what_was_undone_once(replica: Checkpoint) -> None:
+    task_id = await paid(replica)
+    before = await fork(replica, task_id, message="go on")
+    await replica.cancel(before.task_id)
+    await carried_out(replica, await undo(replica, task_id), tool_pb2.OUTCOME_STATUS_SUCCEEDED)
+    head = "The effects of these calls have been undone, or are being undone. Do not count on them:"
+    note = f'{head}\n- call 1.0: pay {{"step":1}}\n- call 2.0: pay {{"step":2}}'
+    forked = await fork(replica, task_id, message="go on")
+    assert await messages(replica, forked.task_id) == [note, "go on"]
+    assert await messages(replica, (await fork(replica, task_id, step=1)).task_id) == [note.rpartition("\n")[0]]
+    await replica.cancel(forked.task_id)
+    later = await fork(replica, forked.task_id, message="and now?")
+    assert await messages(replica, later.task_id) == [note, "go on", "and now?"]
+    assert await messages(replica, (await fork(replica, before.task_id, message="?")).task_id) == ["go on", note, "?"]
+
+
+async def test_agent_that_waits_reads_what_is_undone(replica: Checkpoint) -> None:
+    task_id = await paid(replica, task_pb2.TASK_STATE_WAITING_USER)
+    undone = await undo(replica, task_id, since_step=2)
+    assert [call.call_id for call in undone.spec.undo.calls] == ["2.0"]
+    [note] = await messages(replica, task_id)
+    assert note.endswith('Do not count on them:\n- call 2.0: pay {"step":2}')
+
+
 async def test_fork_does_not_undo_what_it_copied(replica: Checkpoint) -> None:
     task_id = await paid(replica)
-    request = tasks_pb.ForkTaskRequest(request_id=str(uuid4()), task_id=task_id, actor="alice", message="go on")
-    forked = (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
+    forked = await fork(replica, task_id, message="go on")
     await replica.cancel(forked.task_id)
     assert await verdicts(replica, forked.task_id) == {}
+
+
+async def test_policy_undoes_the_newest_of_too_many_effects(checkpoint: MakeCheckpoint) -> None:
+    replica, count = await checkpoint(), MAX_CALLS + 3
+    policy = task_pb2.TaskPolicy(on_failure=task_pb2.FAILURE_POLICY_UNDO)
+    owner = await replica.claim((await replica.create(policy=policy)).task_id)
+    await owner.commit(entry(0, tools_defined=ledger_pb2.ToolsDefined(tools=[tool("pay", REFUND), tool("refund")])))
+    for first in range(1, count + 1, 50):
+        steps = range(first, min(first + 50, count + 1))
+        await owner.commit(*(one for step in steps for one in (intent(step, "pay"), outcome(step))))
+    await owner.end(FAILED)
+    task_id = owner.task.task_id
+    counted = "select undo_task_id::text, count(*) from ledger.undone_calls group by 1"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (rows := await replica.query(counted)):
+            await asyncio.sleep(0.05)
+    [(undo_id, taken)] = rows
+    undone = await replica.get(undo_id)
+    assert (taken, undone.spec.undo.calls[0].call_id) == (MAX_CALLS, f"{count}.0")
+    assert f"the newest {MAX_CALLS} effects" in undone.spec.goal
+    left = [name for name, verdict in (await verdicts(replica, task_id)).items() if verdict == "CAN_BE_UNDONE"]
+    assert left == ["3.0", "2.0", "1.0"]
 
 
 @pytest.mark.parametrize("state", [FAILED, task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_TIMED_OUT])

@@ -85,7 +85,13 @@ async def test_command_undoes_in_reverse_and_only_once(shopping: tuple[Installat
     assert done.code == 0, done.err
     undone = await install.ended(done.out.strip())
     assert (undone.state, undone.reason, undone.undo_of) == (task_pb2.TASK_STATE_SUCCEEDED, "UNDONE", task_id)
-    assert json.loads(undone.result) == {"task_id": task_id, "undone": ["2.0", "1.0"], "failed": [], "left": []}
+    assert json.loads(undone.result) == {
+        "task_id": task_id,
+        "undone": ["2.0", "1.0"],
+        "already_happened": [],
+        "failed": [],
+        "left": [],
+    }
     assert shop.effects == HAPPENED + UNDONE
     async with httpx2.AsyncClient(
         verify=http_tls_context(), base_url=install.stack.http_url, timeout=CALL_SECONDS, trust_env=False

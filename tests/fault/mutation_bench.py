@@ -111,10 +111,17 @@ class Arena:
         return outcome_to_domain(answers[-1].outcome)
 
     async def run_own(
-        self, owner: Owner, *, ends: bool, call_id: str = CALL, effect_key: tool_pb2.EffectKey | None = None
+        self,
+        owner: Owner,
+        *,
+        ends: bool,
+        call_id: str = CALL,
+        effect_key: tool_pb2.EffectKey | None = None,
+        undoes: str = "",
+        status: tool_pb2.OutcomeStatus.ValueType = tool_pb2.OUTCOME_STATUS_SUCCEEDED,
     ) -> Outcome | None:
         """The call, as a worker's own tool: its effect is a line in the records when the order comes. `ends`: the
-        worker lives to send the outcome. None: it did not.
+        worker lives to send the outcome, of this status. None: it did not.
         """
         definition = tool_pb2.ToolDefinition(
             name=OWN_TOOL,
@@ -130,6 +137,7 @@ class Arena:
             tool=OWN_TOOL,
             arguments_json=self.arguments_json,
             own_tool=definition,
+            undoes=undoes,
         )
         stream = self.tools.ExecuteStream()
         await stream.write(
@@ -144,9 +152,7 @@ class Arena:
                         self._have_effect(owner, f"{owner.task.task_id}/{call_id}")
                         if not ends:
                             return None
-                        outcome = tool_service_pb2.OwnOutcome(
-                            call_attempt=event.run_here.call_attempt, status=tool_pb2.OUTCOME_STATUS_SUCCEEDED
-                        )
+                        outcome = tool_service_pb2.OwnOutcome(call_attempt=event.run_here.call_attempt, status=status)
                         tagged = tool_service_pb2.TaggedOwnOutcome(tag=1, outcome=outcome)
                         await stream.write(tool_service_pb2.ExecuteStreamRequest(outcomes=[tagged]))
 

@@ -233,6 +233,17 @@ async def an_effect_is_planned_twice(arena: Arena) -> None:
         assert await arena.run_own(owner, ends=True, call_id=call_id, effect_key=key) is not None
 
 
+async def an_effect_is_planned_again_after_a_failed_undo(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call(tool=OWN_TOOL, calls=2)
+    key, arguments = tool_pb2.EffectKey(arguments=["/file"]), arena.arguments_json
+    assert await arena.run_own(owner, ends=True, call_id="1.0", effect_key=key) is not None
+    undo, undone = await arena.owner_with_a_call(tool=OWN_TOOL), f"{owner.task.task_id}/1.0"
+    failed = tool_pb2.OUTCOME_STATUS_FAILED
+    assert await arena.run_own(undo, ends=True, undoes=undone, status=failed) is not None
+    arena.arguments_json = arguments
+    assert await arena.run_own(owner, ends=True, call_id="1.1", effect_key=key) is not None
+
+
 async def a_family(arena: Arena, max_tokens: int) -> tuple[Owner, Owner]:
     """A root and its child, each under an owner: both draw on one budget, the child under a smaller cap of its own."""
     tasks = [
@@ -329,6 +340,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "own_call_of_lost_worker": a_lost_workers_own_call_is_executed_again,
     "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
     "effect_key": an_effect_is_planned_twice,
+    "undone_key": an_effect_is_planned_again_after_a_failed_undo,
     "repeated_with_its_key": the_keyed_call_of_a_dead_runner_is_asked_for_again,
 }
 HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}

@@ -122,6 +122,7 @@ class Payments:
         *,
         epoch: int = 10,
         resolution: Resolution | None = None,
+        undoes: str = "",
     ) -> ExecuteJob:
         claims = Claims(
             f"{TASK_PREFIX}{payer.task_id}", self.tenant, epoch, f"claim-{epoch}", "worker", scopes=payer.scopes
@@ -129,7 +130,7 @@ class Payments:
         definition = define("pay", self.effect_class, "pays", {})
         definition = replace(definition, effect_key=self.key, settlement=CallSettlement(self.settle_seconds))
         arguments = {"order": order, "bank": behaviour.value}
-        effect = effect_of_call(definition, claims, arguments)
+        effect = effect_of_call(definition, claims, arguments, undoes)
         assert effect is None or isinstance(effect, Effect)
         request = CallRequest(
             CallKey(payer.task_id, call_id),
@@ -139,6 +140,7 @@ class Payments:
             json.dumps(arguments).encode(),
             timeout_seconds=self.timeout_seconds,
             resolution=resolution,
+            undoes=undoes,
             effect=effect,
             patience_seconds=60.0,
         )

@@ -8,7 +8,7 @@ import pytest
 
 from checker.checks.effect_keys import CHECKS
 from checker.history import CallRecord, LedgerEntry, TaskHistory
-from tenure.domain.entries import OperatorRequest
+from tenure.domain.entries import OperatorRequest, ToolIntent, ToolOutcome
 from tenure.domain.in_doubt import DidNotHappen, ResolveCall
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
@@ -94,3 +94,12 @@ def test_a_new_round_after_a_proof_is_right() -> None:
 
 def test_a_person_may_let_an_effect_happen_again() -> None:
     assert violations(replace(SECOND, idempotency_key="ab-0-1"), RESOLVED) == []
+
+
+def test_effect_that_was_undone_may_be_made_again() -> None:
+    again = replace(SECOND, idempotency_key="ab-0-1")
+    intent = ToolIntent("9.0", "", "refund", "{}", undoes="one/1.0")
+    made = LedgerEntry(task_id="two", sequence=6, body=intent)
+    for status, found in ((OutcomeStatus.SUCCEEDED, 0), (OutcomeStatus.FAILED, 1)):
+        ended = LedgerEntry(task_id="two", sequence=7, body=ToolOutcome("9.0", Outcome(status, "")))
+        assert len(violations(again, made, ended)) == found

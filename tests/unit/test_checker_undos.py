@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,26 @@ def test_failed_undo_may_be_followed_by_another() -> None:
 def test_effect_that_was_undone_twice_is_reported() -> None:
     first, second = undo(1, *WHOLE), undo(2, *WHOLE[:2])
     assert found(first, second) == [f"its call {SOURCE}/2.0 is undone by {first.task_id}, {second.task_id}"]
+
+
+def test_undo_of_a_call_that_did_nothing_is_reported() -> None:
+    """Another call made its effect: the undo took back what another task had done."""
+    for empty in (Outcome(OutcomeStatus.SUCCEEDED, "", no_effect=True), replace(OK, detail="ALREADY_HAPPENED")):
+        intents = ToolIntent("1.0", "", "order", "{}"), ToolIntent("2.0", "", "pay", "{}")
+        bodies: tuple[Body, ...] = (
+            Submitted(TaskSpec("buy"), "r"),
+            *intents,
+            ToolOutcome("1.0", OK),
+            ToolOutcome("2.0", empty),
+        )
+        entries = tuple(LedgerEntry(task_id=SOURCE, sequence=at, body=body) for at, body in enumerate(bodies, 1))
+        source = TaskHistory(task_id=SOURCE, collected=frozenset({"entries"}), entries=entries)
+        assert found(source, undo(1, *WHOLE)) == [f"its call {SOURCE}/2.0 did nothing, and was undone"]
+
+
+def test_compensation_that_another_call_made_undoes_nothing() -> None:
+    not_made = Outcome(OutcomeStatus.SUCCEEDED, "", no_effect=True)
+    assert found(undo(1, *WHOLE), undo(2, WHOLE[0], ToolOutcome("1.0", not_made))) == []
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from services.tools.calls.accept_rules import (
 from services.tools.calls.records import CallKey, CallRequest, CallRow, pack_outcome
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.fencing import Claims, Fence
-from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
+from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
 TASK = uuid.uuid4()
@@ -214,6 +214,17 @@ def test_a_resolution_settles_or_repeats_the_call() -> None:
     vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     concluded = replace(vanished, call_attempt=4, no_effect=True)
     assert decide(doubted, replace(again, clear=vanished), IDLE) == ConcludeCall(concluded)
+
+
+@pytest.mark.parametrize("decision", [Happened("paid"), Abandon()])
+def test_resolution_of_a_call_that_was_not_made_proves_no_effect(decision: Any) -> None:
+    """A person was asked about a repeat: another call has made the effect, and this one did nothing."""
+    request = replace(call_request(), resolution=resolution_of(decision))
+    doubted = row(CallState.IN_DOUBT, EffectClass.UNSAFE)
+    for note, was_made in (("This call was not run: its effect has happened already.", False), ("It hung.", True)):
+        settled = decide(replace(doubted, doubt_note=note), request, IDLE)
+        assert isinstance(settled, ConcludeCall)
+        assert settled.outcome.no_effect is not was_made
 
 
 def test_a_call_running_in_this_process_is_not_gone() -> None:

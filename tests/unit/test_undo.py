@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.domain.effects_of_task import EffectsOfTask, Present
 from tenure.domain.entries import (
     Body,
     Entry,
@@ -21,17 +23,24 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.fold import fold
-from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
+from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.next_action import ExecuteTools
+from tenure.domain.repeated_effects import (
+    EffectFact,
+    OtherCall,
+    already_happened,
+    question_about_repeat,
+    refused_repeat,
+)
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Priority, TaskPolicy, TaskSpec
 from tenure.domain.tools import Compensation, EffectClass, Outcome, OutcomeStatus, ToolDefinition
 from tenure.domain.undo import (
+    MAX_CALLS,
     EarlierUndo,
-    EffectsOfTask,
-    Present,
     TaskEffect,
     UndoVerdict,
+    newest_that_fit,
     next_compensation,
     obstacle_of,
     outcomes_of_undo,
@@ -40,6 +49,7 @@ from tenure.domain.undo import (
     refuse_plan,
     spec_of_undo,
     undoable,
+    undone_calls,
 )
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
@@ -73,10 +83,11 @@ def call(step: int, name: str = "pay", outcome: Outcome | None = OK) -> tuple[Bo
 def planned(
     *bodies: Body, earlier: EarlierUndo | None = None, present: Present | None = None, since_step: int = 0
 ) -> tuple[TaskEffect, ...]:
-    effects = EffectsOfTask(since_step)
+    before = {} if earlier is None else {"1.0": earlier}
+    effects = EffectsOfTask(since_step, present, undone_calls(before))
     for entry in entries(*bodies):
         effects.add(entry)
-    return plan_undo(effects.newest_first(), {} if earlier is None else {"1.0": earlier}, present)
+    return plan_undo(effects.newest_first(), before, present)
 
 
 _OUTCOMES = st.one_of(
@@ -130,18 +141,29 @@ def test_undo_makes_its_calls_in_order_to_the_end(
     assert len(outcomes_of_undo(spec.undo, outcomes)) == most
 
 
+OTHER = OtherCall("018f0000-0000-7000-8000-000000000009", "1.0", datetime(2026, 5, 1, tzinfo=UTC))
+_LOST = ("CONNECTION_LOST", "BAD_ANSWER", "UNREACHABLE", "HTTP_302", "HTTP_500", MAY_HAVE_HAPPENED)
+
+
 @pytest.mark.parametrize(
     ("outcome", "verdict"),
     [
-        (Outcome(OutcomeStatus.FAILED, ""), V.FAILED),
+        (Outcome(OutcomeStatus.FAILED, "", no_effect=True), V.FAILED),
+        (Outcome(OutcomeStatus.TIMED_OUT, "", no_effect=True), V.FAILED),
+        (Outcome(OutcomeStatus.NOT_ALLOWED, ""), V.FAILED),
+        (Outcome(OutcomeStatus.FAILED, ""), V.IN_DOUBT),
+        (Outcome(OutcomeStatus.INVALID_ARGUMENTS, "", call_attempt=2), V.IN_DOUBT),
         (Outcome(OutcomeStatus.NOT_RUN, ""), V.FAILED),
         (Outcome(OutcomeStatus.INVALID_ARGUMENTS, ""), V.FAILED),
         (Outcome(OutcomeStatus.IN_DOUBT, ""), V.IN_DOUBT),
         (Outcome(OutcomeStatus.TIMED_OUT, ""), V.IN_DOUBT),
         (Outcome(OutcomeStatus.CANCELLED, ""), V.IN_DOUBT),
-        (Outcome(OutcomeStatus.FAILED, "", detail=MAY_HAVE_HAPPENED), V.IN_DOUBT),
-        (Outcome(OutcomeStatus.FAILED, "", detail="HTTP_500"), V.IN_DOUBT),
-        (Outcome(OutcomeStatus.FAILED, "", detail="HTTP_404"), V.FAILED),
+        *((Outcome(OutcomeStatus.FAILED, "", detail=detail), V.IN_DOUBT) for detail in _LOST),
+        (already_happened(OTHER, SOURCE), V.NO_EFFECT),
+        (already_happened(replace(OTHER, outcome=OK), SOURCE), V.NO_EFFECT),
+        (refused_repeat(OTHER, EffectFact.HAPPENED), V.FAILED),
+        (outcome_in_doubt(1, question_about_repeat(OTHER, EffectFact.HAPPENED)), V.NO_EFFECT),
+        (outcome_in_doubt(1, "The bank was asked."), V.IN_DOUBT),
         (Outcome(OutcomeStatus.SUCCEEDED, '{"id": ', truncated=True), V.NO_VALUE),
         (None, V.OPEN),
     ],
@@ -159,7 +181,10 @@ def test_outcome_decides_whether_there_is_an_effect(outcome: Outcome | None, ver
         (EarlierUndo("u", TaskState.RUNNING, OK), V.UNDONE),
         (EarlierUndo("u", TaskState.FAILED, OK), V.UNDONE),
         (EarlierUndo("u", TaskState.CANCELLED), V.CAN_BE_UNDONE),
-        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, "")), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, "", no_effect=True)), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, "")), V.UNDO_IN_DOUBT),
+        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, ""), may_run_again=True), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.FAILED, already_happened(OTHER, SOURCE), may_run_again=True), V.UNDO_IN_DOUBT),
         (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.IN_DOUBT, "")), V.UNDO_IN_DOUBT),
         (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.TIMED_OUT, ""), may_run_again=True), V.CAN_BE_UNDONE),
         (EarlierUndo("u", None), V.UNDO_IN_DOUBT),
@@ -168,6 +193,20 @@ def test_outcome_decides_whether_there_is_an_effect(outcome: Outcome | None, ver
 def test_earlier_undo_decides_whether_another_may_follow(earlier: EarlierUndo, verdict: UndoVerdict) -> None:
     [effect] = planned(TOOLS, *call(1), earlier=earlier)
     assert (effect.verdict, effect.undo_task_id) == (verdict, "u")
+
+
+def test_compensation_that_another_call_made_is_reported_apart() -> None:
+    effects = list(undoable(planned(TOOLS, *call(1), *call(2))))
+    spec = spec_of_undo(TaskSpec("g"), SOURCE, effects, "q", Priority.LOW, go_on=False)
+    refunds = [ToolIntent(f"{step}.0", "", "refund", "{}", f"{SOURCE}/{3 - step}.0") for step in (1, 2)]
+    outcomes = [ToolOutcome("1.0", OK), ToolOutcome("2.0", already_happened(OTHER, SOURCE))]
+    bodies = [body for pair in zip(refunds, outcomes, strict=True) for body in pair]
+    move = next_compensation(fold(entries(Submitted(spec, "r"), *bodies)))
+    assert isinstance(move, Transition)
+    assert (move.to_state, move.reason) == (TaskState.FAILED, "UNDO_INCOMPLETE")
+    report = json.loads(move.result)
+    assert (report["undone"], [each["call_id"] for each in report["already_happened"]]) == (["2.0"], ["1.0"])
+    assert "find out whether it undid them" in move.message
 
 
 def test_present_declaration_goes_before_that_of_the_ledger() -> None:
@@ -227,6 +266,29 @@ def test_plan_that_changed_or_has_nothing_is_refused() -> None:
     other = (replace(effects[0], undo_arguments_json="{}"),)
     refusals = refuse_plan(other, plan_digest(effects)), refuse_plan(planned(TOOLS, *call(1, "mail")), "")
     assert [refusal and refusal.reason for refusal in refusals] == ["PLAN_CHANGED", "NOTHING_TO_UNDO"]
+
+
+def test_only_what_is_to_be_undone_counts() -> None:
+    """Thousands of other calls, and calls that are undone, do not hide an old payment."""
+    refused = Outcome(OutcomeStatus.FAILED, "", no_effect=True)
+    others = [body for step in range(3, 3 + 2 * MAX_CALLS) for body in call(step, "mail")]
+    failed = [body for step in range(2000, 2000 + 2 * MAX_CALLS) for body in call(step, outcome=refused)]
+    effects = planned(TOOLS, *call(1), *call(2), *others, *failed, earlier=EarlierUndo("u", TaskState.FAILED, OK))
+    assert [each.call_id for each in undoable(effects)] == ["2.0"]
+    assert refuse_plan(effects, "") is None
+    assert len(effects) <= 1 + MAX_CALLS
+
+
+def test_undo_by_policy_takes_the_newest_that_fit() -> None:
+    count = MAX_CALLS + 20
+    effects = planned(TOOLS, *(body for step in range(1, count + 1) for body in call(step)))
+    refusal = refuse_plan(effects, "")
+    assert refusal is not None
+    assert refusal.reason == "UNDO_TOO_LARGE"
+    kept = newest_that_fit(effects)
+    assert [each.call_id for each in kept] == [f"{step}.0" for step in range(count, 20, -1)]
+    spec = spec_of_undo(TaskSpec("g"), SOURCE, kept, "q", Priority.LOW, go_on=False, is_whole=False)
+    assert f"the newest {MAX_CALLS} effects" in spec.goal
 
 
 @pytest.mark.parametrize("state", TaskState)

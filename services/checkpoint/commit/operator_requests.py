@@ -9,6 +9,7 @@ from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import QUERIES, RETENTION, fetch_one
 from services.checkpoint.reads import read_task
 from services.checkpoint.submit.create import check_no_rival
+from services.checkpoint.submit.undone_history import check_not_undone
 from tenure.domain.close_out import CLOSED_OUT_AS, PendingEnding, refuse_operator_wait
 from tenure.domain.entries import GrantBudget, OperatorCloseOut, Requeue
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
@@ -99,6 +100,7 @@ async def _prepare(
         if task.undo_of:  # another undo may have its calls by now
             message = "an undo that has ended does not run again: undo the effects that it left with UndoTask"
             raise WrongState(message, reason="UNDO_ENDED", metadata={"undo_of": task.undo_of})
+        await check_not_undone(connection, row.tenant, row.task_id, row.step)
         draft.begin_attempt(seconds(task.spec.limits.timeout))
 
 

@@ -28,6 +28,25 @@ select %(task_id)b::text::uuid, c.call_id, %(undo_task_id)b::text::uuid
  where u.undo_task_id = any(%(ended)b::text[]::uuid[])
 returning u.call_id;
 
+-- name: undone_of_history
+-- The calls of a task's history through a step that an undo has undone, or may have. The history of a fork is also that of
+-- the tasks that it was forked from; what was undone there before the fork, the fork itself has noted.
+with recursive line as (
+  select t.task_id, %(step)b::int as last_step, t.forked_from_task_id, t.forked_from_sequence, t.created_at,
+         '-infinity'::timestamptz as noted_until
+    from tasks t where t.task_id = %(task_id)b::text::uuid and t.tenant = %(tenant)b
+   union all
+  select t.task_id, least(l.last_step, e.step), t.forked_from_task_id, t.forked_from_sequence, t.created_at, l.created_at
+    from line l join tasks t on t.task_id = l.forked_from_task_id
+    join entries e on e.task_id = t.task_id and e.sequence = l.forked_from_sequence
+)
+select u.call_id, u.undo_task_id::text
+  from line l join undone_calls u on u.task_id = l.task_id left join tasks t on t.task_id = u.undo_task_id
+ where split_part(u.call_id, '.', 1)::int <= l.last_step
+   and coalesce(t.created_at > l.noted_until, l.noted_until = '-infinity')
+   and coalesce(t.ended_at is null or t.step > 0, true)
+ order by split_part(u.call_id, '.', 1)::int, u.call_id;
+
 -- name: note_due
 -- Tasks that ended without success and want their effects undone.
 insert into due_undos (task_id) select unnest(%(task_ids)b::text[]::uuid[])

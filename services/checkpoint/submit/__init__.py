@@ -6,6 +6,7 @@ create.py           CreateTask: one task per request id, and at most one live ta
 prepared_ids.py     ids of tasks whose files must be in place before they exist
 undoing.py          PlanUndo, UndoTask: the effects of a task, and the task that undoes them
 undo_sweeping.py    undoes the effects of tasks with the policy on_failure UNDO
+undone_history.py   what an undo means for a new attempt and for forks of the task
 forking.py          ForkTask: a task whose ledger begins with a copy of another task's history
 fork_rules.py       where a history can be cut (no I/O)
 spawning.py         sub-agents, created in the transaction that commits their call's intent

@@ -5,8 +5,8 @@ one statement makes it inside the database. Afterwards every reader (fold, strea
 is complete by itself. The fork neither locks nor changes the other task: entries never change, so any prefix can be
 read.
 
-Entries: 1 submitted (with the overrides of the fork) · 2 forked · the copied entries · the transition to QUEUED · the
-message
+Entries: 1 submitted (with the overrides of the fork) · 2 forked · the copied entries · the transition to QUEUED · a
+message about copied calls that were undone · the message
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from services.checkpoint.submit.fork_rules import (
     pieces_to_copy,
 )
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
+from services.checkpoint.submit.undone_history import EFFECTS_UNDONE, MAX_NAMED, undone_of_history
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit
 from services.checkpoint.watch.announcement import Announcement
@@ -56,6 +57,7 @@ from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.quotas import StartDecision
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Source
+from tenure.domain.undo import note_of_undone
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, workspace_pb2
@@ -75,7 +77,8 @@ LONGEST: Final = 4 * MAX_ENTRIES
 class _Cut(NamedTuple):
     """The history that a fork takes over: the other task's spec and its entries up to `point`.
 
-    `stop_reason`: of the assistant message at the end of those entries; "" when they end otherwise.
+    `stop_reason`: of the assistant message at the end of those entries; "" when they end otherwise. `note`: the message
+    about the calls among them that were undone; "": none was.
     """
 
     spec: task_pb2.TaskSpec
@@ -85,6 +88,7 @@ class _Cut(NamedTuple):
     model_step: int
     model_attempt: int
     stop_reason: str
+    note: str
 
     @property
     def step(self) -> int:
@@ -156,11 +160,16 @@ async def _planned(
         raise WrongState(message, reason="UNDO_NOT_FORKED", metadata={"undo_of": spec.undo.task_id})
     _check_result(spec)
     _check_has_something_to_do(cut, spec, request)
-    if request.message and spec.HasField("control"):
+    if (request.message or cut.note) and spec.HasField("control"):
         reader = await reader_of(connection, request.task_id)
         if refusal := no_reader(reader.loop, reader.kind):
-            raise refusal
+            raise refusal if request.message else _undone_without_reader()
     return cut, spec
+
+
+def _undone_without_reader() -> WrongState:
+    message = "the function would count on effects that were undone: fork at an earlier step, or submit its goal again"
+    return WrongState(message, reason=EFFECTS_UNDONE)
 
 
 def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> task_pb2.TaskSpec:
@@ -214,7 +223,22 @@ async def _cut(connection: Connection, tenant: str, request: tasks_pb.ForkTaskRe
     spec, files = bodies[1].submitted.spec, bodies[1].submitted.files
     if overrides.agent_revision and not spec.HasField("control"):  # its tools are those of the other revision
         pieces = [piece for piece in pieces if piece.kind != "tools_defined"]
-    return _Cut(spec, files, point, pieces, model_step, model_attempt, stop_reason)
+    note = await _note(connection, tenant, request.task_id, pieces)
+    return _Cut(spec, files, point, pieces, model_step, model_attempt, stop_reason, note)
+
+
+async def _note(connection: Connection, tenant: str, task_id: str, pieces: list[ForkPiece]) -> str:
+    """Returns the message about the copied calls that were undone, or ""."""
+    intents = [piece for piece in pieces if piece.kind == "tool_intent"]
+    undone = await undone_of_history(connection, tenant, task_id, max((piece.step for piece in intents), default=0))
+    if not undone:
+        return ""
+    named = {call.call_id for call in undone[:MAX_NAMED]}
+    steps = {int(name.partition(".")[0]) for name in named}
+    bodies = await _bodies(connection, task_id, {piece.sequence for piece in intents if piece.step in steps})
+    made = [body.tool_intent for body in bodies.values() if body.tool_intent.call_id in named]
+    calls = [(intent.call_id, intent.tool, intent.arguments_json) for intent in made]
+    return note_of_undone(calls, len(undone) - len(calls))
 
 
 async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[ForkPiece]:
@@ -272,7 +296,7 @@ async def _write_ledger(
     """Writes the fork's row and entries. The row comes first: the trigger of the change feed reads it at the first
     entries.
     """
-    begin = _begin(request, start)
+    begin = _begin(request, start, cut.note)
     copied = len(cut.pieces)
     parameters: dict[str, Any] = {"task_id": task_id, "from_task_id": request.task_id, "step": cut.step}
     row = {
@@ -302,11 +326,15 @@ async def _write_ledger(
     await connection.execute(FORKS.begin_fork, {**parameters, **tail})
 
 
-def _begin(request: tasks_pb.ForkTaskRequest, start: StartDecision) -> list[tuple[str, ledger_pb2.EntryBody]]:
+def _begin(
+    request: tasks_pb.ForkTaskRequest, start: StartDecision, note: str
+) -> list[tuple[str, ledger_pb2.EntryBody]]:
     """Returns the entries after the copy, with their actors."""
     reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.FORKED
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     begin = [(LEDGER, ledger_pb2.EntryBody(transition=queued))]
+    if note:  # without a request id, because no person sent it
+        begin.append((LEDGER, ledger_pb2.EntryBody(user_message=ledger_pb2.UserMessage(text=note))))
     if request.message:
         message = ledger_pb2.UserMessage(
             text=request.message, request_id=request.request_id, files=request.message_files

@@ -77,5 +77,7 @@ class UndoSweeper:
         try:
             return (await undo_in(connection, tenant, request, self._defaults, may_refuse=False)).announcement
         except (WrongState, NotFound) as refusal:
-            _log.info("a failed task is not undone", extra={"task": task_id, "why": str(refusal)})
+            is_usual = refusal.reason == "NOTHING_TO_UNDO"  # the list of an undo says of each effect why
+            level = logging.INFO if is_usual else logging.WARNING
+            _log.log(level, "a failed task is not undone", extra={"task": task_id, "why": str(refusal)})
             return Announcement()

@@ -7,34 +7,40 @@ policy on_failure get only calls that no other undo has or has undone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from services.checkpoint.commit.draft import Draft
+from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.entries import read_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import QUERIES, UNDOS, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.reads import position_of, read_task
 from services.checkpoint.submit.create import CreateResult, Submit, create_in, in_creation
+from services.checkpoint.submit.undone_history import tell_agent
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.watch.announcement import Announcement
+from tenure.domain.effects_of_task import PLAN_KINDS, EffectsOfTask, Present
 from tenure.domain.entries import Entry, ToolOutcome, ToolsDefined
 from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
 from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.undo import (
-    PLAN_KINDS,
+    MAX_CALLS,
     EarlierUndo,
-    EffectsOfTask,
-    Present,
     TaskEffect,
+    newest_that_fit,
     obstacle_of,
     outcomes_of_undo,
     plan_digest,
     plan_undo,
     refuse_plan,
     spec_of_undo,
+    too_large,
     undoable,
+    undone_calls,
 )
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -42,6 +48,8 @@ from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.ledger import read_entries
 from tenure.wire.task import spec_to_domain, spec_to_wire
 from tenure.wire.undo import effect_to_wire, present_to_domain
+
+_log: Final = logging.getLogger(__name__)
 
 
 class _Source(NamedTuple):
@@ -58,7 +66,10 @@ async def plan(pool: Pool, tenant: str, request: tasks_pb.PlanUndoRequest) -> ta
     """Returns the effects of a task. Raises NotFound and WrongState (UNDO_TOO_LARGE)."""
     async with ledger_connection(pool) as connection:
         source = await _source(connection, UNDOS.unlocked_source, tenant, request.task_id)
-        effects, _ = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
+        planned = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
+    effects = planned.effects
+    if not planned.is_whole or newest_that_fit(effects) != effects:
+        raise too_large()
     return tasks_pb.PlanUndoResponse(
         effects=map(effect_to_wire, effects),
         plan_digest=plan_digest(effects),
@@ -88,14 +99,22 @@ async def undo_in(
     *,
     may_refuse: bool = True,
 ) -> CreateResult:
-    """Creates an undo within the caller's transaction. Without `may_refuse`, a quota delays it but never refuses it."""
+    """Creates an undo within the caller's transaction.
+
+    Without `may_refuse`, a quota delays it but never refuses it, and of too many effects it takes the newest.
+    """
     source = await _source(connection, UNDOS.lock_source, tenant, request.task_id)
     if (earlier := await _earlier_result(connection, tenant, request)) is not None:
         return earlier
     if obstacle := obstacle_of(source.state, request.since_step):
         raise WrongState(obstacle, metadata={"state": source.state.value})
-    effects, ended = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
-    if refusal := refuse_plan(effects, request.plan_digest):
+    waiting = None if source.state in TERMINAL else await _locked(connection, request.task_id)
+    planned = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
+    effects, is_whole = planned.effects, planned.is_whole
+    fitting = newest_that_fit(effects)
+    if not may_refuse and any(undoable(fitting)):  # no person would repeat a refused undo: it takes what it can
+        effects, is_whole = fitting, is_whole and fitting == effects
+    if refusal := refuse_plan(effects, request.plan_digest, is_whole=is_whole or not may_refuse):
         raise refusal
     spec = spec_of_undo(
         spec_to_domain((await read_task(connection, tenant, request.task_id)).spec),
@@ -104,10 +123,18 @@ async def undo_in(
         source.queue,
         source.priority,
         go_on=request.go_on,
+        is_whole=is_whole,
     )
     create = pb.CreateTaskRequest(request_id=request.request_id, spec=spec_to_wire(spec))
     created = await create_in(connection, Submit(tenant, create), defaults, may_refuse=may_refuse)
-    await _take_calls(connection, request.task_id, created.task.task_id, effects, ended)
+    await _take_calls(connection, request.task_id, created.task.task_id, effects, planned.ended)
+    if waiting is not None:
+        created.announcement.add(await tell_agent(connection, waiting, effects))
+    if not is_whole:
+        _log.warning(
+            "an undo by policy takes the newest effects only: undo the task again",
+            extra={"task": request.task_id, "undo": created.task.task_id, "most": MAX_CALLS},
+        )
     return created
 
 
@@ -116,6 +143,12 @@ async def _source(connection: Connection, statement: bytes, tenant: str, task_id
     if row is None:
         raise await task_not_found(connection, tenant, task_id)
     return _Source(task_id, TaskState(row[0]), row[1], Priority(row[2]), row[4])
+
+
+async def _locked(connection: Connection, task_id: str) -> Draft:
+    """Locks a task that goes on, with its budget."""
+    tasks, budgets = await lock_tasks(connection, [task_id])
+    return Draft(tasks[task_id], budgets[tasks[task_id].root_task_id])
 
 
 async def _earlier_result(
@@ -149,21 +182,28 @@ async def _take_calls(
 # The plan.
 
 
+class _Plan(NamedTuple):
+    """`is_whole`: it has all effects that can be undone. `ended`: the undos whose calls a new undo may take."""
+
+    effects: tuple[TaskEffect, ...]
+    is_whole: bool
+    ended: list[str]
+
+
 async def _plan(
     connection: Connection, tenant: str, source: _Source, since_step: int, present: Present | None
-) -> tuple[tuple[TaskEffect, ...], list[str]]:
-    """Returns the effects, and the undos whose calls a new undo may take: those that have ended."""
-    effects = EffectsOfTask(since_step)
-    async for entry in _entries(connection, tenant, source.task_id, PLAN_KINDS):
-        effects.add(entry)
+) -> _Plan:
     rows = await fetch_all(connection, UNDOS.undos_of, {"task_id": source.task_id})
     undos = {undo_id: None if state is None else TaskState(state) for _, undo_id, state in rows}
     outcomes = {undo_id: await _outcomes(connection, tenant, undo_id) for undo_id, state in undos.items() if state}
     earlier = {
         call_id: _earlier(call_id, undo_id, undos[undo_id], outcomes.get(undo_id)) for call_id, undo_id, _ in rows
     }
+    effects = EffectsOfTask(since_step, present, undone_calls(earlier))
+    async for entry in _entries(connection, tenant, source.task_id, PLAN_KINDS):
+        effects.add(entry)
     ended = [undo_id for undo_id, state in undos.items() if state in TERMINAL]
-    return plan_undo(effects.newest_first(), earlier, present, source.tools), ended
+    return _Plan(plan_undo(effects.newest_first(), earlier, present, source.tools), effects.is_whole, ended)
 
 
 async def _entries(connection: Connection, tenant: str, task_id: str, kinds: Sequence[str]) -> AsyncIterator[Entry]:

@@ -25,7 +25,7 @@ from services.tools.calls.accept_rules import (
     decide,
 )
 from services.tools.calls.call_log import RefusedCall, insert_refusals
-from services.tools.calls.effect_keys import note_effect_calls, once_each
+from services.tools.calls.effect_keys import free_undone_effects, note_effect_calls, once_each, undone_by
 from services.tools.calls.records import CallKey, CallRequest, CallRow, doubt_note, pack_outcome
 from services.tools.calls.stops import StopView
 from services.tools.statements import QUERIES
@@ -255,6 +255,12 @@ async def record(
         accepting.note(request, verdict)
     await accepting.write(postgres, runner_id)
     await note_effect_calls(postgres, batch, verdicts)
+    concluded = [
+        (request.key, undone)
+        for request, verdict in zip(batch, verdicts, strict=True)
+        if isinstance(verdict, ConcludeCall) and (undone := undone_by(request, verdict.outcome))
+    ]
+    await free_undone_effects(postgres, concluded)
 
 
 def _insert_columns(inserts: Sequence[_Change]) -> dict[str, list[object]]:

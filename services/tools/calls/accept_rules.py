@@ -19,6 +19,7 @@ from tenure.domain.in_doubt import (
     SettledByResolution,
     apply_resolution,
     outcome_in_doubt,
+    was_not_made,
 )
 from tenure.domain.settlement import HARMLESS
 from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, OutcomeStatus, bounded
@@ -232,6 +233,7 @@ def _decide_in_doubt(row: CallRow, request: CallRequest, here: RunnerIdentity) -
     if resolution is not None:
         match apply_resolution(resolution, row.call_attempt, runner_gone=row.runner_gone):
             case SettledByResolution(outcome):
+                outcome = replace(outcome, no_effect=was_not_made(row.doubt_note))
                 return ConcludeCall(_bounded(outcome, request))
             case RunAgain(call_attempt):
                 runs_here = here.running_attempt == row.call_attempt and not request.runs_at_caller

@@ -20,6 +20,7 @@ from services.tools.calls.runs import RunningCalls
 from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.fencing import Claims, Fence
+from tenure.domain.in_doubt import outcome_in_doubt, was_not_made
 from tenure.domain.tools import CallState, EffectClass
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
@@ -155,6 +156,9 @@ class FenceCloser:
 
 
 def _summary(row: tuple[Any, ...]) -> CallSummary:
+    outcome = None if row[6] is None else unpack_outcome(row[6])
+    if CallState(row[3]) is CallState.IN_DOUBT and was_not_made(row[9]):
+        outcome = outcome_in_doubt(row[4], row[9])
     return CallSummary(
         call_id=row[0],
         tool=row[1],
@@ -162,7 +166,7 @@ def _summary(row: tuple[Any, ...]) -> CallSummary:
         state=CallState(row[3]),
         call_attempt=row[4],
         epoch=row[5],
-        outcome=None if row[6] is None else unpack_outcome(row[6]),
+        outcome=outcome,
         started_at=row[7],
     )
 

@@ -29,6 +29,7 @@ from tenure.domain.repeated_effects import (
     already_happened,
     decide_repeat,
     fact_of_call,
+    fact_of_outcome,
     question_about_repeat,
     refused_repeat,
     waited_in_vain,
@@ -38,13 +39,18 @@ from tenure.runtime.process import rest
 from tenure.runtime.store.postgres import Connection, Pool
 
 
-def effect_of_call(definition: ToolDefinition, claims: Claims, arguments: dict[str, Any]) -> Effect | Outcome | None:
+def effect_of_call(
+    definition: ToolDefinition, claims: Claims, arguments: dict[str, Any], undoes: str = ""
+) -> Effect | Outcome | None:
     """Returns the effect that a call makes; None: an effect of its own. Or the outcome of a call without a key.
+
+    `undoes`: the call that it undoes. Each undo is a task without relatives, so only a key of the whole tenant holds
+    for its calls. For other scopes the undone call says which effect the call makes, in each undo of it.
 
     Raises Unavailable (SCOPES_UNKNOWN) if the token does not say to which tasks the task belongs.
     """
     key = definition.effect_key
-    if key is None:
+    if key is None or (undoes and key.scope is not EffectScope.TENANT):
         return None
     if key.scope is EffectScope.TASK:
         scope_name = claims.task_id
@@ -64,7 +70,10 @@ def effect_of_call(definition: ToolDefinition, claims: Claims, arguments: dict[s
 
 @dataclass(slots=True)
 class _EffectRow:
-    """An effect, locked. `now`: Unix time of the database. `changed`: this transaction gave the key to another call."""
+    """An effect, locked. `now`: Unix time of the database. `changed`: this transaction gave the key to another call.
+
+    `is_undone`: a compensation has undone the effect of the call that has the key.
+    """
 
     holder: CallKey
     period: int
@@ -74,12 +83,15 @@ class _EffectRow:
     at: datetime
     is_over: bool
     now: float
+    is_undone: bool = False
     outcome: Outcome | None = None
     changed: bool = False
 
     @property
     def known(self) -> EffectFact:
         """What is known of the effect, also from the calls that had the key before."""
+        if self.is_undone and self.fact is not EffectFact.RUNNING:
+            return EffectFact.NONE
         return EffectFact.UNKNOWN if self.fact is EffectFact.NONE and self.is_unclear else self.fact
 
     @property
@@ -246,9 +258,17 @@ async def _calls(postgres: Connection, keys: Sequence[CallKey]) -> dict[CallKey,
 
 def _effect_row(row: tuple[Any, ...], holder: CallKey, call: tuple[Any, ...] | None) -> _EffectRow:
     """Returns the effect. A holder without a record is one of this transaction, or its record was deleted."""
-    _, _, _, period, round_number, is_unclear, begun_at, kept_fact, is_over, now = row
+    _, _, _, period, round_number, is_unclear, begun_at, kept_fact, is_over, now, is_undone = row
     effect_row = _EffectRow(
-        holder, period, round_number, is_unclear, EffectFact.RUNNING, begun_at, is_over=is_over, now=now
+        holder,
+        period,
+        round_number,
+        is_unclear,
+        EffectFact.RUNNING,
+        begun_at,
+        is_over=is_over,
+        now=now,
+        is_undone=is_undone,
     )
     if call is not None:
         effect_row.fact, effect_row.outcome, effect_row.at = fact_of_record(*call)
@@ -285,6 +305,24 @@ async def _take(postgres: Connection, requests: Sequence[CallRequest], effects: 
 
 
 # The end of effects.
+
+
+def undone_by(request: CallRequest, outcome: Outcome) -> str:
+    """Returns the call that a call with this outcome has undone, or "". One of unknown effect has undone nothing."""
+    return request.undoes if fact_of_outcome(outcome) is EffectFact.HAPPENED else ""
+
+
+async def free_undone_effects(postgres: Connection, undone: Sequence[tuple[CallKey, str]]) -> None:
+    """Frees the effect keys of calls that were undone, in the transaction that records the outcomes of these calls."""
+    if not undone:
+        return
+    parts = [undoes.split("/") for _, undoes in undone]
+    columns = {
+        "task_ids": [key.task_id for key, _ in undone],
+        "undone_task_ids": [UUID(task_id) for task_id, _ in parts],
+        "undone_call_ids": [call_id for _, call_id in parts],
+    }
+    await postgres.execute(QUERIES.free_undone_effects, columns)
 
 
 async def forget_effects(postgres: Connection, task_id: UUID) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, Never, Self
 from uuid import UUID
 
+from services.tools.calls.effect_keys import undone_by
 from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, MayBegin, NeverBegan, PutOff, ToolEffect
 from services.tools.calls.lanes import Lane, subtract_one
 from services.tools.calls.metrics import count_calls_in_doubt, count_outcome
@@ -251,7 +252,8 @@ class Runner:
             if isinstance(run.ending, Outcome):  # its caller ran it, and the outcome is in the record already
                 return run.ending
             raise
-        await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
+        undone = undone_by(run.request, outcome)
+        await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome), undone=undone))
         count_outcome(run.request, outcome)
         return outcome
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from services.tools.calls.effect_keys import free_undone_effects
 from services.tools.calls.metrics import count_calls_in_doubt
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.stops import StopView
@@ -116,17 +117,18 @@ class OutcomeMark(NamedTuple):
     """The outcome of one attempt, packed.
 
     b"": the tool does not know whether the effect happened, and the call is in doubt; `doubt_note` has the tool's
-    message.
+    message. `undone`: the call that this one has undone; "": none.
     """
 
     key: CallKey
     call_attempt: int
     outcome: bytes
     doubt_note: str = ""
+    undone: str = ""
 
 
 async def finish_calls(postgres: Connection, batch: Sequence[OutcomeMark]) -> list[bool]:
-    """Records outcomes. Returns for each whether the record takes it."""
+    """Records outcomes. Returns for each whether the record takes it. With undone calls, it needs a transaction."""
     parameters = {
         "ordinals": Int4s(range(len(batch))),
         "task_ids": Uuids(finish.key.task_id for finish in batch),
@@ -137,6 +139,10 @@ async def finish_calls(postgres: Connection, batch: Sequence[OutcomeMark]) -> li
     }
     rows = await (await postgres.execute(QUERIES.finish_calls, parameters)).fetchall()
     recorded = {row[0] for row in rows}
+    undone = [
+        (finish.key, finish.undone) for ordinal, finish in enumerate(batch) if ordinal in recorded and finish.undone
+    ]
+    await free_undone_effects(postgres, undone)
     return [ordinal in recorded for ordinal in range(len(batch))]
 
 
@@ -147,7 +153,8 @@ def finish_batcher(kept: DedicatedConnection) -> Batcher[OutcomeMark, bool]:
     """
 
     async def write(batch: Sequence[OutcomeMark]) -> list[bool]:
-        async with kept.statements() as postgres:
+        undoing = any(finish.undone for finish in batch)
+        async with kept.transaction() if undoing else kept.statements() as postgres:
             return await finish_calls(postgres, batch)
 
     return Batcher(

@@ -299,7 +299,7 @@ select exists (select from calls where task_id = %(task_id)b::uuid and state = '
 
 -- name: task_calls
 -- All call records of a task.
-select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started_at, accepted_at
+select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started_at, accepted_at, doubt_note
   from calls where task_id = %(task_id)b::uuid order by accepted_at, call_id;
 
 -- name: call_log
@@ -384,7 +384,8 @@ on conflict (digest) do update set round = excluded.round where false;
 -- name: lock_effects
 -- Locks and reads effects for the transaction that decides and writes.
 select e.digest, e.task_id, e.call_id, e.period, e.round, e.is_unclear, e.begun_at, e.kept_fact,
-       coalesce(e.ends_at <= clock_timestamp(), false), extract(epoch from clock_timestamp())::double precision
+       coalesce(e.ends_at <= clock_timestamp(), false), extract(epoch from clock_timestamp())::double precision,
+       coalesce(e.undone_call = e.task_id || '/' || e.call_id, false)
   from (select distinct digest from unnest(%(digests)b::bytea[]) as u(digest) order by digest) w
  cross join lateral (select * from effects k where k.digest = w.digest for no key update) e;
 
@@ -405,6 +406,19 @@ update effects e
               %(unclear)b::boolean[], %(periods)b::double precision[])
     as w(digest, task_id, call_id, period, round, is_unclear, period_seconds)
  where e.digest = w.digest;
+
+-- name: free_undone_effects
+-- Frees the effect keys of calls that were undone, in the transaction that records the outcome of the compensation. A call
+-- undoes only effects of its tenant, and a key that another call has got meanwhile stays with that one.
+with undone as materialized (
+  select e.digest
+    from unnest(%(task_ids)b::uuid[], %(undone_task_ids)b::uuid[], %(undone_call_ids)b::text[])
+      as u(task_id, undone_task_id, undone_call_id)
+    join fences f on f.task_id = u.task_id
+    join effects e on e.task_id = u.undone_task_id and e.call_id = u.undone_call_id and e.tenant = f.tenant
+   order by e.digest for no key update of e
+)
+update effects e set undone_call = e.task_id || '/' || e.call_id from undone u where e.digest = u.digest;
 
 -- name: note_effect_calls
 -- Records calls with effect keys, after their records. A call that runs again keeps the key that it had, unless it gets

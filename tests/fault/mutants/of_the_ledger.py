@@ -198,7 +198,7 @@ MUTATIONS = (
         (
             Edit(
                 UNDOING,
-                "    await _take_calls(connection, request.task_id, created.task.task_id, effects, ended)\n",
+                "    await _take_calls(connection, request.task_id, created.task.task_id, effects, planned.ended)\n",
                 "",
             ),
         ),

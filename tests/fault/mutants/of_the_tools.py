@@ -139,6 +139,19 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "undone_key",
+        "tools",
+        "only a compensation that succeeded frees the effect key of the undone call",
+        ("I44",),
+        (
+            Edit(
+                "services.tools.calls.effect_keys",
+                '    return request.undoes if fact_of_outcome(outcome) is EffectFact.HAPPENED else ""\n',
+                "    return request.undoes\n",
+            ),
+        ),
+    ),
+    Mutation(
         "bound_counted",
         "tools",
         "the transaction that records a call also counts it against the bounds of its rules",
