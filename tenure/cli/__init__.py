@@ -25,6 +25,7 @@ tasks.py          get, cancel, explain; tasks tree, entries, wait
 trace.py          tasks trace: the waterfall of a task
 watch.py          watch: one task, live. Entries flow through watch_state.py and narration.py to the screen here
 watch_state.py    the state of the watched task: the fold of its entries, and the live text
+watch_tree.py     what the sub-agents of the watched task need, a line each
 narration.py      the lines that `watch` prints for each entry
 top.py            top: tasks, workers and spend on one screen
 follow.py         tasks follow: all tasks of a tenant
