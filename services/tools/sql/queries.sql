@@ -32,13 +32,14 @@ update fences f
 -- proof, and never for a call that acts elsewhere: the end of a runner ends no effect there.
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
        c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
-       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note, c.begun_before, coalesce(e.idempotency_key, '')
+       r.ended_at is not null and not c.acts_elsewhere, c.doubt_note, c.begun_before,
+       coalesce((select e.idempotency_key from effect_calls e
+                  where e.task_id = c.task_id and e.call_id = c.call_id), '')
   from (select task_id, call_id from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as u(task_id, call_id)
          order by task_id, call_id) w
  cross join lateral (select * from calls k where k.task_id = w.task_id and k.call_id = w.call_id
                         for no key update) c
-  left join runners r using (runner_id)
-  left join effect_calls e on e.task_id = c.task_id and e.call_id = c.call_id;
+  left join runners r using (runner_id);
 
 -- name: insert_calls
 -- Inserts new calls. A call whose outcome is known without running the tool is FINISHED at once. A new call with a
