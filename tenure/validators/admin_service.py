@@ -10,7 +10,7 @@ from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.validators.common import MAX_ID_CHARACTERS, Check, check_duration, check_filter, check_moment
-from tenure.validators.rules import WORKER_ID, Violations
+from tenure.validators.rules import WORKER_ID, Violations, bounds
 
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 MAX_WORKERS_A_PAGE: Final = 1000
@@ -119,9 +119,12 @@ def _try_rule(request: admin.TryToolRuleRequest, v: Violations) -> None:
     check_moment("since_time", request.since_time, v)
 
 
+_MOST_STOPS: Final[int] = bounds(admin.ListStopsRequest, "applied").max_items
+
+
 def check_stops(field: str, stops: Sequence[admin.Stop], v: Violations) -> None:
     """Checks the stops that a service takes over: of the ledger, or of a service that is ahead of it."""
-    for index, stop in enumerate(stops):
+    for index, stop in enumerate(stops[:_MOST_STOPS]):
         v.require(stop.HasField("stop_time"), f"{field}[{index}].stop_time", "must be set")
 
 
