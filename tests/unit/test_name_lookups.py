@@ -14,9 +14,8 @@ from tenure.runtime.http.name_lookups import NameLookups, Unresolved
 from tests.support.dns_server import DnsServer, dns_server
 from tests.support.patience import PATIENCE_SECONDS
 
-
 SILENT_NAMES = 64
-"""More than the threads of an event loop, and so few that the socket of the DNS server has room for all their questions:
+"""More than the threads of an event loop, and few enough for the socket of the DNS server to hold all their questions:
 a question that the kernel drops would not be sent again.
 """
 
