@@ -22,6 +22,7 @@ from tests.support.patience import slowness_now
 
 SERVER_BYTES: Final = 4 * 1024 * 1024
 MOST_SECONDS: Final = 0.1
+TRIES: Final = 10
 
 pytestmark = pytest.mark.faults
 
@@ -83,5 +84,7 @@ def test_a_request_full_of_items_is_refused_in_a_moment(method: Method) -> None:
     for way in repeated_fields(method.descriptor.input_type):
         raw = filled(way, most - 64)
         names = ".".join(field.name for field in way)
-        costs = [seconds_until_refused(method, raw) for _ in range(3)]
+        costs = [seconds_until_refused(method, raw)]
+        while min(costs) >= MOST_SECONDS and len(costs) < TRIES:  # the work of others only adds to what it costs
+            costs.append(seconds_until_refused(method, raw))
         assert min(costs) < MOST_SECONDS * slowness_now(), f"{names}: {costs}"
