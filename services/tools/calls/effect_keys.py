@@ -20,9 +20,8 @@ from services.tools.sweeps import delete_all
 from tenure.domain.effect_keys import Effect, EffectScope, effect_of, idempotency_key, period_number
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.fencing import Claims
-from tenure.domain.in_doubt import DidNotHappen
+from tenure.domain.in_doubt import DidNotHappen, was_not_made
 from tenure.domain.repeated_effects import (
-    NOT_RUN,
     EffectFact,
     OtherCall,
     Repeat,
@@ -201,7 +200,7 @@ def _key_before(request: CallRequest, row: CallRow | None) -> str:
 
 def _was_asked(row: CallRow) -> bool:
     """Whether the call is in doubt because a person decides about a repeat."""
-    return row.state is CallState.IN_DOUBT and row.doubt_note.startswith(NOT_RUN)
+    return row.state is CallState.IN_DOUBT and was_not_made(row.doubt_note)
 
 
 def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -> Repeat:
