@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import psycopg
 import pytest
 import pytest_asyncio
 
@@ -31,7 +32,14 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.wire.token import sign_task_claims
 from tenure.wire.tool import kept_to_wire
 from tests.conformance.test_ledger_waits import waiting
-from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, kinds, reserve
+from tests.support.fix_checkpoint import (
+    Checkpoint,
+    MakeCheckpoint,
+    answer,
+    kinds,
+    reserve,
+    until_a_session_waits_for_a_lock,
+)
 from tests.support.fix_gateway import NOBODYS, Serve, StubOfTenant
 from tests.support.fix_tools import Grants, Outside, SharedService, StartTools, ToolClient
 from tests.support.images import png
@@ -245,6 +253,24 @@ async def test_files_of_a_failed_fork_are_forgotten(own_world: Any) -> None:
         await world.replica.stub.ForkTask(request, timeout=CALL_SECONDS)
     assert late.value.reason == "FORK_NOT_PREPARED"
     assert (await world.fork("r-1")).task.task_id != prepared
+
+
+async def test_a_fork_made_while_its_repeat_is_prepared_is_the_answer_of_the_repeat(own_world: Any) -> None:
+    """The repeat has looked for the fork before the fork is there, and its id is used up after that."""
+    replica = own_world.replica
+    request = api.ForkTaskRequest(request_id="r-1", task_id=own_world.task_id, actor="tenant/default")
+    prepare = ledger.PrepareForkRequest(fork=request)
+    first = await replica.stub.PrepareFork(prepare, timeout=CALL_SECONDS)
+    request.prepared_task_id = first.prepared_task_id
+    async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
+        await postgres.execute("select 1 from ledger.prepared_forks for update")
+        fork = asyncio.ensure_future(replica.stub.ForkTask(request, timeout=CALL_SECONDS))
+        await until_a_session_waits_for_a_lock(replica)
+        repeat = asyncio.ensure_future(replica.stub.PrepareFork(prepare, timeout=CALL_SECONDS))
+        await until_a_session_waits_for_a_lock(replica, sessions=2)
+        await postgres.rollback()
+    assert (await repeat).task.task_id == (await fork).task.task_id == first.prepared_task_id
+    assert await replica.query("select 1 from ledger.prepared_forks") == []
 
 
 async def test_files_of_a_pruned_task_are_refused_as_pruned(world: Any) -> None:

@@ -102,7 +102,7 @@ async def test_a_look_costs_nothing_for_tasks_that_wait(ledger: Ledger) -> None:
         "insert into signals (tenant, correlation_id, request_id, hash, actor, payload, received_at)"
         " select 't', 'c' || n || 'x', 'r', '', 'a', '', now() - interval '1 minute' from generate_series(1, 5000) n"
     )
-    await ledger.by_hand.execute("vacuum analyze tasks, signals")
+    await ledger.by_hand.execute("analyze tasks, signals")  # without vacuum: an index scan is at its dearest
     cursor = await ledger.by_hand.execute(b"explain (analyze, timing off, format json) " + QUEUE.due)
     ((plan,),) = await cursor.fetchall()
     assert rows_read(plan[0]["Plan"]) < 50, plan

@@ -221,12 +221,11 @@ class Checkpoint:
             return await cursor.fetchall() if cursor.description else []
 
 
-async def until_a_session_waits_for_a_lock(replica: Checkpoint) -> None:
-    """Returns when a session of its database waits for a lock."""
+async def until_a_session_waits_for_a_lock(replica: Checkpoint, *, sessions: int = 1) -> None:
+    """Returns when so many sessions of its database wait for a lock."""
+    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await replica.query(
-            "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-        ):
+        while len(await replica.query(waiting)) < sessions:
             await asyncio.sleep(0.005)
 
 

@@ -247,24 +247,26 @@ select a.tenant, l.most, (select count(*) from (select from tasks r
 
 -- name: due
 -- Which sweeps have work, by database time: each condition is one step in the index of its sweep, without a lock. A sweep
--- decides about rows itself, under their locks. Of signals only the newest are looked up, however many are kept and
+-- decides about rows itself, under their locks. The first in an index's order, not `exists`: for `exists` the planner
+-- expects that one of the first rows of the table is due, and reads the whole table when none is. Of signals only the newest are looked up, however many are kept and
 -- however many tasks wait: what a signal and a wait missed of each other, they missed because they came together.
 select name
   from (values
-    ('retries', exists (select from tasks where state = 'RETRY_SCHEDULED' and next_retry_at <= now())),
-    ('deadlines', exists (select from tasks where ended_at is null and ending_state = '' and state <> 'WAITING_USER'
-                                              and deadline_at <= now())),
-    ('queued', exists (select from tasks where queued_until <= now() and ending_state = '')),
-    ('starts', exists (select from tasks where starts_at <= now())),
-    ('waits', exists (select from tasks where wait_deadline_at <= now())),
-    ('escalations', exists (select from tasks where wait_step_at <= now())),
-    ('signals', exists (select from signals s
-                         cross join lateral (select from tasks t
-                                              where t.tenant = s.tenant and t.wait_correlation = s.correlation_id
-                                                and t.wait_correlation <> '' limit 1) t
-                         where s.received_at > now() - interval '5 seconds' and s.taken_by is null)),
-    ('schedules', exists (select from schedules where look_at <= now())),
-    ('undos', exists (select from due_undos where due_at <= now())),
+    ('retries', (select min(next_retry_at) from tasks where state = 'RETRY_SCHEDULED') <= now()),
+    ('deadlines', (select min(deadline_at) from tasks where ended_at is null and ending_state = ''
+                                                        and state <> 'WAITING_USER') <= now()),
+    ('queued', (select min(queued_until) from tasks where ending_state = '') <= now()),
+    ('starts', (select min(starts_at) from tasks) <= now()),
+    ('waits', (select min(wait_deadline_at) from tasks) <= now()),
+    ('escalations', (select min(wait_step_at) from tasks) <= now()),
+    ('signals', (select s.received_at from signals s
+                  cross join lateral (select from tasks t
+                                       where t.tenant = s.tenant and t.wait_correlation = s.correlation_id
+                                         and t.wait_correlation <> '' limit 1) t
+                  where s.received_at > now() - interval '5 seconds' and s.taken_by is null
+                  order by s.received_at limit 1) is not null),
+    ('schedules', (select min(look_at) from schedules) <= now()),
+    ('undos', (select min(due_at) from due_undos) <= now()),
     ('families', (select position from family_news order by position limit 1) is not null
                  or (select position from raised_budgets order by position limit 1) is not null),
     ('webhooks', exists (select from webhooks where not paused and leased_until <= now()))

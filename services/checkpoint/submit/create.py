@@ -305,10 +305,27 @@ async def prepare_task(
     earlier = await find_earlier(connection, tenant, request.request_id, digest, source)
     if earlier is not None:
         return checkpoint_service_pb2.PrepareTaskResponse(task=await read_task(connection, tenant, earlier))
-    task_id = await prepared_id(connection, tenant, request.request_id, digest)
+    task_id, made = await prepared(connection, tenant, request.request_id, digest, source)
+    if made:
+        return checkpoint_service_pb2.PrepareTaskResponse(task=await read_task(connection, tenant, task_id))
     spec = defaults.of_submit(await pinned(connection, tenant, task_id, request.spec))
     await admit(connection, tenant, request.request_id, spec.source, not_before=spec.start_time)
     return checkpoint_service_pb2.PrepareTaskResponse(prepared_task_id=task_id)
+
+
+async def prepared(
+    connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source
+) -> tuple[str, bool]:
+    """Returns the id that the task will have, and whether a concurrent equal request has created the task by now.
+
+    It looks after it has the id: the equal request may have used its own id up between a look and this one.
+    """
+    task_id = await prepared_id(connection, tenant, request_id, digest)
+    earlier = await find_earlier(connection, tenant, request_id, digest, source)
+    if earlier is None:
+        return task_id, False
+    await take_prepared(connection, tenant, request_id, digest, task_id)
+    return earlier, True
 
 
 def digest_of(request: pb.CreateTaskRequest) -> bytes:

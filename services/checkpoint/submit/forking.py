@@ -35,6 +35,7 @@ from services.checkpoint.submit.create import (
     in_creation,
     insert_ledgers,
     insert_tasks,
+    prepared,
     row_of,
     submitted_of,
 )
@@ -47,7 +48,7 @@ from services.checkpoint.submit.fork_rules import (
     is_final_answer,
     pieces_to_copy,
 )
-from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
+from services.checkpoint.submit.prepared_ids import take_prepared
 from services.checkpoint.submit.undone_history import EFFECTS_UNDONE, MAX_NAMED, undone_of_history
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit
@@ -109,8 +110,8 @@ async def fork_task(pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, 
             return CreateResult(await read_task(connection, tenant, earlier), Announcement())
         cut, spec = await _planned(connection, tenant, request, defaults)
         admission = await admit(connection, tenant, request.request_id, new_source(request))
-        prepared, domain_spec = request.prepared_task_id, spec_to_domain(spec)
-        task_id = prepared or str(uuid_utils.uuid7())
+        prepared_task_id, domain_spec = request.prepared_task_id, spec_to_domain(spec)
+        task_id = prepared_task_id or str(uuid_utils.uuid7())
         place, start = TreePosition(task_id, task_id), admission.start
         row = row_of(place, tenant, request.request_id, digest, domain_spec, spec.policy, start)
         made = await insert_tasks(connection, [NewTask(row, domain_spec, start.after_seconds)])
@@ -118,8 +119,8 @@ async def fork_task(pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, 
             existing = await find_repeat(connection, tenant, request.request_id, digest, domain_spec.source)
             return CreateResult(await read_task(connection, tenant, existing), Announcement())
         await count_submit(connection, tenant, admission)
-        if prepared:
-            await take_prepared(connection, tenant, request.request_id, digest, prepared)
+        if prepared_task_id:
+            await take_prepared(connection, tenant, request.request_id, digest, prepared_task_id)
         await _write_ledger(connection, tenant, task_id, request, cut, spec, start)
         await warn_of_submit(connection, tenant, task_id, admission.uses.values())
         task = await read_task(connection, tenant, task_id)
@@ -140,12 +141,14 @@ async def prepare_fork(
             return checkpoint_service_pb2.PrepareForkResponse(task=await read_task(connection, tenant, earlier))
         await _planned(connection, tenant, request, defaults)
         await admit(connection, tenant, request.request_id, new_source(request))
-        task_id = await prepared_id(connection, tenant, request.request_id, digest)
+        task_id, made = await prepared(connection, tenant, request.request_id, digest, new_source(request))
+        if made:
+            return checkpoint_service_pb2.PrepareForkResponse(task=await read_task(connection, tenant, task_id))
         return checkpoint_service_pb2.PrepareForkResponse(prepared_task_id=task_id)
 
-    prepared = await in_ledger_transaction(pool, work)
+    answer = await in_ledger_transaction(pool, work)
     await failpoint("checkpoint.after_prepare")
-    return prepared
+    return answer
 
 
 async def _planned(
