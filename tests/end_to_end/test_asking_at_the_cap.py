@@ -137,7 +137,7 @@ async def all_asking(install: Installation, root: str, count: int) -> list[task_
 
 
 async def check_founding_numbers(install: Installation, root: str) -> None:
-    """They hold although workers died in the middle of asking."""
+    """They hold although workers died in the middle of asking. An answer that died with its worker counts as heard."""
     spent = await spent_by(install, root)
     spent.check_overshoot()
     spent.check_accounting()
@@ -146,21 +146,25 @@ async def check_founding_numbers(install: Installation, root: str) -> None:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a tree under TEN_DOLLARS used: by the ledger's budget, by the provider's bill, and its warnings."""
+    """What a tree under TEN_DOLLARS used: by the ledger's budget, by the provider's bill, and its warnings.
+
+    `unheard_nano_usd`: what the provider billed for answers that died with a worker, beyond what the worker had heard.
+    """
 
     budget: task_pb2.BudgetStatus
     billed_nano_usd: int
+    unheard_nano_usd: int
     warnings: list[ledger_pb2.BudgetWarning]
 
     def check_overshoot(self) -> None:
         """The tree has nothing left to use, and the provider bills less than ten cents above the cap."""
-        cap = self.budget.max_nano_usd
+        cap, billed = self.budget.max_nano_usd, self.billed_nano_usd - self.unheard_nano_usd
         assert cap - SMALLEST_CALL <= self.budget.used_nano_usd <= cap
-        assert self.billed_nano_usd - cap < MAX_OVER_NANO_USD, f"{self.billed_nano_usd} billed of {cap}"
+        assert billed - cap < MAX_OVER_NANO_USD, f"{billed} billed of {cap}"
 
     def check_accounting(self) -> None:
         """The ledger's total is within 1 % of the provider's bill, and no reservation is left."""
-        used, billed = self.budget.used_nano_usd, self.billed_nano_usd
+        used, billed = self.budget.used_nano_usd, self.billed_nano_usd - self.unheard_nano_usd
         assert abs(used - billed) <= 0.01 * billed, f"{used} counted, {billed} billed"
         assert self.budget.reserved_nano_usd == 0
 
@@ -173,12 +177,22 @@ class Spent:
 
 async def spent_by(install: Installation, root: str) -> Spent:
     tree = await tree_of(install, root)
-    calls = [call for one in tree for call in install.model_calls(one.task_id)]
-    entries = [entry for one in tree for entry in await install.entries(one.task_id)]
+    billed = {call["attempt"]: call["output_tokens"] for one in tree for call in install.model_calls(one.task_id)}
+    entries = [(one.task_id, entry) for one in tree for entry in await install.entries(one.task_id)]
+    lost = [
+        (task_id, entry.step, entry.body.attempt_lost)
+        for task_id, entry in entries
+        if entry.body.HasField("attempt_lost")
+    ]
+    unheard = sum(
+        billed.get(f"{task_id}/{step}/{call.attempt_number}", 0) - call.usage.output_tokens
+        for task_id, step, call in lost
+    )
     return Spent(
         budget=(await install.client.get(root)).budget,
-        billed_nano_usd=sum(call["output_tokens"] for call in calls) * NANO_USD_A_TOKEN,
-        warnings=[entry.body.budget_warning for entry in entries if entry.body.HasField("budget_warning")],
+        billed_nano_usd=sum(billed.values()) * NANO_USD_A_TOKEN,
+        unheard_nano_usd=unheard * NANO_USD_A_TOKEN,
+        warnings=[entry.body.budget_warning for _, entry in entries if entry.body.HasField("budget_warning")],
     )
 
 

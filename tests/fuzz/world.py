@@ -23,6 +23,7 @@ from devstack import Stack, StackOptions
 from tenure.domain.errors import LimitReached, Refused, Unavailable
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.client import TenureChannel, open_channel
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
@@ -228,8 +229,15 @@ class World:
 
     async def _lift_limits(self) -> None:
         kinds: Any = [value.number for value in tenant_pb.QuotaKind.DESCRIPTOR.values if value.number]
-        request = tenant_pb.UpdateTenantLimitsRequest(follow_defaults=kinds, reason="to go on")
+        request = tenant_pb.UpdateTenantLimitsRequest(follow_defaults=kinds, reason="to go on", actor="fuzz")
         await self.tenants.UpdateTenantLimits(request, timeout=CALL_SECONDS)
+
+    async def _end_stops(self) -> None:
+        stops = (await self.ledger.ListStops(admin_pb.ListStopsRequest(), timeout=CALL_SECONDS)).stops
+        for stop in stops:
+            named = {field: getattr(stop, field) for field in ("tenant", "agent", "queue", "tool")}
+            request = admin_pb.EndStopRequest(**named, reason="to go on", actor="fuzz")
+            await self.ledger.EndStop(request, timeout=CALL_SECONDS)
 
     async def _is_in(self, task_id: str, state: task_pb2.TaskState.ValueType) -> bool:
         try:
@@ -270,6 +278,9 @@ class World:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS), self._granted:
                         await self._granted.wait_for(lambda: task_id in self._grants)
+                        break
+                await self._lift_limits()  # a quota or a stop that was among what was made up holds the task
+                await self._end_stops()
             return self._grants.pop(task_id)
 
     async def _take_grants(self, worker: ScriptedWorker) -> None:
@@ -323,7 +334,7 @@ async def open_world(folder: Path, postgres_dsn: str) -> AsyncIterator[World]:
             {name: channel.raw for name, channel in fuzzed.items()},
             CheckpointServiceStub(fuzzed["checkpoint"]),
             TaskServiceStub(fuzzed["gateway"]),
-            TenantServiceStub(fuzzed["gateway"]),
+            TenantServiceStub(fuzzed["checkpoint"]),
             TaskServiceStub(await opened("gateway", CONTROL)),
             {name: stack.services[name].pid for name in PROCESSES},
         )
