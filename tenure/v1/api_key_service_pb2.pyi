@@ -92,8 +92,8 @@ class CreateApiKeyRequest(message.Message):
     name: builtins.str
     """The name; 1 to 200 characters."""
     any_tenant: builtins.bool
-    """A key for every tenant, for operators. Otherwise the key is for the caller's tenant, or the one that an operator
-    names in `x-tenure-tenant`.
+    """A key for every tenant: its permissions contain PERMISSION_OPERATE. Otherwise the key is for the caller's tenant, or
+    the one that an operator names in `x-tenure-tenant`.
     """
     actor: builtins.str
     """Set by the gateway: the identity of the caller."""

@@ -79,12 +79,12 @@ def longest_request(method: str) -> int | None:
 def validate(request: Message) -> None:
     """Raises InvalidRequest with the first violations of a request.
 
-    A request with a value that is too long is not checked further.
+    A request with a value that is too long, or a time that no clock has, is not checked further.
     """
     broken = Violations(request.ByteSize())
     with suppress(TooManyProblems):
         check_fields(request, broken)
-        if not broken.too_large and (across_fields := _CHECKS.get(type(request))) is not None:
+        if not broken.unreadable and (across_fields := _CHECKS.get(type(request))) is not None:
             across_fields(request, broken)
     if broken.violations:
         raise InvalidRequest(violations=broken.violations)

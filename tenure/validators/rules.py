@@ -82,8 +82,8 @@ class Violations:
     def __init__(self, size: int) -> None:
         self.size = size
         self.violations: list[FieldViolation] = []
-        self.too_large = False
-        """Whether a value is longer than its bound, so that nothing may walk it."""
+        self.unreadable = False
+        """Whether a value is longer than its bound or cannot be converted: no rule across fields may read it."""
 
     def require(self, holds: bool, field: str, description: str) -> None:
         """Raises TooManyProblems after the last violation that a refusal names."""
@@ -100,9 +100,9 @@ class Violations:
         """Adds a violation of the field `name`, or of its item `place`, of the message at `path`."""
         self.require(holds=False, field=_joined(path, name, place), description=description)
 
-    def large(self, path: _Path, name: str, description: str, place: object = None) -> None:
-        """Adds a violation of the length of a value."""
-        self.too_large = True
+    def cannot_read(self, path: _Path, name: str, description: str, place: object = None) -> None:
+        """Adds a violation of a value that nothing may read further."""
+        self.unreadable = True
         self.broken(path, name, description, place)
 
 
@@ -122,13 +122,13 @@ Check = Callable[[Any, Any, Violations], None]
 
 def _check_timestamp(m: Timestamp, path: Any, v: Violations) -> None:
     if not (-62_135_596_800 <= m.seconds <= 253_402_300_799 and 0 <= m.nanos <= 999_999_999):
-        v.broken(path[0], path[1], "must be a time of the years 1 to 9999", path[2])
+        v.cannot_read(path[0], path[1], "must be a time of the years 1 to 9999", path[2])
 
 
 def _check_duration(m: Duration, path: Any, v: Violations) -> None:
     in_range = -315_576_000_000 <= m.seconds <= 315_576_000_000 and -999_999_999 <= m.nanos <= 999_999_999
     if not in_range or m.seconds < 0 < m.nanos or m.nanos < 0 < m.seconds:
-        v.broken(path[0], path[1], "must be a duration of at most 10,000 years", path[2])
+        v.cannot_read(path[0], path[1], "must be a duration of at most 10,000 years", path[2])
 
 
 _TIMES: Final[dict[str, Check]] = {
@@ -261,10 +261,10 @@ def _of_map(name: str, rule: Any) -> Iterator[str]:
     yield "else:"
     yield "    for n, x in xs.items():"
     keys = f"must have a key of 1 to {rule.max_key_length} characters"
-    yield f"        if len(n) > {rule.max_key_length}: v.large(path, {name!r}, {keys!r})"
+    yield f"        if len(n) > {rule.max_key_length}: v.cannot_read(path, {name!r}, {keys!r})"
     yield f"        elif not n: v.broken(path, {name!r}, {keys!r}, n)"
     values = f"must have 0 to {rule.max_length} characters"
-    yield f"        elif len(x) > {rule.max_length}: v.large(path, {name!r}, {values!r}, n)"
+    yield f"        elif len(x) > {rule.max_length}: v.cannot_read(path, {name!r}, {values!r}, n)"
     if rule.no_nul:
         yield f"        elif '\\0' in n or '\\0' in x: v.broken(path, {name!r}, 'must not contain NUL', n)"
 
@@ -276,7 +276,7 @@ def _counted(name: str, rule: Any) -> Iterator[str]:
         problem = f"must have {least} to {most} items" if least else f"at most {most}"
         if least:
             yield f"if len(xs) < {least}: v.broken(path, {name!r}, {problem!r})"
-        yield f"if len(xs) > {most}: v.large(path, {name!r}, {problem!r})"
+        yield f"if len(xs) > {most}: v.cannot_read(path, {name!r}, {problem!r})"
 
 
 def _bounds(field: FieldDescriptor, rule: Any, x: str, names: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -295,13 +295,13 @@ def _bounds(field: FieldDescriptor, rule: Any, x: str, names: dict[str, Any]) ->
 def _of_text(field: FieldDescriptor, rule: Any, x: str, names: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if rule.max_length or rule.min_length:
         text = f"must have {rule.min_length} to {rule.max_length} characters"
-        yield f"len({x}) <= {rule.max_length}", text, "large"
+        yield f"len({x}) <= {rule.max_length}", text, "cannot_read"
         if rule.min_length:
             yield f"len({x}) >= {rule.min_length}", text, "broken"
     if rule.max_bytes and field.type == FieldDescriptor.TYPE_BYTES:
-        yield f"len({x}) <= {rule.max_bytes}", f"at most {rule.max_bytes} bytes", "large"
+        yield f"len({x}) <= {rule.max_bytes}", f"at most {rule.max_bytes} bytes", "cannot_read"
     elif rule.max_bytes:
-        yield f"encoded({x}, {rule.max_bytes})", f"at most {rule.max_bytes} bytes", "large"
+        yield f"encoded({x}, {rule.max_bytes})", f"at most {rule.max_bytes} bytes", "cannot_read"
     if rule.format:
         pattern, _most, text = _FORMS[rule.format]
         names[f"match_{rule.format}"] = pattern.match

@@ -255,7 +255,7 @@ async def test_files_of_a_failed_fork_are_forgotten(own_world: Any) -> None:
     assert (await world.fork("r-1")).task.task_id != prepared
 
 
-async def test_a_fork_made_while_its_repeat_is_prepared_is_the_answer_of_the_repeat(own_world: Any) -> None:
+async def test_a_repeat_answers_with_a_fork_made_meanwhile(own_world: Any) -> None:
     """The repeat has looked for the fork before the fork is there, and its id is used up after that."""
     replica = own_world.replica
     request = api.ForkTaskRequest(request_id="r-1", task_id=own_world.task_id, actor="tenant/default")

@@ -13,11 +13,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fencing import MAX_GENERATION
 from tenure.domain.states import ReleaseReason
+from tenure.v1 import access_pb2, task_pb2, token_pb2, tool_pb2
 from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import api_key_service_pb2 as keys
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import schedule_service_pb2 as schedules
-from tenure.v1 import task_pb2, token_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_provider_service_pb2 as providers
@@ -302,3 +303,16 @@ def test_an_impossible_time_is_refused_everywhere(seconds: int, nanos: int) -> N
     assert fields(admin.PruneTasksRequest(ended_before=time, reason="old", actor="a")) == {"ended_before"}
     assert fields(tenants.GetTenantUsageRequest(end_time=time)) == {"end_time"}
     assert fields(tasks.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="go", start_time=time))) == {"spec.start_time"}
+
+
+def test_an_impossible_time_reaches_no_rule_across_fields() -> None:
+    begin, end = Timestamp(seconds=1_900_000_000, nanos=10**9), Timestamp(seconds=2_000_000_000)
+    update = schedules.UpdateScheduleRequest(schedule="nightly", start_time=begin, end_time=end)
+    assert fields(update) == {"start_time"}
+
+
+def test_a_key_for_every_tenant_may_operate() -> None:
+    key = keys.CreateApiKeyRequest(name="a", any_tenant=True, permissions=[access_pb2.PERMISSION_READ])
+    assert fields(key) == {"permissions"}
+    key.permissions.append(access_pb2.PERMISSION_OPERATE)
+    validate(key)
