@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tenure.v1 import tool_pb2
 from tests.support.fix_tools import Grants, StartTools
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_http import answer, scripted_http
+from tests.support.tcp_server import tcp_server
 
 FOR_EVER = {"connect_seconds": 60, "timeout_seconds": CALL_SECONDS}
 
@@ -30,21 +31,13 @@ class Mute:
 async def mute() -> AsyncIterator[Mute]:
     one = Mute()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+    async def serve(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):  # the client has been killed
             while await reader.read(65536):
                 one.called.set()
-        except ConnectionError:
-            pass  # the client has been killed
-        finally:
-            writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    one.port = server.sockets[0].getsockname()[1]
-    try:
+    async with tcp_server(serve) as one.port:
         yield one
-    finally:
-        server.close()
 
 
 def shop(url: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tcp_server import tcp_server
 
 
 class Asked(NamedTuple):
@@ -99,7 +100,6 @@ class Bank:
                     self.payments.append(asked.key)
                 if not await self._end(end, reader, writer):
                     break
-        writer.close()
 
     def _found(self) -> bytes:
         return json.dumps({"happened": bool(self.payments), "result": {"receipt": len(self.payments)}}).encode()
@@ -134,10 +134,5 @@ class Bank:
 async def open_bank(*ends: str, honours_keys: bool = True, says: bytes | None = None) -> AsyncIterator[Bank]:
     """Serves while it is open."""
     bank = Bank(list(ends), honours_keys, says)
-    server = await asyncio.start_server(bank.serve, "127.0.0.1", 0)
-    bank.port = server.sockets[0].getsockname()[1]
-    try:
+    async with tcp_server(bank.serve) as bank.port:
         yield bank
-    finally:
-        bank.released.set()
-        server.close()

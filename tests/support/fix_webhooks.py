@@ -21,6 +21,7 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tcp_server import tcp_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -95,8 +96,6 @@ class Receiver:
                 await self._respond(self._read(headers, body), writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             return  # the sender is gone
-        finally:
-            writer.close()
 
     def _read(self, headers: dict[str, str], body: bytes) -> Delivery:
         valid = sum(_holds(secret, headers, body) for secret in self.secrets)
@@ -145,23 +144,9 @@ def _holds(secret: str, headers: dict[str, str], body: bytes) -> bool:
 async def receiving() -> AsyncIterator[Receiver]:
     """An endpoint on a free port of this machine, for the time of the block."""
     receiver = Receiver()
-    serving: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(receiver.serve(reader, writer))
-        serving.add(task)
-        task.add_done_callback(serving.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook/{uuid4().hex}"
-    try:
+    async with tcp_server(receiver.serve) as port:
+        receiver.url = f"http://127.0.0.1:{port}/hook/{uuid4().hex}"
         yield receiver
-    finally:
-        server.close()
-        left = list(serving)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
 
 
 class MakeReceiver(Protocol):

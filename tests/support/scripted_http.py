@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.support.tcp_server import tcp_server
+
 
 @dataclass(frozen=True)
 class ReceivedRequest:
@@ -69,8 +71,6 @@ class ScriptedHttp:
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
             return  # the client has gone
-        finally:
-            writer.close()
 
 
 def answer(status: int, body: str | bytes = "", **headers: str) -> bytes:
@@ -88,20 +88,5 @@ async def scripted_http(
 ) -> AsyncIterator[ScriptedHttp]:
     """Serves while it is open."""
     http = ScriptedHttp(list(script), hangs=hangs, scheme="https" if tls else "http")
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        await http.serve(reader, writer)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    http.port = server.sockets[0].getsockname()[1]
-    try:
+    async with tcp_server(http.serve, tls=tls) as http.port:
         yield http
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
