@@ -255,21 +255,28 @@ async def test_files_of_a_failed_fork_are_forgotten(own_world: Any) -> None:
     assert (await world.fork("r-1")).task.task_id != prepared
 
 
-async def test_a_repeat_answers_with_a_fork_made_meanwhile(own_world: Any) -> None:
-    """The repeat has looked for the fork before the fork is there, and its id is used up after that."""
-    replica = own_world.replica
-    request = api.ForkTaskRequest(request_id="r-1", task_id=own_world.task_id, actor="tenant/default")
-    prepare = ledger.PrepareForkRequest(fork=request)
-    first = await replica.stub.PrepareFork(prepare, timeout=CALL_SECONDS)
+@pytest.mark.parametrize("kind", ["fork", "submit"])
+async def test_a_repeat_answers_with_a_task_made_meanwhile(own_world: Any, kind: str) -> None:
+    """The repeat has looked for the task before the task is there, and its id is used up after that."""
+    replica, stub = own_world.replica, own_world.replica.stub
+    request: Any = api.ForkTaskRequest(request_id="r-1", task_id=own_world.task_id, actor="tenant/default")
+    create, prepare = stub.ForkTask, stub.PrepareFork
+    message: Any = ledger.PrepareForkRequest(fork=request)
+    if kind == "submit":
+        request = ledger.CreateTaskRequest(request_id="r-1", spec=task_pb2.TaskSpec(goal="go", queue="q"))
+        request.files.add(path="facts.txt", digest=kept_as(b"true").digest, size_bytes=4)
+        create, prepare = stub.CreateTask, stub.PrepareTask
+        message = ledger.PrepareTaskRequest(create_task=request)
+    first = await prepare(message, timeout=CALL_SECONDS)
     request.prepared_task_id = first.prepared_task_id
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
         await postgres.execute("select 1 from ledger.prepared_forks for update")
-        fork = asyncio.ensure_future(replica.stub.ForkTask(request, timeout=CALL_SECONDS))
+        made = asyncio.ensure_future(create(request, timeout=CALL_SECONDS))
         await until_a_session_waits_for_a_lock(replica)
-        repeat = asyncio.ensure_future(replica.stub.PrepareFork(prepare, timeout=CALL_SECONDS))
+        repeat = asyncio.ensure_future(prepare(message, timeout=CALL_SECONDS))
         await until_a_session_waits_for_a_lock(replica, sessions=2)
         await postgres.rollback()
-    assert (await repeat).task.task_id == (await fork).task.task_id == first.prepared_task_id
+    assert (await repeat).task.task_id == (await made).task.task_id == first.prepared_task_id
     assert await replica.query("select 1 from ledger.prepared_forks") == []
 
 

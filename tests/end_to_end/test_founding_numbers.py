@@ -71,6 +71,7 @@ def test_a_10_dollar_cap_is_exceeded_by_less_than_10_cents(ten_dollars: Spent) -
 
 
 def test_accounting_is_within_1_percent_of_the_bill(ten_dollars: Spent) -> None:
+    assert ten_dollars.unheard_nano_usd == 0, "no worker died"
     ten_dollars.check_accounting()
 
 

@@ -2,8 +2,6 @@
 
 Each repeated field of each request is filled up to the limit with the smallest items, in the place where it stands. The
 cost is processor time of this process: of the check of the length, the parsing, the validation and the audit record.
-Beside busy neighbours the parsing alone, which is protobuf's, takes as long, for it fills fresh memory: then the rest
-may take half of the limit.
 """
 
 from __future__ import annotations
@@ -67,19 +65,17 @@ def filled(way: tuple[FieldDescriptor, ...], size: int) -> bytes:
     return content
 
 
-def seconds_until_refused(method: Method, raw: bytes) -> tuple[float, float]:
-    """What a server does with the bytes of a request, in all and after the parsing. Fails if it accepts them."""
+def seconds_until_refused(method: Method, raw: bytes) -> float:
+    """What a server does with the bytes of a request. Fails if it accepts them."""
     kind: type[Message] = method.request
     most = longest_request(method.path) or SERVER_BYTES
-    began = parsed = time.process_time()
+    began = time.process_time()
     if len(raw) <= most:
         message = kind.FromString(raw)
-        parsed = time.process_time()
         with pytest.raises(InvalidRequest):
             validate(message)
         target_of(message)
-    ended = time.process_time()
-    return ended - began, ended - parsed
+    return time.process_time() - began
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -89,8 +85,6 @@ def test_a_request_full_of_items_is_refused_in_a_moment(method: Method) -> None:
         raw = filled(way, most - 64)
         names = ".".join(field.name for field in way)
         costs = [seconds_until_refused(method, raw)]
-        while min(costs)[0] >= MOST_SECONDS and len(costs) < TRIES:  # the work of others only adds to what it costs
+        while min(costs) >= MOST_SECONDS and len(costs) < TRIES:  # the work of others only adds to what it costs
             costs.append(seconds_until_refused(method, raw))
-        whole, ours = (min(one) for one in zip(*costs, strict=True))
-        most_seconds = MOST_SECONDS * slowness_now()
-        assert whole < most_seconds or ours < most_seconds / 2, f"{names}: {costs}"
+        assert min(costs) < MOST_SECONDS * slowness_now(), f"{names}: {costs}"

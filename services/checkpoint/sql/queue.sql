@@ -248,8 +248,9 @@ select a.tenant, l.most, (select count(*) from (select from tasks r
 -- name: due
 -- Which sweeps have work, by database time: each condition is one step in the index of its sweep, without a lock. A sweep
 -- decides about rows itself, under their locks. The first in an index's order, not `exists`: for `exists` the planner
--- expects that one of the first rows of the table is due, and reads the whole table when none is. Of signals only the newest are looked up, however many are kept and
--- however many tasks wait: what a signal and a wait missed of each other, they missed because they came together.
+-- expects that one of the first rows of the table is due, and reads the whole table when none is. Of signals only the
+-- newest are looked up, however many are kept and however many tasks wait: what a signal and a wait missed of each
+-- other, they missed because they came together.
 select name
   from (values
     ('retries', (select min(next_retry_at) from tasks where state = 'RETRY_SCHEDULED') <= now()),
