@@ -190,7 +190,7 @@ class KeyLimiter:
     def wait_seconds(self, now: float, size: CallSize) -> float:
         """Returns how long the next call has to wait; 0: it may go; infinite: until a call in flight is answered."""
         self._forget(now)
-        blocked = max(0.0, self._blocked_until - now)
+        blocked = min(max(0.0, self._blocked_until - now), LONGEST_BLOCK_SECONDS)  # the difference is rounded
         if blocked and self._flights:
             return blocked  # the end of a call in flight may free the buckets until then
         if self._is_probe_due and self._probe is not None:

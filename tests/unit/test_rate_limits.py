@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -186,10 +187,16 @@ EMPTY_AFTER_THE_BLOCK = [
     ("refuse", 0.0, {LimitKind.INPUT_TOKENS: StatedLimit(1, 0, None)}, None, 0),
 ]
 
+ROUNDED_UP: list[Any] = [
+    *[("send", pause, {}, None, 0) for pause in (88.0, 47.981983132428596, 76.83967309096037)],
+    ("refuse", 0.0, {}, 300.0, 0),
+]
+
 
 @settings(max_examples=examples(15), deadline=None)
 @given(events)
 @example(EMPTY_AFTER_THE_BLOCK)
+@example(ROUNDED_UP)
 def test_no_history_blocks_calls_for_ever(story: list[tuple[str, float, object, float | None, int]]) -> None:
     """A key stands still for the longest block at most, once the calls in flight have ended."""
     limiter, now, flights = KeyLimiter(), 0.0, []
