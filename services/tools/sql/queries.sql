@@ -163,7 +163,7 @@ returning h.ord;
 
 -- name: read_stops
 -- The epoch of the stops, with each stop in force; one row without a stop when there is none.
-select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch
+select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch, s.by_quota
   from stop_epoch e left join stops s on true order by s.epoch;
 
 -- name: raise_stop_epoch
@@ -176,9 +176,10 @@ delete from stops;
 
 -- name: insert_stops
 -- Inserts the stops of the epoch that raise_stop_epoch has taken. Of two with the same selectors one is enough.
-insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch)
+insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch, by_quota)
 select * from unnest(%(tenants)b::text[], %(agents)b::text[], %(queues)b::text[], %(tools)b::text[], %(reasons)b::text[],
-                     %(actors)b::text[], %(stopped_ats)b::timestamptz[], %(epochs)b::bigint[])
+                     %(actors)b::text[], %(stopped_ats)b::timestamptz[], %(epochs)b::bigint[],
+                     %(by_quotas)b::boolean[])
 on conflict do nothing;
 
 -- name: calls_in_flight
