@@ -279,7 +279,7 @@ async def test_a_quota_of_0_is_a_stop_of_the_tenant(replica: Checkpoint, other_r
 
 
 async def test_a_quota_and_an_operator_each_end_their_own_stop(replica: Checkpoint) -> None:
-    selected = {"tenant": replica.tenant, "reason": "wrong bills", "actor": "user/ann"}
+    selected: dict[str, Any] = {"tenant": replica.tenant, "reason": "wrong bills", "actor": "user/ann"}
     await limit(replica, RUNNING, 0)
     await limit(replica, TOKENS, 0)
     with pytest.raises(NotFound) as missing:

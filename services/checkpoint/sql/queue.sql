@@ -159,7 +159,9 @@ returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.
           coalesce((select r.effects_tree from tasks r where r.task_id = t.root_task_id), t.root_task_id)::text,
           case when t.source_kind = 'CONVERSATION' then t.source_id else '' end,
           coalesce((select run_of_source(r) from tasks r where r.task_id = t.root_task_id), ''),
-          t.labels, t.approved_calls, t.open_calls;
+          t.labels, t.approved_calls, t.open_calls,
+          array(select p.plan from call_plans p where p.root_task_id = t.root_task_id and p.ends_at > now()
+                 order by p.plan_id);
 
 -- name: transitions_of_step
 -- The transitions of tasks at their current step, among their newest entries.
