@@ -94,5 +94,5 @@ async def test_plan_is_for_the_tree_and_not_for_a_fork(replica: Checkpoint) -> N
 
 
 async def forked(replica: Checkpoint, task_id: str) -> str:
-    request = tasks.ForkTaskRequest(task_id=task_id, request_id=f"fork of {task_id}")
+    request = tasks.ForkTaskRequest(task_id=task_id, request_id=f"fork of {task_id}", actor="user/ann")
     return str((await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task.task_id)
