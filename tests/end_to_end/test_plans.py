@@ -63,5 +63,7 @@ async def test_later_call_runs_by_the_plan_of_an_approval(installation: Installa
     approvals = [receipt["ledger"]["approval"] for receipt in receipts]
     assert [approval.get("plan", "") for approval in approvals] == ["", plan.plan_id, plan.plan_id]
     assert {(approval["wait"], approval["actor"]) for approval in approvals} == {(waits[0], plan.approved_by)}
+    audit = await tenure("--json", "admin", "audit", "list", address=address)
+    assert [one for one in audit.values if task.id in one["target"] and "plan.count=2" in one["target"]], audit.out
     log = await tenure("watch", task.id, address=address)
     assert f"and without asking up to 2 calls of {UNSAFE}, args.file" in log.out

@@ -84,7 +84,7 @@ def test_plan_permits_what_a_rule_asks_about() -> None:
 
 
 def test_plan_permits_what_the_task_asks_about() -> None:
-    allows = {"verdict": RuleVerdict.ALLOW, "asked": "The task asks."}
+    allows: dict[str, Any] = {"verdict": RuleVerdict.ALLOW, "asked": "The task asks."}
     assert ruling_of(Use(), **allows) == (True, False, "plan:t/w1")
     assert ruling_of(Use(2), **allows) == (False, True, "")
 
