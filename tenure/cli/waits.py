@@ -92,6 +92,7 @@ async def waits(context: Context, client: Client, external: bool, limit: int) ->
     metavar="N",
     help="Also allow N later calls of the tool.",
 )
+@click.option("--plan-tool", default="", metavar="NAME", help="Of this tool; default: that of the call you allow.")
 @click.option("--plan-when", default="", metavar="CEL", help="Only calls for which this is true: args.cents < 5000.")
 @click.option("--plan-same", multiple=True, metavar="PATH", help="Only calls with the same value there: args.customer.")
 @click.option("--plan-sum", default="", metavar="PATH=MOST", help="At most so much in all: args.cents=20000.")
@@ -165,7 +166,7 @@ async def resume(
         extra_budget_tokens=answer.extra_tokens,
         extra_budget_nano_usd=answer.usd,
         files=sent,
-        plan=answer.plan(time.time()),
+        plan=answer.plan(),
         request_id=answer.request_id,
     )
     context.say(resumed, f"answered; {short_id(resumed.task_id)} is {why(resumed.state, '', '')}")
@@ -186,21 +187,27 @@ class TypedAnswer:
     usd: int
     request_id: str
     plan_count: int | None
+    plan_tool: str
     plan_when: str
     plan_same: tuple[str, ...]
     plan_sum: str
     plan_for: float | None
 
-    def plan(self, now: float) -> tool_pb2.CallPlan | None:
+    def plan(self) -> tool_pb2.CallPlan | None:
         """Returns the later calls that the answer approves, too. Raises UsageError for bounds without a number."""
         if self.plan_count is None:
-            if self.plan_when or self.plan_same or self.plan_sum or self.plan_for is not None:
+            if self.plan_tool or self.plan_when or self.plan_same or self.plan_sum or self.plan_for is not None:
                 raise click.UsageError("give --plan N, the most later calls, with the other options of a plan")
             return None
         sum_of, _, limit = self.plan_sum.partition("=")
-        ends = 0.0 if self.plan_for is None else now + self.plan_for
         plan = CallPlan(
-            count=self.plan_count, when=self.plan_when, same=self.plan_same, sum_of=sum_of, limit=limit, end_time=ends
+            count=self.plan_count,
+            tool=self.plan_tool,
+            when=self.plan_when,
+            same=self.plan_same,
+            sum_of=sum_of,
+            limit=limit,
+            lasts_seconds=self.plan_for or 0.0,
         )
         return plan_to_wire(plan)
 

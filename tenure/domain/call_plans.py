@@ -8,6 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class CallPlan:
     """A plan. `same`: paths at which a call has the values `same_values`, JSON texts. Times: Unix time, whole seconds.
+    `lasts_seconds`: of a plan that is not approved yet and has no `end_time`.
 
     The ledger sets `plan_id`, `same_values`, `approved_by` and `approve_time`.
     """
@@ -23,6 +24,7 @@ class CallPlan:
     same_values: tuple[str, ...] = ()
     approved_by: str = ""
     approve_time: float = 0.0
+    lasts_seconds: float = 0.0
 
     def describe(self) -> str:
         """Returns the plan for people: `up to 5 calls of refund, args.customer "7", args.amount at most 200 in all`."""

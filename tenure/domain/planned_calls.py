@@ -93,11 +93,14 @@ def approve(plan: CallPlan, allowed: Sequence[tuple[str, str]], plan_id: str, by
     `now`: Unix time. Raises InvalidRequest, and WrongState (NO_SAME_VALUE) if the call has no value to compare with.
     """
     problems = [(f"plan.{name}", why) for name, why in problems_of_plan(plan)]
-    begins_at, ends_at = floor(now), ceil(plan.end_time) or floor(now) + DEFAULT_PLAN_SECONDS
+    begins_at, lasts = floor(now), ceil(plan.lasts_seconds) or DEFAULT_PLAN_SECONDS
+    ends_at = ceil(plan.end_time) or begins_at + lasts
     if not 1 <= ends_at - begins_at <= MAX_PLAN_SECONDS:
         problems.append(("plan.end_time", "must be in the future, and within 30 days"))
     if not allowed:
-        problems.append(("plan", "needs an answer that allows a tool call"))
+        problems.append(
+            ("plan", "needs an answer that allows a tool call, or its tool and an approval of the agent's request")
+        )
     if problems:
         raise InvalidRequest(violations=problems)
     tool, arguments_json = next((call for call in allowed if call[0] == plan.tool), allowed[0])
@@ -111,6 +114,7 @@ def approve(plan: CallPlan, allowed: Sequence[tuple[str, str]], plan_id: str, by
         plan_id=plan_id,
         tool=plan.tool or tool,
         end_time=float(ends_at),
+        lasts_seconds=0.0,
         same_values=values,
         approved_by=by,
         approve_time=float(begins_at),

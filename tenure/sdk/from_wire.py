@@ -75,8 +75,8 @@ public(TaskLimits, task_pb2.Limits, skip="no_money_cap")
 public(TaskBudget, task_pb2.BudgetStatus)
 public(BudgetNeed, task_pb2.BudgetRequest, skip="budget")
 _OF_PLANS: Final = {"ends_at": "end_time", "approved_at": "approve_time"}
-public(CallPlan, tool_pb2.CallPlan, rename=_OF_PLANS)
-call_plan_to_wire = writer(CallPlan, tool_pb2.CallPlan, rename=_OF_PLANS)
+public(CallPlan, tool_pb2.CallPlan, rename=_OF_PLANS, skip="lasts")
+call_plan_to_wire = writer(CallPlan, tool_pb2.CallPlan, rename=_OF_PLANS, skip="lasts")
 public(CallToApprove, task_pb2.WaitingCall)
 public(
     TaskWait,

@@ -1281,7 +1281,8 @@ class ResumeTaskRequest(message.Message):
 
     @builtins.property
     def plan(self) -> tool_pb2.CallPlan:
-        """Also approves later calls of the tree. Only with an answer that allows a call of a WAIT_KIND_TOOL_APPROVAL.
+        """Also approves later calls of the tree. Only with an answer that allows a call of a WAIT_KIND_TOOL_APPROVAL, or with
+        "approve" for a WAIT_KIND_APPROVAL; then the plan names its tool and has no `same`.
         RESOURCE_EXHAUSTED / TOO_MANY_PLANS: 8 plans of the tree are in force. FAILED_PRECONDITION / NO_SAME_VALUE: the call
         has no value at a path of `same`.
         """

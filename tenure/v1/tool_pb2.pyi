@@ -1408,6 +1408,7 @@ class CallPlan(message.Message):
     SAME_VALUES_FIELD_NUMBER: builtins.int
     APPROVED_BY_FIELD_NUMBER: builtins.int
     APPROVE_TIME_FIELD_NUMBER: builtins.int
+    LASTS_FIELD_NUMBER: builtins.int
     plan_id: builtins.str
     """Set by the ledger: "<task_id>/<wait_id>" of the answered wait."""
     tool: builtins.str
@@ -1428,7 +1429,7 @@ class CallPlan(message.Message):
 
     @builtins.property
     def end_time(self) -> timestamp_pb2.Timestamp:
-        """Until when; absent: 24 hours after the answer. At most 30 days after it."""
+        """Until when; absent: see `lasts`. At most 30 days after the answer."""
 
     @builtins.property
     def same_values(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1437,6 +1438,10 @@ class CallPlan(message.Message):
     @builtins.property
     def approve_time(self) -> timestamp_pb2.Timestamp:
         """Set by the ledger: since when."""
+
+    @builtins.property
+    def lasts(self) -> duration_pb2.Duration:
+        """Without an `end_time`: how long after the answer; absent: 24 hours. The ledger sets `end_time` instead."""
 
     def __init__(
         self,
@@ -1452,10 +1457,11 @@ class CallPlan(message.Message):
         same_values: abc.Iterable[builtins.str] | None = ...,
         approved_by: builtins.str = ...,
         approve_time: timestamp_pb2.Timestamp | None = ...,
+        lasts: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["approve_time", b"approve_time", "end_time", b"end_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["approve_time", b"approve_time", "end_time", b"end_time", "lasts", b"lasts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["approve_time", b"approve_time", "approved_by", b"approved_by", "count", b"count", "end_time", b"end_time", "limit", b"limit", "plan_id", b"plan_id", "same", b"same", "same_values", b"same_values", "sum_of", b"sum_of", "tool", b"tool", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["approve_time", b"approve_time", "approved_by", b"approved_by", "count", b"count", "end_time", b"end_time", "lasts", b"lasts", "limit", b"limit", "plan_id", b"plan_id", "same", b"same", "same_values", b"same_values", "sum_of", b"sum_of", "tool", b"tool", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from tenure.domain.call_plans import CallPlan
 from tenure.v1 import tool_pb2
 from tenure.wire.codec import pair
 
-plan_to_wire, plan_to_domain = pair(CallPlan, tool_pb2.CallPlan, defaults=True)
+plan_to_wire, plan_to_domain = pair(CallPlan, tool_pb2.CallPlan, rename={"lasts_seconds": "lasts"}, defaults=True)
 
 
 def plans_to_text(plans: Iterable[tool_pb2.CallPlan]) -> tuple[str, ...]:

@@ -41,6 +41,18 @@ async def test_answer_records_its_plan_and_offers_have_it(replica: Checkpoint) -
     assert await offered_plans(replica) == {task.task_id: [plan_id], other: []}
 
 
+async def test_agent_may_ask_for_a_plan_of_its_tool(replica: Checkpoint) -> None:
+    task = await waiting(replica, approval())
+    wanted = tool_pb2.CallPlan(count=2, tool="pay")
+    for decision, plan in (("deny", wanted), ("approve", tool_pb2.CallPlan(count=2))):
+        with pytest.raises(InvalidRequest):
+            await say(replica, task, decision=decision, plan=plan)
+    await say(replica, task, decision="approve", plan=wanted)
+    (entry,) = await recorded(replica, task.task_id)
+    assert entry.body.wait_resolution.plan.tool == "pay"
+    assert await offered_plans(replica) == {task.task_id: [f"{task.task_id}/{task.wait.wait_id}"]}
+
+
 async def test_repeat_of_an_answer_adds_no_second_plan(replica: Checkpoint) -> None:
     task = await waiting(replica, leave_of_a_person())
     for _ in range(2):

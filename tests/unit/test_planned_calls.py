@@ -40,6 +40,11 @@ def test_approved_plan_has_values_author_and_end() -> None:
     assert PLAN.describe() == "up to 2 calls of refund, args.customer 7, args.amount at most 100 in all"
 
 
+def test_plan_lasts_from_its_approval_on() -> None:
+    plan = approve(replace(WANTED, lasts_seconds=90.5), ASKED, "t/w1", "user/ann", NOW)
+    assert (plan.end_time, plan.lasts_seconds) == (1_000_091.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "tool", "fits"),
     [
@@ -121,6 +126,7 @@ def test_used_up_plan_is_named_to_the_person() -> None:
         ({"when": "used.count < 3"}, "plan.when"),
         ({"end_time": NOW - 1}, "plan.end_time"),
         ({"end_time": NOW + 31 * 86_400}, "plan.end_time"),
+        ({"lasts_seconds": 31 * 86_400.0}, "plan.end_time"),
         ({"plan_id": "mine"}, "plan.plan_id"),
     ],
 )

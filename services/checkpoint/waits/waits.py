@@ -24,6 +24,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import STOPPED
 from tenure.domain.tools import NOT_RUN, Outcome
 from tenure.domain.waits import (
+    APPROVE,
     NO_ANSWER,
     WITHOUT_CALL,
     Wait,
@@ -133,16 +134,23 @@ def answer_wait(
         if leaves_call_open(own.kind, one.kind, one.text)
     ]
     if message.plan is not None:
-        message = replace(message, plan=_approved_plan(draft, wait, message.plan, calls, message.addressee or actor))
-    plan_call = calls[0].call_id if calls else ""
+        message = replace(message, plan=_approved_plan(draft, wait, message, calls, message.addressee or actor))
+    plan_call = calls[0].call_id if calls else wait.call_id
     end_wait_with_answer(draft, wait, RecordedAnswer(message, actor, request_id, plan_call=plan_call))
     return Approved(calls, message.plan)
 
 
-def _approved_plan(draft: Draft, wait: Wait, plan: CallPlan, calls: Sequence[ToolIntent], by: str) -> CallPlan:
+def _approved_plan(
+    draft: Draft, wait: Wait, answer: WaitAnswer, calls: Sequence[ToolIntent], by: str
+) -> CallPlan | None:
+    """Returns the plan as it is approved: beside allowed calls, or when the agent itself asked for an approval."""
+    if answer.plan is None:
+        return None
     allowed = [(call.tool, call.arguments_json) for call in calls]
+    if wait.kind is WaitKind.APPROVAL and answer.text == APPROVE and answer.plan.tool:
+        allowed = [(answer.plan.tool, "{}")]
     plan_id = f"{draft.row.task_id}/{wait.wait_id}"
-    return approve(plan, allowed, plan_id, by, draft.row.locked_at.timestamp())
+    return approve(answer.plan, allowed, plan_id, by, draft.row.locked_at.timestamp())
 
 
 def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:

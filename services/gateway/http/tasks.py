@@ -31,7 +31,7 @@ from tenure.wire.common import duration
 from tenure.wire.ledger import read_entries
 
 FORK_SECONDS: Final = 150.0
-_OF_LEDGER: Final = "plan_id same_values approved_by approve_time"
+_OF_LEDGER: Final = "plan_id same_values approved_by approve_time lasts"
 _plan = writer(req.CallPlanBody, tool_pb2.CallPlan, rename={"ends_at": "end_time"}, skip=_OF_LEDGER)
 MAX_TRACED: Final = 200
 """The tasks of a tree whose ledgers one answer is projected from."""

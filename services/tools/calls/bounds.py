@@ -46,8 +46,8 @@ async def judge_calls(
             rules = sets[claims.tenant].that_fit(request.tool, claims.agent)
             called = partial(_called, request)
             judgement = await judge(expressions, rules, called, now)
-            asked = ASKED.format(tool=request.tool) if request.needs_approval else ""
-            judgement = replace(judgement, asked=asked, expressions=expressions)
+            if request.needs_approval:
+                judgement = replace(judgement, asked=ASKED.format(tool=request.tool))
             if claims.plans and judgement.may_ask and not request.is_approved:
                 judgement = replace(judgement, plans=await judge_plans(expressions, claims.plans, called, now))
             judgements[request.key] = judgement
