@@ -186,12 +186,12 @@ class TypedAnswer:
     extra_tokens: int
     usd: int
     request_id: str
-    plan_count: int | None
-    plan_tool: str
-    plan_when: str
-    plan_same: tuple[str, ...]
-    plan_sum: str
-    plan_for: float | None
+    plan_count: int | None = None
+    plan_tool: str = ""
+    plan_when: str = ""
+    plan_same: tuple[str, ...] = ()
+    plan_sum: str = ""
+    plan_for: float | None = None
 
     def plan(self) -> tool_pb2.CallPlan | None:
         """Returns the later calls that the answer approves, too. Raises UsageError for bounds without a number."""
