@@ -38,7 +38,7 @@ from tenure.cli.formatting import (
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, MESSAGE_FILES, find_task, task_argument
 from tenure.client import Client
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.states import Reason
@@ -200,7 +200,7 @@ class TypedAnswer:
                 raise click.UsageError("give --plan N, the most later calls, with the other options of a plan")
             return None
         sum_of, _, limit = self.plan_sum.partition("=")
-        plan = CallPlan(
+        plan = PlannedCalls(
             count=self.plan_count,
             tool=self.plan_tool,
             when=self.plan_when,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class CallPlan:
+class PlannedCalls:
     """A plan. `same`: paths at which a call has the values `same_values`, JSON texts. Times: Unix time, whole seconds.
     `lasts_seconds`: of a plan that is not approved yet and has no `end_time`.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.images import SubmittedFile
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
 from tenure.domain.outputs import TaskOutput
@@ -257,7 +257,7 @@ class WaitResolution:
     addressee: str = ""
     client_address: str = ""
     shown_digest: str = ""
-    plan: CallPlan | None = None
+    plan: PlannedCalls | None = None
 
 
 @dataclass(frozen=True, slots=True)

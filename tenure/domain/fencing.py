@@ -15,7 +15,7 @@ from enum import StrEnum, unique
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.errors import PermissionDenied
 
@@ -109,7 +109,7 @@ class Claims:
     scopes: TaskScopes | None = None
     labels: tuple[tuple[str, str], ...] = ()
     approvals: tuple[str, ...] = ()
-    plans: tuple[CallPlan, ...] = ()
+    plans: tuple[PlannedCalls, ...] = ()
 
     @property
     def fence(self) -> Fence:

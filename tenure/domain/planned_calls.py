@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil, floor
 from typing import Any, Final
 
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.tool_rules import (
     BoundShare,
@@ -39,7 +39,7 @@ _PREFIX: Final = "plan:"
 """Of the names of counters: no name of a rule has a colon."""
 
 
-def rule_of(plan: CallPlan) -> ToolRule:
+def rule_of(plan: PlannedCalls) -> ToolRule:
     """Returns the plan as a rule that allows its calls."""
     bounds = RuleBounds(plan.count, plan.sum_of, plan.limit)
     return ToolRule(f"{_PREFIX}{plan.plan_id}", plan.tool or "*", RuleVerdict.ALLOW, when=plan.when, bounds=bounds)
@@ -50,7 +50,7 @@ def plan_id_of(rule: str) -> str:
     return rule.removeprefix(_PREFIX)
 
 
-def share_of_plan(plan: CallPlan, call: RuledCall, now: float) -> BoundShare | None:
+def share_of_plan(plan: PlannedCalls, call: RuledCall, now: float) -> BoundShare | None:
     """Returns what the call would take of the plan; None: the plan is not about the call, or is over.
 
     `now`: Unix time. Raises Undecided. The expression of the plan is not evaluated here.
@@ -64,12 +64,12 @@ def share_of_plan(plan: CallPlan, call: RuledCall, now: float) -> BoundShare | N
     return BoundShare(counter, amount_of(call.at(plan.sum_of)) if plan.sum_of else amount_of(0))
 
 
-def finding_of(plan: CallPlan, share: BoundShare) -> RuleFinding:
+def finding_of(plan: PlannedCalls, share: BoundShare) -> RuleFinding:
     """Returns the finding of a plan whose expression is true for the call."""
     return RuleFinding(rule_of(plan), applies=True, share=share)
 
 
-def problems_of_plan(plan: CallPlan) -> Iterable[tuple[str, str]]:
+def problems_of_plan(plan: PlannedCalls) -> Iterable[tuple[str, str]]:
     """Yields each wrong field and its problem. The expression is not compiled."""
     if not 1 <= plan.count <= MAX_PLANNED_CALLS:
         yield "count", f"must be 1 to {MAX_PLANNED_CALLS:,}"
@@ -87,7 +87,7 @@ def problems_of_plan(plan: CallPlan) -> Iterable[tuple[str, str]]:
         yield "when", "must not read used: count and limit are exact"
 
 
-def approve(plan: CallPlan, allowed: Sequence[tuple[str, str]], plan_id: str, by: str, now: float) -> CallPlan:
+def approve(plan: PlannedCalls, allowed: Sequence[tuple[str, str]], plan_id: str, by: str, now: float) -> PlannedCalls:
     """Returns the plan as a person approved it. `allowed`: tool and arguments of each call that the answer allows.
 
     `now`: Unix time. Raises InvalidRequest, and WrongState (NO_SAME_VALUE) if the call has no value to compare with.

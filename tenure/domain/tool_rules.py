@@ -304,19 +304,19 @@ class Ruling:
 
 
 def decide_call(
-    findings: Sequence[RuleFinding], *, is_approved: bool, asked: str = "", plans: Sequence[RuleFinding] = ()
+    findings: Sequence[RuleFinding], *, is_approved: bool, ask_reason: str = "", plans: Sequence[RuleFinding] = ()
 ) -> Ruling:
     """Decides a call by all rules that fit it. `is_approved`: a person has approved this very call.
 
-    `asked`: why a person is asked whatever the rules say; "": nobody is. `plans`: those that apply to the call, the
-    oldest first.
+    `ask_reason`: why a person is asked whatever the rules say; "": the rules decide that. `plans`: those that apply to
+    the call, the oldest first.
     """
     for finding in findings:
         if finding.problem:
             text = f"The rule {finding.rule.name} cannot be decided for this call: {finding.problem}."
             return _denied(RULE_FAILED, text)
     applied = [finding for finding in findings if finding.applies]
-    asks = [asked] if asked else []
+    asks = [ask_reason] if ask_reason else []
     for finding in applied:
         verdict, why = _by_rule(finding)
         if verdict is RuleVerdict.DENY:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.budget import Budget, BudgetRequest, missing_of, usd
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
 from tenure.domain.states import Reason
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -227,7 +227,7 @@ class WaitAnswer:
     client_address: str = ""
     shown_digest: str = ""
     calls: tuple[CallDecision, ...] = ()
-    plan: CallPlan | None = None
+    plan: PlannedCalls | None = None
 
 
 NO_ANSWER: Final = WaitAnswer(WaitAnswerKind.NO_ANSWER)

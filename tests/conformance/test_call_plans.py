@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.wire.tool import outcome_to_domain
@@ -24,10 +24,10 @@ DENIED = (OutcomeStatus.NOT_ALLOWED, "RULE_DENIED")
 BEGUN = float(int(time.time()))
 
 
-def plan(count: int = 5, **fields: Any) -> CallPlan:
+def plan(count: int = 5, **fields: Any) -> PlannedCalls:
     times = {"approve_time": BEGUN, "end_time": BEGUN + 86_400}
     whole = {"plan_id": "task/w1", "tool": "append_record", "approved_by": "user/ann", **times, **fields}
-    return CallPlan(count=count, **whole)
+    return PlannedCalls(count=count, **whole)
 
 
 async def asked_call(tools: ToolClient, owner: Owner, call_id: str, **arguments: Any) -> tuple[OutcomeStatus, str]:

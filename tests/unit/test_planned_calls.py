@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.planned_calls import approve, finding_of, rule_of, share_of_plan
 from tenure.domain.tool_rules import (
@@ -26,7 +26,7 @@ from tenure.domain.tools import OutcomeStatus
 
 NOW = 1_000_000.25
 ASKED = (("refund", '{"customer": 7, "amount": "20.00"}'),)
-WANTED = CallPlan(count=2, same=("args.customer",), sum_of="args.amount", limit="100")
+WANTED = PlannedCalls(count=2, same=("args.customer",), sum_of="args.amount", limit="100")
 PLAN = approve(WANTED, ASKED, "t/w1", "user/ann", NOW)
 
 
@@ -89,7 +89,7 @@ def test_plan_permits_what_a_rule_asks_about() -> None:
 
 
 def test_plan_permits_what_the_task_asks_about() -> None:
-    allows: dict[str, Any] = {"verdict": RuleVerdict.ALLOW, "asked": "The task asks."}
+    allows: dict[str, Any] = {"verdict": RuleVerdict.ALLOW, "ask_reason": "The task asks."}
     assert ruling_of(Use(), **allows) == (True, False, "plan:t/w1")
     assert ruling_of(Use(2), **allows) == (False, True, "")
 
@@ -107,7 +107,7 @@ def test_used_up_plan_is_named_to_the_person() -> None:
     share = share_of_plan(PLAN, called(), NOW)
     assert share is not None
     plan = replace(finding_of(PLAN, share), use=Use(2, Decimal(2)))
-    outcome = decide_call([], is_approved=False, asked="The task asks.", plans=[plan]).outcome
+    outcome = decide_call([], is_approved=False, ask_reason="The task asks.", plans=[plan]).outcome
     assert outcome is not None
     assert outcome.status is OutcomeStatus.NOT_ALLOWED
     assert outcome.content == "The task asks. The plan of an earlier approval allows 2 calls, and 2 are counted."
@@ -145,6 +145,6 @@ def test_plan_needs_an_allowed_call_with_its_values() -> None:
 
 
 def test_plan_without_other_bounds_fits_each_call() -> None:
-    plan = approve(CallPlan(count=1), ASKED, "t/w1", "user/ann", NOW)
+    plan = approve(PlannedCalls(count=1), ASKED, "t/w1", "user/ann", NOW)
     assert share_of_plan(plan, called("{}"), NOW) is not None
     assert rule_of(plan).bounds is not None

@@ -26,7 +26,7 @@ from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.waits import waits
 from services.checkpoint.waits.operator_waits import keep_starts
 from services.checkpoint.watch.announcement import Announcement, announcement_of
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.close_out import PendingEnding, refuse_message
 from tenure.domain.errors import AlreadyExists, LimitReached, WrongState
 from tenure.domain.images import ANSWER_TEXT
@@ -182,7 +182,7 @@ async def _check_number_of_plans(connection: Connection, root_task_id: str) -> N
         raise LimitReached(message, reason="TOO_MANY_PLANS")
 
 
-async def _keep_plan(connection: Connection, root_task_id: str, plan: CallPlan) -> None:
+async def _keep_plan(connection: Connection, root_task_id: str, plan: PlannedCalls) -> None:
     """Keeps a plan for the tokens of the tree's next grants."""
     packed = plan_to_wire(plan).SerializeToString()
     columns = {"plan_id": plan.plan_id, "root_task_id": root_task_id, "plan": packed, "ends_at": plan.end_time}

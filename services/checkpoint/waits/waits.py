@@ -15,7 +15,7 @@ from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait
 from services.checkpoint.entries import KINDS
 from tenure.domain.approvals import refuse_answerer, refuse_other_view, shown_digest
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import TenureError
@@ -66,7 +66,7 @@ class Approved(NamedTuple):
     """What an answer approves: calls of the wait, and later calls by a plan."""
 
     calls: list[ToolIntent]
-    plan: CallPlan | None
+    plan: PlannedCalls | None
 
 
 def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
@@ -142,7 +142,7 @@ def answer_wait(
 
 def _approved_plan(
     draft: Draft, wait: Wait, answer: WaitAnswer, calls: Sequence[ToolIntent], by: str
-) -> CallPlan | None:
+) -> PlannedCalls | None:
     """Returns the plan as it is approved: beside allowed calls, or when the agent itself asked for an approval."""
     if answer.plan is None:
         return None

@@ -47,7 +47,7 @@ async def judge_calls(
             called = partial(_called, request)
             judgement = await judge(expressions, rules, called, now)
             if request.needs_approval:
-                judgement = replace(judgement, asked=ASKED.format(tool=request.tool))
+                judgement = replace(judgement, ask_reason=ASKED.format(tool=request.tool))
             if claims.plans and judgement.may_ask and not request.is_approved:
                 judgement = replace(judgement, plans=await judge_plans(expressions, claims.plans, called, now))
             judgements[request.key] = judgement

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.domain.call_plans import CallPlan
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.planned_calls import finding_of, share_of_plan
 from tenure.domain.tool_rules import (
     Counter,
@@ -31,15 +31,15 @@ from tenure.runtime.expressions import Expressions
 class Judgement:
     """What the rules say about a call, before what they have counted is known.
 
-    `open_findings`: the rules whose expressions read `used`; they are evaluated by `decide`. `asked`: why a person is
-    asked whatever the rules say. `plans`: those that apply to the call.
+    `open_findings`: the rules whose expressions read `used`; they are evaluated by `decide`. `ask_reason`: why a
+    person is asked whatever the rules say. `plans`: those that apply to the call.
     """
 
     expressions: Expressions
     values: Mapping[str, Any]
     findings: Sequence[RuleFinding]
     open_findings: Sequence[RuleFinding] = ()
-    asked: str = ""
+    ask_reason: str = ""
     plans: Sequence[RuleFinding] = ()
 
     @property
@@ -53,7 +53,7 @@ class Judgement:
         """Whether the decision may be to ask a person, so that plans matter."""
         rules = [each.rule for each in (*self.findings, *self.open_findings)]
         asking = (rule.verdict is RuleVerdict.ASK or _asks_beyond(rule) for rule in rules)
-        return bool(self.asked) or any(asking)
+        return bool(self.ask_reason) or any(asking)
 
     async def decide(self, counts: Counts[Any], *, is_approved: bool) -> Ruling:
         """Returns the decision. The caller holds the locks of the counters. Raises Unavailable."""
@@ -65,7 +65,7 @@ class Judgement:
             findings += [_evaluated(each, answer) for each, answer in zip(later, answers, strict=False)]
         plans = [_with_use(each, counts) for each in self.plans]
         findings.sort(key=lambda each: each.rule.name)
-        return decide_call(findings, is_approved=is_approved, asked=self.asked, plans=plans)
+        return decide_call(findings, is_approved=is_approved, ask_reason=self.ask_reason, plans=plans)
 
 
 async def judge(
@@ -105,7 +105,7 @@ def _asks_beyond(rule: ToolRule) -> bool:
 
 
 async def judge_plans(
-    expressions: Expressions, plans: Sequence[CallPlan], called: Callable[[], RuledCall], now: float
+    expressions: Expressions, plans: Sequence[PlannedCalls], called: Callable[[], RuledCall], now: float
 ) -> list[RuleFinding]:
     """Returns the findings of the plans that apply to a call; an undecided one does not. Raises Unavailable."""
     findings = []
