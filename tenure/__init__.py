@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from tenure.sdk.sync_client import SyncTask as SyncTask
     from tenure.sdk.task import Task as Task
     from tenure.sdk.task_info import BudgetNeed as BudgetNeed
+    from tenure.sdk.task_info import CallPlan as CallPlan
     from tenure.sdk.task_info import StateCount as StateCount
     from tenure.sdk.task_info import TaskBudget as TaskBudget
     from tenure.sdk.task_info import TaskCounts as TaskCounts
@@ -125,7 +126,7 @@ _MODULES: Final = {
     "tenure.sdk.sync_client": "SyncClient SyncTask",
     "tenure.sdk.task": "Task",
     "tenure.sdk.task_info": (
-        "TaskInfo TaskWait TaskBudget TaskLimits TaskPage TaskCounts StateCount TaskFile BudgetNeed"
+        "TaskInfo TaskWait CallPlan TaskBudget TaskLimits TaskPage TaskCounts StateCount TaskFile BudgetNeed"
     ),
     "tenure.sdk.undo_info": "UndoEffect UndoPlan",
     "tenure.sdk.events": _EVENTS,

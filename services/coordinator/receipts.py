@@ -62,6 +62,9 @@ class Receipts:
             raise _no_receipt(request, trails)
         page = wanted[: request.page_size or DEFAULT_RECEIPTS]
         more = len(page) < len(wanted)
+        plans = {trail.record.call_id: trail.plan_id for trail in known if trail.plan_id}
+        for call in plans.keys() & {one["call"] for one in page}:
+            facts[call]["approval"] = await self._approval_of_plan(plans[call])
         return pb.GetReceiptsResponse(
             receipts=[self._receipt(one, records[one["call"]], facts[one["call"]]) for one in page],
             head="" if more or request.call_id else self._head(task_id, chain, _open_calls(trails, fence.receipts)),
@@ -88,6 +91,14 @@ class Receipts:
             "sign_time": utc_text(datetime.now(UTC)),
         }
         return self._issuer.sign_receipt("head", signed)
+
+    async def _approval_of_plan(self, plan_id: str) -> dict[str, Any]:
+        """Returns who approved a plan. Its answer may be in the ledger of another task of the tree."""
+        task_id = plan_id.partition("/")[0]
+        async for entry in self._ledger.entries(task_id, ("wait_resolution",)):
+            if entry.body.wait_resolution.plan.plan_id == plan_id:
+                return _approval(entry) | {"plan": plan_id}
+        return {"plan": plan_id}
 
     async def _ledger_facts(self, task_id: str) -> Mapping[str, dict[str, Any]]:
         """Returns by call what the ledger says: the intent, who approved it, who resolved a doubt, and the outcome."""

@@ -7,6 +7,7 @@ forwarder.py      the forward of every method that no file below defines, to the
 client_fields.py  the fields of a request that the gateway sets, whatever the client sent: actor, request id
 tasks.py          TaskService: submit, cancel, resume, fork, files, wait for the end
 tool_names.py     the check of tool names at submit
+plans.py          the check of the expression of a plan, before the ledger records the plan
 undo.py           PlanUndo, UndoTask: adds the present declarations of the tools
 watch.py          WatchTask: entries, live text and heartbeats of one task
 live_text.py      the live text of a task, relayed from the worker that holds it: one stream for all its watchers
@@ -36,4 +37,5 @@ What to touch when:
 - it does more: a method in the servicer of its service
 - a field only for services: the mark `by_gateway` in its rule in protos/; what it becomes: `client_fields.py`
 - a field that needs more than the permission of its method: `permission` in its rule
+- a field with which a call is recorded in the audit log: `audited` in its rule
 """

@@ -256,7 +256,7 @@ def _quotas(facts: Facts) -> Iterator[str]:
     caps = [cap for cap in facts.caps if not (facts.starts_none and cap == facts.running_cap)]
     if caps and facts.state not in WAITING:
         yield f"Its tenant has reached a quota ({', '.join(caps)}): new tasks and model calls may have to wait"
-    if facts.starts_none:
+    if facts.starts_none and not (facts.stop is not None and facts.stop.stop.by_quota):
         yield "Its tenant's new work is stopped: the quota of running tasks is 0, so no task of the tenant starts"
 
 
@@ -406,7 +406,7 @@ def _what_it_needs(facts: Facts) -> str:
     if facts.is_to_end:
         return "It will end without help, within about a second while all services answer"
     if facts.stop is not None and facts.state not in WAITING:
-        return f"It needs: the end of the stop: {facts.stop.stop.command('resume')}; or tenure cancel"
+        return f"It needs: the end of the stop: {facts.stop.stop.end_command}; or tenure cancel"
     needs = {
         TaskState.QUEUED: _needed_to_start(facts),
         TaskState.RUNNING: _needed_to_run(facts),

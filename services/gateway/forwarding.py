@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from services.gateway.forwarder import Forwarder
 from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, with_retries
+from services.gateway.stops import take_to_services
 from services.gateway.tool_names import check_tool_names, earlier_result
 from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
@@ -174,10 +175,13 @@ class TenantForwarder(Forwarder):
     async def UpdateTenantLimits(
         self, request: tenant_pb.UpdateTenantLimitsRequest, _context: Any
     ) -> tenant_pb.UpdateTenantLimitsResponse:
-        """Updates quotas. A repeat finds the quotas as requested."""
+        """Updates quotas. A quota of 0 is a stop, which a repeat confirms again."""
         self._check_operator()
         with self._acting_on(request) as forwarded:
-            return await with_retries(lambda: self._peers.tenants.UpdateTenantLimits(forwarded))
+            updated = await with_retries(lambda: self._peers.tenants.UpdateTenantLimits(forwarded))
+        if updated.tenant.HasField("stopped"):
+            updated.tenant.stopped.unconfirmed.extend(await take_to_services(self._peers))
+        return updated
 
     async def ListTenants(self, request: tenant_pb.ListTenantsRequest, _context: Any) -> tenant_pb.ListTenantsResponse:
         self._check_operator()

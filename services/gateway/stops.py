@@ -34,7 +34,7 @@ async def begin_stop(peers: Peers, request: api.BeginStopRequest) -> api.BeginSt
     stop = (await with_retries(lambda: peers.checkpoint.BeginStop(request))).stop
     covered = ledger.ListStoppedTasksRequest(stop=stop)
     held = await with_retries(lambda: peers.checkpoint.ListStoppedTasks(covered))
-    unconfirmed = await _take_to_services(peers)
+    unconfirmed = await take_to_services(peers)
     calls = await _calls_in_flight(peers, stop, held.tasks) if TOOLS not in unconfirmed else []
     if not stop.tool:
         calls += [_model_call(task) for task in held.tasks if task.model_open]
@@ -45,10 +45,10 @@ async def end_stop(peers: Peers, request: api.EndStopRequest) -> api.EndStopResp
     """Ends a stop in all services. Raises InvalidRequest, NotFound (NO_SUCH_STOP), Unavailable."""
     selected(request)
     stop = (await with_retries(lambda: peers.checkpoint.EndStop(request))).stop
-    return api.EndStopResponse(stop=stop, unconfirmed=await _take_to_services(peers))
+    return api.EndStopResponse(stop=stop, unconfirmed=await take_to_services(peers))
 
 
-async def _take_to_services(peers: Peers) -> list[str]:
+async def take_to_services(peers: Peers) -> list[str]:
     """Takes the stops in force to the tool service, and waits for the readers of the ledger. Returns who is late."""
     unconfirmed = []
     try:

@@ -15,6 +15,7 @@ from services.gateway.external_entries import append_external, copy_shared
 from services.gateway.forwarder import Forwarder
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
+from services.gateway.plans import check_expression
 from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
 from services.gateway.undo import plan_undo, undo_task
@@ -238,6 +239,8 @@ class TaskServicer(Forwarder):
             copy_shared(request, event)
             signalled = await with_retries(lambda: self._peers.checkpoint.SendSignal(event))
             return api.ResumeTaskResponse(task=signalled.task if signalled.HasField("task") else None)
+        if request.plan.when:
+            await check_expression(self._peers, request.plan)
         sent = SentFiles.of(request)
         answer = ledger.WaitAnswer(files=sent.submitted)
         copy_shared(request, answer)

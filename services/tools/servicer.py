@@ -311,6 +311,7 @@ class ToolServicer(ToolServiceServicer):
             undoes=request.undoes,
             has_check=settlement is not None and settlement.check_with is not None,
             form=OWN_FORM if is_own else self._registry.form_of(request.tool, claims.tenant),
+            needs_approval=request.needs_approval,
         )
         if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)

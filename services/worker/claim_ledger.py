@@ -80,7 +80,7 @@ class ClaimLedger:
 
     async def open(self) -> None:
         """Opens the task and folds its history, a page at a time: the other tasks of this worker go on meanwhile."""
-        point = ResumePoint()
+        point = ResumePoint(planned_tools=frozenset(plan.tool for plan in self._held_task.claims.plans))
 
         def take(page: Sequence[ledger_pb2.Entry]) -> None:
             for entry in read_entries(page):

@@ -210,8 +210,9 @@ class Loop:
         """Runs tool calls; their outcomes become pending. Returns a transition when the task must leave this worker."""
         self._time(move.step)
         await failpoint("worker.after_intent")
+        approve_tools = (*self._spec.agent.approve_tools, *self._own_approvals)
         try:
-            unusual = await self._tools.run(move.step, move.intents)
+            unusual = await self._tools.run(move.step, move.intents, approve_tools)
         finally:
             self._pending += self._tools.uncommitted
             self._tools.uncommitted = []
@@ -220,7 +221,6 @@ class Loop:
         self._pending = self._with_notes(self._pending)
         if transition := after_calls(self._point, self._spec.policy, unusual):
             return transition
-        approve_tools = (*self._spec.agent.approve_tools, *self._own_approvals)
         reasons = {intent.call_id: outcome.content for intent, outcome in unusual.to_approve}
         asks = (*(intent for intent, _ in unusual.to_approve), *move.asks)
         wait, unfit = first_wait(asks, approve_tools, self._point.allowed_calls, reasons)

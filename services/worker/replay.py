@@ -77,6 +77,8 @@ class RecordedTools(ToolsClient):
         limits: CallLimits,  # noqa: ARG002  nothing is executed
         resolution: Resolution | None,  # noqa: ARG002
         own: OwnCall | None = None,  # noqa: ARG002
+        *,
+        needs_approval: bool = False,  # noqa: ARG002
     ) -> Outcome:
         """Returns the recorded outcome, or an error for the model to read."""
         on_event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -27,6 +27,7 @@ from tenure.domain.states import Reason
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tool_rules import NEEDS_APPROVAL
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
+from tenure.domain.waiting_calls import needs_approval
 from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.request_context import within_trace
 from tenure.validators.common import MIN_OUTPUT_BYTES
@@ -79,6 +80,7 @@ class ToolStep:
         self._contents = KeptContents(dependencies.tools, dependencies.trust, held_task)
         self._output_limit_bytes = 0
         self._stopped: set[str] = set()
+        self._unapproved: set[str] = set()
         self.uncommitted: list[StepEntry] = []
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
@@ -89,12 +91,17 @@ class ToolStep:
         """Takes the own tools of the next calls, which this process runs."""
         self._own = {tool.name: tool for tool in tools}
 
-    async def run(self, step: int, intents: Sequence[ToolIntent]) -> ToolStepProblems:
-        """Runs all calls. Returns the calls whose outcome may not go to the model.
+    async def run(
+        self, step: int, intents: Sequence[ToolIntent], approve_tools: Collection[str] = ()
+    ) -> ToolStepProblems:
+        """Runs all calls. Returns the calls whose outcome may not go to the model. `approve_tools`: their calls need an
+        approval; those without one run only by a plan.
 
         An interruption ends the wait. The calls go on, and the next owner joins them.
         """
         problems = ToolStepProblems()
+        allowed = self._ledger.point.allowed_calls
+        self._unapproved = {one.call_id for one in intents if needs_approval(one, approve_tools, allowed)}
         self._output_limit_bytes = max(
             MIN_OUTPUT_BYTES, self._window.within(self._ledger.point.window_tokens).result_bytes // max(1, len(intents))
         )
@@ -207,6 +214,7 @@ class ToolStep:
                     limits,
                     self._ledger.point.resolutions.get(intent.call_id),
                     None if call is None else self._own_call(call),
+                    needs_approval=intent.call_id in self._unapproved,
                 )
             except TryLater as error:
                 if error.reason == Reason.STOPPED:

@@ -126,15 +126,18 @@ class ToolsClient:
         limits: CallLimits,
         resolution: Resolution | None,
         own: OwnCall | None = None,
+        *,
+        needs_approval: bool = False,
     ) -> Outcome:
         """Runs the call, or joins the running call. `on_event` is called with every event of the call except a refusal.
 
         Cancelling this coroutine ends the wait, not the tool. `resolution` is the ledger's resolution of the call, if
-        any. `own`: this process runs the call. Raises Unavailable when there was no outcome in time: execute the call
-        again, which joins it.
+        any. `own`: this process runs the call. `needs_approval`: only a plan may permit it. Raises Unavailable when
+        there was no outcome in time: execute the call again, which joins it.
         """
         final_event: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
         request = _build_request(token, intent, limits, resolution)
+        request.needs_approval = needs_approval
         if own is not None:
             own.add_to(request)
 

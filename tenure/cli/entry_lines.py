@@ -20,6 +20,7 @@ from tenure.cli.formatting import (
 from tenure.domain.budget import WARNING_PERCENT, money_text, usd
 from tenure.domain.states import Reason
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.wire.call_plans import plan_to_domain
 from tenure.wire.common import OUTCOME_STATUSES, seconds, state_name
 from tenure.wire.tenant_service import describe_use
 
@@ -172,6 +173,9 @@ def _resolution(body: ledger_pb2.WaitResolution) -> str:
     extra = f", {body.extra_budget_tokens:,} tokens more" if body.extra_budget_tokens else ""
     extra += f", {money_text(body.extra_budget_nano_usd)} more" if body.extra_budget_nano_usd else ""
     link = f", by the link of {body.addressee}" if body.addressee else ""
+    if body.HasField("plan"):
+        until = body.plan.end_time.ToDatetime().strftime("%Y-%m-%d %H:%M UTC")
+        extra += f", and without asking {plan_to_domain(body.plan).describe()}, until {until}"
     return f"{message}{edited}{extra}{link}{f' ({body.comment})' if body.comment else ''}"
 
 

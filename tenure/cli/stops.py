@@ -60,7 +60,7 @@ async def stop(
         context.emit(begun)
     else:
         _show_begun(context, begun)
-    _warn_of(begun.unconfirmed, "calls may still begin there: repeat the command")
+    warn_of(begun.unconfirmed, "calls may still begin there: repeat the command")
 
 
 def _show_begun(context: Context, begun: pb.BeginStopResponse) -> None:
@@ -77,7 +77,7 @@ def _show_begun(context: Context, begun: pb.BeginStopResponse) -> None:
         echo("no call was in flight")
     if begun.more:
         echo("more tasks had calls in flight: tenure list shows them")
-    echo(f"to resume it: {stopped.command('resume')} --reason TEXT")
+    echo(f"to resume it: {stopped.end_command} --reason TEXT")
 
 
 @click.command(cls=SectionedCommand, short_help="End a stop.")
@@ -90,7 +90,7 @@ async def resume(
     request = pb.EndStopRequest(agent=agent, tool=tool, queue=queue, tenant=of_tenant, all=is_all, reason=reason)
     ended = await client.admin.EndStop(request)
     context.say(ended, f"resumed: {stop_to_domain(ended.stop).describe()}")
-    _warn_of(ended.unconfirmed, "they follow within seconds once they are back")
+    warn_of(ended.unconfirmed, "they follow within seconds once they are back")
 
 
 @click.command(short_help="List the stops in force.")
@@ -108,7 +108,7 @@ def _show_stops(context: Context, listed: Sequence[pb.Stop]) -> None:
     context.console.print(table)
 
 
-def _warn_of(unconfirmed: Sequence[str], consequence: str) -> None:
+def warn_of(unconfirmed: Sequence[str], consequence: str) -> None:
     """Says loudly which services did not confirm. Ends the command with EXIT_PARTIAL then."""
     if unconfirmed:
         echo(f"NOT CONFIRMED by {', '.join(unconfirmed)}: {consequence}", err=True)

@@ -13,6 +13,7 @@ from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import ago, input_total, make_table, one_line, seconds_text, tokens_total
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, Typed, find_task
+from tenure.cli.stops import warn_of
 from tenure.client import Client
 from tenure.domain.budget import money_text, nano_usd_of, usd
 from tenure.domain.quotas import QuotaKind, QuotaPolicy
@@ -122,8 +123,8 @@ async def limit(
 ) -> None:
     """Set the quotas of NAME. For operators. Quotas that are not given keep their values.
 
-    A quota is a number, of which 0 allows nothing; with `100,refuse` or `100,delay` it also sets whether work beyond it
-    is refused or delayed. `default` follows the installation's default.
+    A quota is a number; 0 running tasks, tokens or dollars stop NAME as `tenure admin stop` does. With `100,refuse` or
+    `100,delay` it also sets whether work beyond it is refused or delayed. `default` follows the installation's default.
     """
     quotas = {_OPTIONS[option]: quota for option, quota in options.items() if quota is not None}
     removed = [_OPTIONS[option.replace("-", "_")] for option in no_limit]
@@ -141,7 +142,9 @@ async def limit(
 
     known = await client.tenants.GetTenant(pb.GetTenantRequest(tenant=name))
     request.expected_revision = known.tenant.revision
-    context.show((await client.tenants.UpdateTenantLimits(request)).tenant, _show)
+    updated = (await client.tenants.UpdateTenantLimits(request)).tenant
+    context.show(updated, _show)
+    warn_of(updated.stopped.unconfirmed, "calls may still begin there: repeat the command")
 
 
 def _quota(kind: QuotaKind, quota: QuotaOption) -> pb.Quota:
@@ -175,6 +178,10 @@ def _show(context: Context, tenant: pb.Tenant) -> None:
         )
     context.console.print(f"tenant {tenant.tenant}", style="bold")
     context.console.print(table)
+    if tenant.HasField("stopped"):
+        stopped = tenant.stopped
+        text = f"STOPPED since {ago(stopped.stop_time)} by {stopped.stopped_by}: {one_line(stopped.reason, 200)}"
+        context.console.print(text, markup=False)
     if tenant.revision:
         context.console.print(
             f"revision {tenant.revision} by {tenant.actor}: {one_line(tenant.reason, 200)}", style="dim"

@@ -36,14 +36,16 @@ from tenure.cli.formatting import (
     why,
 )
 from tenure.cli.output import echo
-from tenure.cli.parameters import DOLLARS, MESSAGE_FILES, find_task, task_argument
+from tenure.cli.parameters import DOLLARS, DURATION, MESSAGE_FILES, find_task, task_argument
 from tenure.client import Client
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.states import Reason
 from tenure.domain.waits import APPROVE, EDIT, call_digest
 from tenure.sdk.option_values import files as input_files
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, tool_pb2
+from tenure.wire.call_plans import plan_to_wire
 from tenure.wire.common import state_name, unix_seconds
 
 WAITING = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
@@ -83,6 +85,18 @@ async def waits(context: Context, client: Client, external: bool, limit: int) ->
     "--call", "calls", multiple=True, metavar="ID", help="Of several calls that wait: only this one; may be repeated."
 )
 @click.option("--all", "all_calls", is_flag=True, help="Of several calls that wait: all of them.")
+@click.option(
+    "--plan",
+    "plan_count",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Also allow N later calls of the tool.",
+)
+@click.option("--plan-tool", default="", metavar="NAME", help="Of this tool; default: that of the call you allow.")
+@click.option("--plan-when", default="", metavar="CEL", help="Only calls for which this is true: args.cents < 5000.")
+@click.option("--plan-same", multiple=True, metavar="PATH", help="Only calls with the same value there: args.customer.")
+@click.option("--plan-sum", default="", metavar="PATH=MOST", help="At most so much in all: args.cents=20000.")
+@click.option("--plan-for", type=DURATION, metavar="TIME", help="Until then; default: 24h, at most 30d.")
 @click.option("--comment", default="", help="A comment for the agent; recorded in the ledger.")
 @click.option("--file", "files", **MESSAGE_FILES)
 @click.option(
@@ -152,6 +166,7 @@ async def resume(
         extra_budget_tokens=answer.extra_tokens,
         extra_budget_nano_usd=answer.usd,
         files=sent,
+        plan=answer.plan(),
         request_id=answer.request_id,
     )
     context.say(resumed, f"answered; {short_id(resumed.task_id)} is {why(resumed.state, '', '')}")
@@ -171,6 +186,30 @@ class TypedAnswer:
     extra_tokens: int
     usd: int
     request_id: str
+    plan_count: int | None = None
+    plan_tool: str = ""
+    plan_when: str = ""
+    plan_same: tuple[str, ...] = ()
+    plan_sum: str = ""
+    plan_for: float | None = None
+
+    def plan(self) -> tool_pb2.CallPlan | None:
+        """Returns the later calls that the answer approves, too. Raises UsageError for bounds without a number."""
+        if self.plan_count is None:
+            if self.plan_tool or self.plan_when or self.plan_same or self.plan_sum or self.plan_for is not None:
+                raise click.UsageError("give --plan N, the most later calls, with the other options of a plan")
+            return None
+        sum_of, _, limit = self.plan_sum.partition("=")
+        plan = PlannedCalls(
+            count=self.plan_count,
+            tool=self.plan_tool,
+            when=self.plan_when,
+            same=self.plan_same,
+            sum_of=sum_of,
+            limit=limit,
+            lasts_seconds=self.plan_for or 0.0,
+        )
+        return plan_to_wire(plan)
 
     def decision(self, wait: task_pb2.Wait) -> str:
         """Returns the decision as ResumeTask takes it, "" for a reply."""
@@ -193,7 +232,8 @@ class TypedAnswer:
     def text(self, wait: task_pb2.Wait) -> str:
         """Returns the answer for the question that asks for confirmation."""
         which = f"{' '.join(one.call_id for one in self.decisions(wait))} " if wait.calls else ""
-        return harmless(f"{which}{self.decision(wait)} {self.edit or ''}".strip() or f"reply {self.reply}")
+        later = f" and up to {self.plan_count:,} later calls" if self.plan_count else ""
+        return harmless(f"{which}{self.decision(wait)} {self.edit or ''}".strip() + later or f"reply {self.reply}")
 
 
 async def _answered_wait(client: Client, task: task_pb2.Task, wait_id: str, request_id: str) -> task_pb2.Wait | None:

@@ -418,11 +418,13 @@ class Client:
         extra_budget_tokens: int = 0,
         extra_budget_nano_usd: int = 0,
         files: Iterable[workspace_pb2.InputFile] = (),
+        plan: tool_pb2.CallPlan | None = None,
         request_id: str = "",
     ) -> task_pb2.Task:
         """Answers the wait `wait_id` with a decision, a reply, or decisions on its `calls`.
 
-        A decision on a call needs its `call_digest`. The agent gets the `files` with the answer.
+        A decision on a call needs its `call_digest`. The agent gets the `files` with the answer. `plan`: later calls
+        that the answer approves, too.
 
         The extra amounts raise the caps of the task's root. The approval of a wait for budget grants them, or without
         any amount the suggested ones; BudgetExhausted: they are too small for the next model call.
@@ -441,6 +443,7 @@ class Client:
             extra_budget_nano_usd=extra_budget_nano_usd,
             calls=calls,
             files=files,
+            plan=plan,
         )
         if calls:
             request.call_digest = ""

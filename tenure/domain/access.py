@@ -65,7 +65,7 @@ class Access:
 
     `roles`: the processes that may call it. `permission`: the one that a client needs; None: no client may call it.
     `needs_token`: the request carries a fencing token. `is_audited`: calls are recorded in the audit log.
-    `is_long_poll`: the answer may come only after minutes.
+    `is_long_poll`: the answer may come only after minutes. `audited_fields`: calls with one of them are recorded, too.
     """
 
     roles: frozenset[Role] = frozenset()
@@ -73,6 +73,7 @@ class Access:
     needs_token: bool = False
     is_audited: bool = False
     is_long_poll: bool = False
+    audited_fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.images import SubmittedFile
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
 from tenure.domain.outputs import TaskOutput
@@ -239,7 +240,9 @@ class WaitEscalated:
 
 @dataclass(frozen=True, slots=True)
 class WaitResolution:
-    """A wait has its answer. `answer`: the decision, the text, or the event's payload as JSON."""
+    """A wait has its answer. `answer`: the decision, the text, or the event's payload as JSON. `plan`: later calls that
+    it approved, too.
+    """
 
     wait_id: str
     call_id: str
@@ -254,6 +257,7 @@ class WaitResolution:
     addressee: str = ""
     client_address: str = ""
     shown_digest: str = ""
+    plan: PlannedCalls | None = None
 
 
 @dataclass(frozen=True, slots=True)

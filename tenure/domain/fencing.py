@@ -10,11 +10,12 @@ years at 1,000 writes a second.
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum, unique
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.errors import PermissionDenied
 
@@ -92,7 +93,7 @@ class Claims:
     `agent`, `queue`: those of the task at its grant, which stops select; `labels`: of the task.
     `audiences`: the services that accept the token; None for an audience that only a newer release knows. `scopes`: the
     groups of the task; None: the token does not say. `approvals`: its open calls that a person has approved, each as
-    `<call_id>:<digest>`.
+    `<call_id>:<digest>`. `plans`: those of its tree that are in force.
     """
 
     resource: str
@@ -108,6 +109,7 @@ class Claims:
     scopes: TaskScopes | None = None
     labels: tuple[tuple[str, str], ...] = ()
     approvals: tuple[str, ...] = ()
+    plans: tuple[PlannedCalls, ...] = ()
 
     @property
     def fence(self) -> Fence:
@@ -116,7 +118,15 @@ class Claims:
 
     def without_task(self, audiences: tuple[Audience | None, ...]) -> Claims:
         """Returns the claim itself for these audiences, without what the tool service decides calls by."""
-        return replace(self, audiences=audiences, tools=None, agent="", queue="", scopes=None, labels=(), approvals=())
+        return Claims(
+            self.resource,
+            self.tenant,
+            self.epoch,
+            self.claim_id,
+            self.holder,
+            audiences=audiences,
+            installation=self.installation,
+        )
 
     @property
     def task_id(self) -> str:

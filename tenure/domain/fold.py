@@ -79,6 +79,7 @@ class ResumePoint:
     `refused_tools`: the tools whose definitions the model provider refused in this attempt of the task. Its requests
     do not have them.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
+    `planned_tools`: of the plans of the claim. The tool service decides whether their calls need an approval.
     """
 
     sequence: int = 0
@@ -92,6 +93,7 @@ class ResumePoint:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     outputs: dict[str, TaskOutput] = field(default_factory=dict)
     allowed_calls: set[str] = field(default_factory=set)
+    planned_tools: frozenset[str] = frozenset()
     edited_calls: set[str] = field(default_factory=set)
     approval_notes: dict[str, str] = field(default_factory=dict)
     resolutions: dict[str, Resolution] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from tenure.domain.retry import MAX_UNUSABLE_ANSWERS, unusable_text
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import NoProgressPolicy
 from tenure.domain.tools import UNUSABLE_CALL
-from tenure.domain.waiting_calls import asks
+from tenure.domain.waiting_calls import WAITING_TOOLS, asks
 
 CONTINUE_PROMPT: Final = "Your last message was cut off at the output limit. Go on exactly where it stopped."
 EMPTY_PROMPT: Final = "Your last message was empty. Give your final answer as a text, or go on with your work."
@@ -130,6 +130,7 @@ def calls_to_make(point: ResumePoint, own_approvals: Sequence[str] = ()) -> Exec
     waits: list[ToolIntent] = []
     for intent in point.open_intents:
         waiting = asks(intent, tools=tools, approve_tools=approve_tools, allowed=point.allowed_calls)
+        waiting = waiting and not (intent.tool in point.planned_tools and intent.tool not in WAITING_TOOLS)
         (waits if waiting else runs).append(intent)
     return ExecuteTools(point.step, tuple(runs), tuple(waits))
 

@@ -2,14 +2,14 @@
 
 A stop has selectors (tenant, agent, queue, tool). It covers what all of its selectors match; an empty selector matches
 everything, so a stop without selectors covers the installation. A stop with a tool covers calls of that tool only, and
-no task: the task waits at its call.
+no task: the task waits at its call. A quota of 0 is a stop of its tenant, too, beside one that an operator began.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -17,19 +17,32 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.quotas import OF_CALLS, Quota, QuotaKind
 from tenure.domain.states import Reason
 from tenure.domain.tools import CallState, EffectClass
 from tenure.domain.waiting_calls import WAITING_TOOLS
 
 MAX_STOPS: Final = 200
 _TOOL_PATTERN: Final = re.compile(r"[a-zA-Z0-9_*-]*")
+MAX_REASON_CHARACTERS: Final = 1000
 RETRY_SECONDS: Final = 5.0
 """The time after which a stopped task is queued again. A stop that is still in force keeps it in the queue."""
+
+STOPPING_QUOTAS: Final = (QuotaKind.RUNNING_TASKS, *OF_CALLS)
+"""Of which 0 allows no task to go on."""
+_QUOTA_NAMES: Final = {
+    QuotaKind.RUNNING_TASKS: "running tasks",
+    QuotaKind.TOKENS_PER_HOUR: "tokens an hour",
+    QuotaKind.MONEY_PER_DAY: "dollars a day",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A stop in force. `epoch`: it grows with each stop and each end of a stop, over the whole installation."""
+    """A stop in force. `epoch`: it grows with each stop and each end of a stop, over the whole installation.
+
+    `by_quota`: a quota of 0 of the tenant is the stop, and a higher quota ends it.
+    """
 
     tenant: str = ""
     agent: str = ""
@@ -39,6 +52,7 @@ class Stop:
     stopped_by: str = ""
     stop_time: datetime | None = None
     epoch: int = 0
+    by_quota: bool = False
 
     def covers_task(self, subject: Subject) -> bool:
         """Whether a task with this subject gets no grant and no model call."""
@@ -57,19 +71,27 @@ class Stop:
 
     @property
     def selectors(self) -> tuple[str, str, str, str]:
-        """Identifies the stop: there is one stop of the same selectors at a time."""
+        """What the stop selects, "" for everything."""
         return self.tenant, self.agent, self.queue, self.tool
+
+    @property
+    def identity(self) -> tuple[str, str, str, str, bool]:
+        """There is one stop of the same selectors by an operator at a time, and one by a quota."""
+        return (*self.selectors, self.by_quota)
 
     def describe(self) -> str:
         """Returns what the stop covers, for people: `tool mail_*, tenant acme`."""
         named = (("tool", self.tool), ("agent", self.agent), ("queue", self.queue), ("tenant", self.tenant))
         return ", ".join(f"{kind} {name}" for kind, name in named if name) or "everything"
 
-    def command(self, name: str) -> str:
-        """Returns the command of an operator for this stop: `resume` ends it."""
+    @property
+    def end_command(self) -> str:
+        """The command of an operator that ends the stop, without its reason."""
+        if self.by_quota:
+            return f"tenure tenants limit {self.tenant} with a higher quota"
         named = (("tool", self.tool), ("agent", self.agent), ("queue", self.queue), ("tenant", self.tenant))
         options = " ".join(f"--{kind} {shlex.quote(value)}" for kind, value in named if value)
-        return f"tenure admin {name} {options or '--all'}"
+        return f"tenure admin resume {options or '--all'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +145,29 @@ def stopped(stop: Stop, *, may_have_begun: bool = False) -> Unavailable:
     call = "It may have had its effect, and runs again after the stop" if may_have_begun else "Nothing was begun"
     return Unavailable(
         f"{stop.stopped_by or 'an operator'} stopped {stop.describe()}: {stop.reason}. {call}; "
-        f"{stop.command('resume')} ends the stop",
+        f"{stop.end_command} ends the stop",
         reason=Reason.STOPPED,
         retry_after_seconds=RETRY_SECONDS,
     )
 
 
+def stop_of(tenant: str, quotas: Mapping[QuotaKind, Quota], own: Collection[str], by: str, reason: str) -> Stop | None:
+    """Returns the stop that a tenant's quotas of 0 are. None: no quota of its own is 0.
+
+    A default of 0 is a cap only: it would be a stop of every tenant, and there are at most MAX_STOPS.
+    """
+    kinds = [kind for kind in STOPPING_QUOTAS if kind.value in own and kind in quotas and quotas[kind].most == 0]
+    if not kinds:
+        return None
+    named = " and of ".join(_QUOTA_NAMES[kind] for kind in kinds)
+    text = f"its quota of {named} is 0: {reason}"[:MAX_REASON_CHARACTERS]
+    return Stop(tenant, reason=text, stopped_by=by, by_quota=True)
+
+
 def lost_stops(known: Iterable[Stop], others: Iterable[Stop]) -> list[Stop]:
-    """Returns the stops of `others` that `known` does not have, by their selectors."""
-    selectors = {stop.selectors for stop in known}
-    return [stop for stop in others if stop.selectors not in selectors]
+    """Returns the stops of `others` that `known` does not have."""
+    identities = {stop.identity for stop in known}
+    return [stop for stop in others if stop.identity not in identities]
 
 
 def keeps_unknown(reader: StopsInForce, ledger: StopsInForce) -> bool:
@@ -142,7 +177,7 @@ def keeps_unknown(reader: StopsInForce, ledger: StopsInForce) -> bool:
     """
     if reader.epoch != ledger.epoch:
         return reader.epoch > ledger.epoch
-    return {stop.selectors for stop in reader.stops} != {stop.selectors for stop in ledger.stops}
+    return {stop.identity for stop in reader.stops} != {stop.identity for stop in ledger.stops}
 
 
 class Certainty(StrEnum):

@@ -255,7 +255,7 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     bounds = rule.bounds
     subject = b""
     if bounds.per:
-        text = json.dumps(call.at(bounds.per), sort_keys=True, default=_as_received)
+        text = json.dumps(call.at(bounds.per), sort_keys=True, default=as_received)
         subject = hashlib.sha256(text.encode()).digest()
     amount = amount_of(call.at(bounds.sum_of)) if bounds.sum_of else Decimal(0)
     window = bounds.window_seconds
@@ -263,7 +263,7 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     return BoundShare(Counter(call.tenant, rule.name, subject, window, begins_at), amount)
 
 
-def _as_received(value: Decimal) -> int | float:
+def as_received(value: Decimal) -> int | float:
     """Returns a decimal for a digest, as the tool receives it: 7.0, 7 and 7.00000000000000000001 are one value."""
     number = float(value)
     return int(number) if number.is_integer() else number
@@ -285,11 +285,15 @@ class RuleFinding:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """The decision on a call. `outcome` None: it runs, and takes `shares`. `asks`: the outcome is not final."""
+    """The decision on a call. `outcome` None: it runs, and takes `shares`. `asks`: the outcome is not final.
+
+    `permitted_by`: the plan, as a rule, by which it runs although a person had to be asked.
+    """
 
     outcome: Outcome | None = None
     asks: bool = False
     shares: tuple[BoundShare, ...] = ()
+    permitted_by: str = ""
 
     @property
     def verdict(self) -> RuleVerdict:
@@ -299,14 +303,20 @@ class Ruling:
         return RuleVerdict.ASK if self.asks else RuleVerdict.DENY
 
 
-def decide_call(findings: Sequence[RuleFinding], *, is_approved: bool) -> Ruling:
-    """Decides a call by all rules that fit it. `is_approved`: a person has approved this very call."""
+def decide_call(
+    findings: Sequence[RuleFinding], *, is_approved: bool, ask_reason: str = "", plans: Sequence[RuleFinding] = ()
+) -> Ruling:
+    """Decides a call by all rules that fit it. `is_approved`: a person has approved this very call.
+
+    `ask_reason`: why a person is asked whatever the rules say; "": the rules decide that. `plans`: those that apply to
+    the call, the oldest first.
+    """
     for finding in findings:
         if finding.problem:
             text = f"The rule {finding.rule.name} cannot be decided for this call: {finding.problem}."
             return _denied(RULE_FAILED, text)
     applied = [finding for finding in findings if finding.applies]
-    asks: list[str] = []
+    asks = [ask_reason] if ask_reason else []
     for finding in applied:
         verdict, why = _by_rule(finding)
         if verdict is RuleVerdict.DENY:
@@ -316,9 +326,17 @@ def decide_call(findings: Sequence[RuleFinding], *, is_approved: bool) -> Ruling
     closed = [finding.rule for finding in findings if finding.rule.verdict is RuleVerdict.ALLOW]
     if closed and not applied:
         return _denied(RULE_DENIED, _unlisted(closed))
-    if asks and not is_approved:
-        return Ruling(Outcome(OutcomeStatus.NOT_ALLOWED, " ".join(asks), detail=NEEDS_APPROVAL), asks=True)
-    return Ruling(shares=tuple(finding.share for finding in applied if finding.share is not None))
+    shares = tuple(finding.share for finding in applied if finding.share is not None)
+    if not asks or is_approved:
+        return Ruling(shares=shares)
+    for plan in plans:
+        assert plan.rule.bounds is not None, "a plan counts its calls"
+        assert plan.share is not None, "a plan counts its calls"
+        exceeded = _exceeded(plan.rule.bounds, plan.share, plan.use)
+        if not exceeded:
+            return Ruling(shares=(*shares, plan.share), permitted_by=plan.rule.name)
+        asks.append(f"The plan of an earlier approval {exceeded}.")
+    return Ruling(Outcome(OutcomeStatus.NOT_ALLOWED, " ".join(asks), detail=NEEDS_APPROVAL), asks=True)
 
 
 def _by_rule(finding: RuleFinding) -> tuple[RuleVerdict, str]:

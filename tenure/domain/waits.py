@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.budget import Budget, BudgetRequest, missing_of, usd
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
 from tenure.domain.states import Reason
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -211,7 +212,8 @@ class CallDecision:
 class WaitAnswer:
     """An answer to a wait. `calls`: decisions on some of its calls, in place of `text`.
 
-    `addressee`, `client_address`: of an answer by link. `shown_digest`: of what was shown.
+    `addressee`, `client_address`: of an answer by link. `shown_digest`: of what was shown. `plan`: later calls that it
+    approves, too.
     """
 
     kind: WaitAnswerKind
@@ -225,6 +227,7 @@ class WaitAnswer:
     client_address: str = ""
     shown_digest: str = ""
     calls: tuple[CallDecision, ...] = ()
+    plan: PlannedCalls | None = None
 
 
 NO_ANSWER: Final = WaitAnswer(WaitAnswerKind.NO_ANSWER)

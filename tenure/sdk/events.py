@@ -17,7 +17,7 @@ from tenure.domain.states import TaskState
 from tenure.domain.tools import OutcomeStatus, ToolDefinition
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 from tenure.sdk.json_shape import PublicValue
-from tenure.sdk.task_info import TaskBudget, TaskInfo, TaskWait
+from tenure.sdk.task_info import CallPlan, TaskBudget, TaskInfo, TaskWait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +202,7 @@ class WaitResolutionEvent(Event):
     """A wait has its answer. `answer`: the decision, the text, or the payload of the event, as JSON text.
 
     `addressee`: whom the link was sent to, for an answer by link. `shown_digest`: of what the person could read.
+    `plan`: the later calls that the answer approved, too.
     """
 
     wait_id: str
@@ -216,6 +217,7 @@ class WaitResolutionEvent(Event):
     request_id: str
     addressee: str
     shown_digest: str
+    plan: CallPlan | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from tenure.sdk import events
 from tenure.sdk.errors import ServerFailed
 from tenure.sdk.task_info import (
     BudgetNeed,
+    CallPlan,
     CallToApprove,
     FunctionCall,
     ModelParametersInfo,
@@ -30,9 +31,9 @@ from tenure.sdk.task_info import (
     TaskWait,
 )
 from tenure.sdk.undo_info import UndoEffect, UndoPlan
-from tenure.v1 import ledger_pb2, task_pb2, workspace_pb2
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2, workspace_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.codec import PairOptions, json_of, reader
+from tenure.wire.codec import PairOptions, json_of, reader, writer
 from tenure.wire.common import PRIORITIES, EnumMap, to_dict
 
 V = TypeVar("V")
@@ -73,6 +74,9 @@ public(ModelParametersInfo, task_pb2.ModelParameters)
 public(TaskLimits, task_pb2.Limits, skip="no_money_cap")
 public(TaskBudget, task_pb2.BudgetStatus)
 public(BudgetNeed, task_pb2.BudgetRequest, skip="budget")
+_OF_PLANS: Final = {"ends_at": "end_time", "approved_at": "approve_time"}
+public(CallPlan, tool_pb2.CallPlan, rename=_OF_PLANS, skip="lasts")
+call_plan_to_wire = writer(CallPlan, tool_pb2.CallPlan, rename=_OF_PLANS, skip="lasts")
 public(CallToApprove, task_pb2.WaitingCall)
 public(
     TaskWait,

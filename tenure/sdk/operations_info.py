@@ -236,8 +236,9 @@ DeliveryInfo: Final[Any] = _shape(
 StopInfo: Final[Any] = _shape(
     "StopInfo",
     admin_pb.Stop,
-    "A stop in force. Of `tenant`, `agent`, `queue` and `tool` it covers what all match; empty: everything.",
-    "tenant agent queue tool reason stopped_by stopped_at",
+    "A stop in force. Of `tenant`, `agent`, `queue` and `tool` it covers what all match; empty: everything. "
+    "`by_quota`: a quota of 0 of the tenant is the stop, and a higher quota ends it.",
+    "tenant agent queue tool reason stopped_by stopped_at by_quota",
     rename={"stopped_at": "stop_time"},
     skip="epoch",
 )
@@ -287,11 +288,20 @@ QuotaInfo: Final[Any] = _part(
     },
     skip="most no_limit",
 )
+QuotaStopInfo: Final[Any] = _part(
+    "QuotaStopInfo",
+    tenant_pb.QuotaStop,
+    "A stop of a tenant that a quota of 0 is. `unconfirmed`: the services where calls may still begin, because they "
+    "did not confirm the stop when the quota was set: set it again.",
+    "reason stopped_by stopped_at unconfirmed",
+    rename={"stopped_at": "stop_time"},
+)
 TenantInfo: Final[Any] = _shape(
     "TenantInfo",
     tenant_pb.Tenant,
-    "A tenant with its quotas. `changed_by` and `reason`: of the newest change of its quotas.",
-    "tenant quotas revision changed_by reason created_at updated_at",
+    "A tenant with its quotas. `changed_by` and `reason`: of the newest change of its quotas. `stopped`: the stop "
+    "that a quota of 0 is.",
+    "tenant quotas revision changed_by reason created_at updated_at stopped",
     rename={"changed_by": "actor"},
 )
 UsageInfo: Final[Any] = _part(

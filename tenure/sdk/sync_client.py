@@ -19,7 +19,7 @@ from tenure.sdk.option_values import Money, Seconds
 from tenure.sdk.submit_options import AgentOptions, FunctionOptions, SubmitOptions, takes
 from tenure.sdk.task import Task
 from tenure.sdk.task_filter import States, TaskFilterOptions
-from tenure.sdk.task_info import TaskCounts, TaskFile, TaskInfo, TaskPage, TaskWait
+from tenure.sdk.task_info import CallPlan, TaskCounts, TaskFile, TaskInfo, TaskPage, TaskWait
 from tenure.sdk.undo_info import UndoPlan
 
 T = TypeVar("T")
@@ -114,6 +114,7 @@ class SyncTask(Generic[T]):
         comment: str = "",
         calls: Iterable[str] | None = None,
         files: Iterable[InputFile | Path] = (),
+        plan: CallPlan | None = None,
         request_id: str = "",
     ) -> TaskInfo:
         """Approves what the wait asks for: a tool call, the agent's request for approval, more budget, to continue.
@@ -125,6 +126,7 @@ class SyncTask(Generic[T]):
         `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
         of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
         `files`: as those of a message, see `send`; the agent reads their names with the answer.
+        `plan`: later calls that need no approval of their own, see `CallPlan`; only for a tool call.
         `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
 
         Raises InvalidRequest for a wait that asks no yes or no: use `answer`. Raises WrongState, NotFound,
@@ -139,6 +141,7 @@ class SyncTask(Generic[T]):
                 comment=comment,
                 calls=calls,
                 files=files,
+                plan=plan,
                 request_id=request_id,
             )
         )

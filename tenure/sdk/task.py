@@ -14,12 +14,12 @@ from tenure.sdk.answers import WaitReply, approval, denial, free_answer
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import ResultMismatch, ending_error
 from tenure.sdk.events import Event
-from tenure.sdk.from_wire import entry_event, result_json_of, task_file, task_info
+from tenure.sdk.from_wire import call_plan_to_wire, entry_event, result_json_of, task_file, task_info
 from tenure.sdk.live_text import LiveTextFilter
 from tenure.sdk.option_values import Money, Seconds, nano_usd, seconds_of
 from tenure.sdk.option_values import files as input_files
 from tenure.sdk.result_type import ResultType
-from tenure.sdk.task_info import TaskFile, TaskInfo, TaskWait
+from tenure.sdk.task_info import CallPlan, TaskFile, TaskInfo, TaskWait
 from tenure.v1 import task_pb2, task_service_pb2
 from tenure.wire.task import call_decision_to_wire
 
@@ -130,6 +130,7 @@ class Task(Generic[T]):
         comment: str = "",
         calls: Iterable[str] | None = None,
         files: Iterable[InputFile | Path] = (),
+        plan: CallPlan | None = None,
         request_id: str = "",
     ) -> TaskInfo:
         """Approves what the wait asks for: a tool call, the agent's request for approval, more budget, to continue.
@@ -141,6 +142,7 @@ class Task(Generic[T]):
         `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
         of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
         `files`: as those of a message, see `send`; the agent reads their names with the answer.
+        `plan`: later calls that need no approval of their own, see `CallPlan`; only for a tool call.
         `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
 
         Raises InvalidRequest for a wait that asks no yes or no: use `answer`. Raises WrongState, NotFound,
@@ -148,7 +150,7 @@ class Task(Generic[T]):
         """
         reply = approval(wait, arguments, calls)
         extra = (extra_tokens, nano_usd("extra_cost", extra_cost))
-        return await self._answer(wait, reply, comment, request_id, files, *extra)
+        return await self._answer(wait, reply, comment, request_id, files, *extra, plan=plan)
 
     async def deny(
         self,
@@ -254,6 +256,7 @@ class Task(Generic[T]):
         files: Iterable[InputFile | Path],
         extra_tokens: int = 0,
         extra_nano_usd: int = 0,
+        plan: CallPlan | None = None,
     ) -> TaskInfo:
         sent = input_files("files", files)
         with self._connection.use() as client:
@@ -269,6 +272,7 @@ class Task(Generic[T]):
                 extra_budget_tokens=extra_tokens,
                 extra_budget_nano_usd=extra_nano_usd,
                 files=sent,
+                plan=None if plan is None else call_plan_to_wire(plan),
                 request_id=request_id,
             )
             return self._seen(answered)

@@ -37,6 +37,28 @@ class TaskBudget(PublicValue):
     unpriced_calls: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlan(PublicValue):
+    """Later calls of a task's tree that an approval permits at once: up to `count` calls of `tool` ("": of the approved
+    call) for which the CEL expression `when` is true, which have at the paths `same` ("args.customer") the values of
+    the approved call, and whose amounts at `sum_of` are at most `limit` together. `ends_at` None: after 24 hours.
+
+    The ledger sets `plan_id`, `same_values` (JSON texts), `approved_by` and `approved_at`.
+    """
+
+    count: int
+    tool: str = ""
+    when: str = ""
+    same: tuple[str, ...] = ()
+    sum_of: str = ""
+    limit: str = ""
+    ends_at: datetime | None = None
+    plan_id: str = ""
+    same_values: tuple[str, ...] = ()
+    approved_by: str = ""
+    approved_at: datetime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetNeed(PublicValue):
     """The budget that a waiting task asks for (`WaitKind.BUDGET`).

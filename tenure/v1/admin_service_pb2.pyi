@@ -1697,6 +1697,7 @@ class Stop(message.Message):
     STOPPED_BY_FIELD_NUMBER: builtins.int
     STOP_TIME_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
+    BY_QUOTA_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """The tenant; empty: every tenant."""
     agent: builtins.str
@@ -1711,6 +1712,8 @@ class Stop(message.Message):
     """By whom."""
     epoch: builtins.int
     """It grows with each stop and each end of a stop of the installation."""
+    by_quota: builtins.bool
+    """A quota of 0 of the tenant is the stop: a higher quota ends it, and EndStop does not."""
     @builtins.property
     def stop_time(self) -> timestamp_pb2.Timestamp:
         """Since when."""
@@ -1726,10 +1729,11 @@ class Stop(message.Message):
         stopped_by: builtins.str = ...,
         stop_time: timestamp_pb2.Timestamp | None = ...,
         epoch: builtins.int = ...,
+        by_quota: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["stop_time", b"stop_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "epoch", b"epoch", "queue", b"queue", "reason", b"reason", "stop_time", b"stop_time", "stopped_by", b"stopped_by", "tenant", b"tenant", "tool", b"tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "by_quota", b"by_quota", "epoch", b"epoch", "queue", b"queue", "reason", b"reason", "stop_time", b"stop_time", "stopped_by", b"stopped_by", "tenant", b"tenant", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,7 +131,9 @@ class AdminServiceStub:
     services that did not confirm the stop. A repeat confirms the same stop again.
     """
     EndStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]
-    """Ends the stop with exactly these selectors. NOT_FOUND / NO_SUCH_STOP: none has them."""
+    """Ends the stop with exactly these selectors. NOT_FOUND / NO_SUCH_STOP: none has them, or a quota of 0 is the stop,
+    which UpdateTenantLimits ends.
+    """
     ListStops: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]
     """Lists the stops in force, the oldest first."""
     ListEffects: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListEffectsRequest, _admin_service_pb2.ListEffectsResponse]

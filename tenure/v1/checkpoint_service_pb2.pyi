@@ -1313,6 +1313,7 @@ class Offer(message.Message):
     SCOPES_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     APPROVALS_FIELD_NUMBER: builtins.int
+    PLANS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1365,6 +1366,10 @@ class Offer(message.Message):
     def approvals(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """For its token: TokenClaims.approvals."""
 
+    @builtins.property
+    def plans(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallPlan]:
+        """For its token: TokenClaims.plans."""
+
     def __init__(
         self,
         *,
@@ -1386,10 +1391,11 @@ class Offer(message.Message):
         scopes: token_pb2.TaskScopes | None = ...,
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
         approvals: abc.Iterable[builtins.str] | None = ...,
+        plans: abc.Iterable[tool_pb2.CallPlan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "scopes", b"scopes", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "labels", b"labels", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "scopes", b"scopes", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "labels", b"labels", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "plans", b"plans", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "scopes", b"scopes", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1958,6 +1964,7 @@ class WaitAnswer(message.Message):
     SHOWN_DIGEST_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait; empty: the present wait, which an operator began. FAILED_PRECONDITION / WRONG_STATE: there is none."""
     decision: builtins.str
@@ -1990,6 +1997,10 @@ class WaitAnswer(message.Message):
     def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.SubmittedFile]:
         """The files that came with it: they are recorded as a message for the agent, together with the answer."""
 
+    @builtins.property
+    def plan(self) -> tool_pb2.CallPlan:
+        """Also approves later calls: see ResumeTaskRequest."""
+
     def __init__(
         self,
         *,
@@ -2006,10 +2017,11 @@ class WaitAnswer(message.Message):
         shown_digest: builtins.str = ...,
         calls: abc.Iterable[task_pb2.CallDecision] | None = ...,
         files: abc.Iterable[workspace_pb2.SubmittedFile] | None = ...,
+        plan: tool_pb2.CallPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "reply", b"reply"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "plan", b"plan", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "files", b"files", "reply", b"reply", "shown_digest", b"shown_digest", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "client_address", b"client_address", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "files", b"files", "plan", b"plan", "reply", b"reply", "shown_digest", b"shown_digest", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

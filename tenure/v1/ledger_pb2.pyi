@@ -808,6 +808,7 @@ class WaitResolution(message.Message):
     ADDRESSEE_FIELD_NUMBER: builtins.int
     CLIENT_ADDRESS_FIELD_NUMBER: builtins.int
     SHOWN_DIGEST_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait."""
     call_id: builtins.str
@@ -836,6 +837,10 @@ class WaitResolution(message.Message):
     """For an answer of a person: SHA-256 in lower-case hex of what the person could read of the wait, see
     ApprovalService.
     """
+    @builtins.property
+    def plan(self) -> tool_pb2.CallPlan:
+        """The later calls that the answer approves at once; absent: none."""
+
     def __init__(
         self,
         *,
@@ -852,10 +857,11 @@ class WaitResolution(message.Message):
         addressee: builtins.str = ...,
         client_address: builtins.str = ...,
         shown_digest: builtins.str = ...,
+        plan: tool_pb2.CallPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "answer_kind", b"answer_kind", "call_id", b"call_id", "client_address", b"client_address", "comment", b"comment", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "request_id", b"request_id", "shown_digest", b"shown_digest", "wait_id", b"wait_id", "wait_kind", b"wait_kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addressee", b"addressee", "answer", b"answer", "answer_kind", b"answer_kind", "call_id", b"call_id", "client_address", b"client_address", "comment", b"comment", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "plan", b"plan", "request_id", b"request_id", "shown_digest", b"shown_digest", "wait_id", b"wait_id", "wait_kind", b"wait_kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,17 +26,17 @@ from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor
 from tenure.v1 import access_pb2 as tenure_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tenure/v1/rule.proto\x12\ttenure.v1\x1a google/protobuf/descriptor.proto\x1a\x16tenure/v1/access.proto\"\xeb\x02\n\tFieldRule\x12\x11\n\tmax_items\x18\x01 \x01(\r\x12\x11\n\tmin_items\x18\x02 \x01(\r\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x12\n\nmin_length\x18\x04 \x01(\r\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\x16\n\x0emax_key_length\x18\x06 \x01(\r\x12!\n\x06\x66ormat\x18\x07 \x01(\x0e\x32\x11.tenure.v1.Format\x12\x14\n\x0cmay_be_empty\x18\x08 \x01(\x08\x12\x0e\n\x06no_nul\x18\t \x01(\x08\x12\x12\n\x05least\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04most\x18\x0b \x01(\x03\x12\x1b\n\x13items_checked_apart\x18\r \x01(\x08\x12(\n\nby_gateway\x18\x0e \x01(\x0e\x32\x14.tenure.v1.ByGateway\x12)\n\npermission\x18\x0f \x01(\x0e\x32\x15.tenure.v1.PermissionB\x08\n\x06_least*\xff\x01\n\x06\x46ormat\x12\x16\n\x12\x46ORMAT_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46ORMAT_UUID\x10\x01\x12\x0f\n\x0b\x46ORMAT_NAME\x10\x02\x12\x18\n\x14\x46ORMAT_FUNCTION_NAME\x10\x03\x12\x14\n\x10\x46ORMAT_TOOL_NAME\x10\x04\x12\x14\n\x10\x46ORMAT_WORKER_ID\x10\x05\x12\x0f\n\x0b\x46ORMAT_LOOP\x10\x06\x12\x12\n\x0e\x46ORMAT_CALL_ID\x10\x07\x12\x13\n\x0f\x46ORMAT_RESOURCE\x10\x08\x12\x11\n\rFORMAT_TENANT\x10\t\x12\x15\n\x11\x46ORMAT_SHA256_HEX\x10\n\x12\x11\n\rFORMAT_SHA256\x10\x0b*W\n\tByGateway\x12\x1a\n\x16\x42Y_GATEWAY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x42Y_GATEWAY_REPLACED\x10\x01\x12\x15\n\x11\x42Y_GATEWAY_FILLED\x10\x02:C\n\x04rule\x12\x1d.google.protobuf.FieldOptions\x18\xa3\x90\x03 \x01(\x0b\x32\x14.tenure.v1.FieldRule:<\n\x11max_message_bytes\x12\x1f.google.protobuf.MessageOptions\x18\xa4\x90\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tenure/v1/rule.proto\x12\ttenure.v1\x1a google/protobuf/descriptor.proto\x1a\x16tenure/v1/access.proto\"\xfc\x02\n\tFieldRule\x12\x11\n\tmax_items\x18\x01 \x01(\r\x12\x11\n\tmin_items\x18\x02 \x01(\r\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x12\n\nmin_length\x18\x04 \x01(\r\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\x16\n\x0emax_key_length\x18\x06 \x01(\r\x12!\n\x06\x66ormat\x18\x07 \x01(\x0e\x32\x11.tenure.v1.Format\x12\x14\n\x0cmay_be_empty\x18\x08 \x01(\x08\x12\x0e\n\x06no_nul\x18\t \x01(\x08\x12\x12\n\x05least\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04most\x18\x0b \x01(\x03\x12\x1b\n\x13items_checked_apart\x18\r \x01(\x08\x12(\n\nby_gateway\x18\x0e \x01(\x0e\x32\x14.tenure.v1.ByGateway\x12)\n\npermission\x18\x0f \x01(\x0e\x32\x15.tenure.v1.Permission\x12\x0f\n\x07\x61udited\x18\x10 \x01(\x08\x42\x08\n\x06_least*\xff\x01\n\x06\x46ormat\x12\x16\n\x12\x46ORMAT_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46ORMAT_UUID\x10\x01\x12\x0f\n\x0b\x46ORMAT_NAME\x10\x02\x12\x18\n\x14\x46ORMAT_FUNCTION_NAME\x10\x03\x12\x14\n\x10\x46ORMAT_TOOL_NAME\x10\x04\x12\x14\n\x10\x46ORMAT_WORKER_ID\x10\x05\x12\x0f\n\x0b\x46ORMAT_LOOP\x10\x06\x12\x12\n\x0e\x46ORMAT_CALL_ID\x10\x07\x12\x13\n\x0f\x46ORMAT_RESOURCE\x10\x08\x12\x11\n\rFORMAT_TENANT\x10\t\x12\x15\n\x11\x46ORMAT_SHA256_HEX\x10\n\x12\x11\n\rFORMAT_SHA256\x10\x0b*W\n\tByGateway\x12\x1a\n\x16\x42Y_GATEWAY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x42Y_GATEWAY_REPLACED\x10\x01\x12\x15\n\x11\x42Y_GATEWAY_FILLED\x10\x02:C\n\x04rule\x12\x1d.google.protobuf.FieldOptions\x18\xa3\x90\x03 \x01(\x0b\x32\x14.tenure.v1.FieldRule:<\n\x11max_message_bytes\x12\x1f.google.protobuf.MessageOptions\x18\xa4\x90\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.rule_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FORMAT']._serialized_start=460
-  _globals['_FORMAT']._serialized_end=715
-  _globals['_BYGATEWAY']._serialized_start=717
-  _globals['_BYGATEWAY']._serialized_end=804
+  _globals['_FORMAT']._serialized_start=477
+  _globals['_FORMAT']._serialized_end=732
+  _globals['_BYGATEWAY']._serialized_start=734
+  _globals['_BYGATEWAY']._serialized_end=821
   _globals['_FIELDRULE']._serialized_start=94
-  _globals['_FIELDRULE']._serialized_end=457
+  _globals['_FIELDRULE']._serialized_end=474
 # @@protoc_insertion_point(module_scope)

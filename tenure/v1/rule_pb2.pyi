@@ -124,6 +124,7 @@ class FieldRule(message.Message):
     ITEMS_CHECKED_APART_FIELD_NUMBER: builtins.int
     BY_GATEWAY_FIELD_NUMBER: builtins.int
     PERMISSION_FIELD_NUMBER: builtins.int
+    AUDITED_FIELD_NUMBER: builtins.int
     max_items: builtins.int
     """Most items of a repeated field or a map."""
     min_items: builtins.int
@@ -152,6 +153,8 @@ class FieldRule(message.Message):
     """What a gateway does with the field."""
     permission: access_pb2.Permission.ValueType
     """The permission that a client of a gateway needs to set the field, besides that of the method."""
+    audited: builtins.bool
+    """A request that sets the field, a message, is recorded in the audit log, as each call of an audited method is."""
     def __init__(
         self,
         *,
@@ -169,10 +172,11 @@ class FieldRule(message.Message):
         items_checked_apart: builtins.bool = ...,
         by_gateway: ByGateway.ValueType = ...,
         permission: access_pb2.Permission.ValueType = ...,
+        audited: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "least", b"least"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "by_gateway", b"by_gateway", "format", b"format", "items_checked_apart", b"items_checked_apart", "least", b"least", "max_bytes", b"max_bytes", "max_items", b"max_items", "max_key_length", b"max_key_length", "max_length", b"max_length", "may_be_empty", b"may_be_empty", "min_items", b"min_items", "min_length", b"min_length", "most", b"most", "no_nul", b"no_nul", "permission", b"permission"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_least", b"_least", "audited", b"audited", "by_gateway", b"by_gateway", "format", b"format", "items_checked_apart", b"items_checked_apart", "least", b"least", "max_bytes", b"max_bytes", "max_items", b"max_items", "max_key_length", b"max_key_length", "max_length", b"max_length", "may_be_empty", b"may_be_empty", "min_items", b"min_items", "min_length", b"min_length", "most", b"most", "no_nul", b"no_nul", "permission", b"permission"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__least: _TypeAlias = typing.Literal["least"]  # noqa: Y015
     _WhichOneofArgType__least: _TypeAlias = typing.Literal["_least", b"_least"]  # noqa: Y015

@@ -1243,6 +1243,7 @@ class ResumeTaskRequest(message.Message):
     EXTRA_BUDGET_NANO_USD_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task that waits."""
     wait_id: builtins.str
@@ -1278,6 +1279,14 @@ class ResumeTaskRequest(message.Message):
     def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.InputFile]:
         """Files that the agent gets with the answer, as those of SendMessageRequest; at most 16. Not with a correlation_id."""
 
+    @builtins.property
+    def plan(self) -> tool_pb2.CallPlan:
+        """Also approves later calls of the tree. Only with an answer that allows a call of a WAIT_KIND_TOOL_APPROVAL, or with
+        "approve" for a WAIT_KIND_APPROVAL; then the plan names its tool and has no `same`.
+        RESOURCE_EXHAUSTED / TOO_MANY_PLANS: 8 plans of the tree are in force. FAILED_PRECONDITION / NO_SAME_VALUE: the call
+        has no value at a path of `same`.
+        """
+
     def __init__(
         self,
         *,
@@ -1295,10 +1304,11 @@ class ResumeTaskRequest(message.Message):
         extra_budget_nano_usd: builtins.int = ...,
         calls: abc.Iterable[task_pb2.CallDecision] | None = ...,
         files: abc.Iterable[workspace_pb2.InputFile] | None = ...,
+        plan: tool_pb2.CallPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "payload_json", b"payload_json", "reply", b"reply"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "payload_json", b"payload_json", "plan", b"plan", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "files", b"files", "payload_json", b"payload_json", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "calls", b"calls", "comment", b"comment", "correlation_id", b"correlation_id", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "files", b"files", "payload_json", b"payload_json", "plan", b"plan", "reply", b"reply", "request_id", b"request_id", "task_id", b"task_id", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply", "payload_json"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

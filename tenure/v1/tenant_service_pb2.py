@@ -29,7 +29,7 @@ from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etenure/v1/tenant_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\"s\n\x05Quota\x12\"\n\x04kind\x18\x01 \x01(\x0e\x32\x14.tenure.v1.QuotaKind\x12\x0c\n\x04most\x18\x02 \x01(\x03\x12&\n\x06policy\x18\x03 \x01(\x0e\x32\x16.tenure.v1.QuotaPolicy\x12\x10\n\x08no_limit\x18\x04 \x01(\x08\"\xd7\x01\n\x08QuotaUse\x12\x1f\n\x05quota\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Quota\x12\x12\n\nis_default\x18\x02 \x01(\x08\x12\x0c\n\x04used\x18\x03 \x01(\x03\x12\x14\n\x0csoft_reached\x18\x04 \x01(\x08\x12\x14\n\x0chard_reached\x18\x05 \x01(\x08\x12-\n\nroom_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\twarn_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd0\x01\n\x06Tenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12#\n\x06quotas\x18\x02 \x03(\x0b\x32\x13.tenure.v1.QuotaUse\x12\x10\n\x08revision\x18\x03 \x01(\x03\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\",\n\x10GetTenantRequest\x12\x18\n\x06tenant\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x38\t@\x01\"6\n\x11GetTenantResponse\x12!\n\x06tenant\x18\x01 \x01(\x0b\x32\x11.tenure.v1.Tenant\"\x89\x02\n\x19UpdateTenantLimitsRequest\x12\x18\n\x06tenant\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x38\t@\x01\x12&\n\x11\x65xpected_revision\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12(\n\x06quotas\x18\x03 \x03(\x0b\x32\x10.tenure.v1.QuotaB\x06\x9a\x82\x19\x02\x08\x10\x12\x35\n\x0f\x66ollow_defaults\x18\x04 \x03(\x0e\x32\x14.tenure.v1.QuotaKindB\x06\x9a\x82\x19\x02\x08\x10\x12\x19\n\x06reason\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07 \x01\x12\x18\n\x05\x61\x63tor\x18\x06 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\x42\x14\n\x12_expected_revision\"?\n\x1aUpdateTenantLimitsResponse\x12!\n\x06tenant\x18\x01 \x01(\x0b\x32\x11.tenure.v1.Tenant\"N\n\x12ListTenantsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x38\t@\x01\"R\n\x13ListTenantsResponse\x12\"\n\x07tenants\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xab\x02\n\x15GetTenantUsageRequest\x12\x18\n\x06tenant\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x38\t@\x01\x12*\n\x08group_by\x18\x02 \x01(\x0e\x32\x18.tenure.v1.UsageGrouping\x12.\n\nbegin_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1e\n\x0croot_task_id\x18\x05 \x01(\tB\x08\x9a\x82\x19\x04\x38\x01@\x01\x12\x1a\n\tpage_size\x18\x06 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07\x12\x1b\n\npage_token\x18\x07 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x04\x12\x15\n\rdearest_first\x18\x08 \x01(\x08\"T\n\x16GetTenantUsageResponse\x12!\n\x04sums\x18\x01 \x03(\x0b\x32\x13.tenure.v1.UsageSum\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xbf\x01\n\x08UsageSum\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x63\x61lls\x18\x02 \x01(\x03\x12\x12\n\nlost_calls\x18\x03 \x01(\x03\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x10\n\x08nano_usd\x18\x05 \x01(\x03\x12\x17\n\x0fsimulated_calls\x18\x06 \x01(\x03\x12\x1a\n\x12simulated_nano_usd\x18\x07 \x01(\x03\x12\x16\n\x0eunpriced_calls\x18\x08 \x01(\x03*\xc6\x01\n\tQuotaKind\x12\x1a\n\x16QUOTA_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18QUOTA_KIND_RUNNING_TASKS\x10\x01\x12!\n\x1dQUOTA_KIND_SUBMITS_PER_MINUTE\x10\x02\x12\x1e\n\x1aQUOTA_KIND_TOKENS_PER_HOUR\x10\x03\x12\x1c\n\x18QUOTA_KIND_MONEY_PER_DAY\x10\x04\x12\x1e\n\x1aQUOTA_KIND_EMAILS_PER_HOUR\x10\x05*\\\n\x0bQuotaPolicy\x12\x1c\n\x18QUOTA_POLICY_UNSPECIFIED\x10\x00\x12\x17\n\x13QUOTA_POLICY_REFUSE\x10\x01\x12\x16\n\x12QUOTA_POLICY_DELAY\x10\x02*\x95\x01\n\rUsageGrouping\x12\x1e\n\x1aUSAGE_GROUPING_UNSPECIFIED\x10\x00\x12\x19\n\x15USAGE_GROUPING_TENANT\x10\x01\x12\x17\n\x13USAGE_GROUPING_ROOT\x10\x02\x12\x18\n\x14USAGE_GROUPING_MODEL\x10\x03\x12\x16\n\x12USAGE_GROUPING_DAY\x10\x04\x32\x8f\x03\n\rTenantService\x12Q\n\tGetTenant\x12\x1b.tenure.v1.GetTenantRequest\x1a\x1c.tenure.v1.GetTenantResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12n\n\x12UpdateTenantLimits\x12$.tenure.v1.UpdateTenantLimitsRequest\x1a%.tenure.v1.UpdateTenantLimitsResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x05(\x01\x12Y\n\x0bListTenants\x12\x1d.tenure.v1.ListTenantsRequest\x1a\x1e.tenure.v1.ListTenantsResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x05\x18\x01\x12`\n\x0eGetTenantUsage\x12 .tenure.v1.GetTenantUsageRequest\x1a!.tenure.v1.GetTenantUsageResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etenure/v1/tenant_service.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\"s\n\x05Quota\x12\"\n\x04kind\x18\x01 \x01(\x0e\x32\x14.tenure.v1.QuotaKind\x12\x0c\n\x04most\x18\x02 \x01(\x03\x12&\n\x06policy\x18\x03 \x01(\x0e\x32\x16.tenure.v1.QuotaPolicy\x12\x10\n\x08no_limit\x18\x04 \x01(\x08\"\xd7\x01\n\x08QuotaUse\x12\x1f\n\x05quota\x18\x01 \x01(\x0b\x32\x10.tenure.v1.Quota\x12\x12\n\nis_default\x18\x02 \x01(\x08\x12\x0c\n\x04used\x18\x03 \x01(\x03\x12\x14\n\x0csoft_reached\x18\x04 \x01(\x08\x12\x14\n\x0chard_reached\x18\x05 \x01(\x08\x12-\n\nroom_after\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\twarn_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf7\x01\n\x06Tenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12#\n\x06quotas\x18\x02 \x03(\x0b\x32\x13.tenure.v1.QuotaUse\x12\x10\n\x08revision\x18\x03 \x01(\x03\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x07stopped\x18\x08 \x01(\x0b\x32\x14.tenure.v1.QuotaStop\"s\n\tQuotaStop\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x12\n\nstopped_by\x18\x02 \x01(\t\x12-\n\tstop_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bunconfirmed\x18\x04 \x03(\t\",\n\x10GetTenantRequest\x12\x18\n\x06tenant\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x38\t@\x01\"6\n\x11GetTenantResponse\x12!\n\x06tenant\x18\x01 \x01(\x0b\x32\x11.tenure.v1.Tenant\"\x89\x02\n\x19UpdateTenantLimitsRequest\x12\x18\n\x06tenant\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x38\t@\x01\x12&\n\x11\x65xpected_revision\x18\x02 \x01(\x03\x42\x06\x9a\x82\x19\x02P\x00H\x00\x88\x01\x01\x12(\n\x06quotas\x18\x03 \x03(\x0b\x32\x10.tenure.v1.QuotaB\x06\x9a\x82\x19\x02\x08\x10\x12\x35\n\x0f\x66ollow_defaults\x18\x04 \x03(\x0e\x32\x14.tenure.v1.QuotaKindB\x06\x9a\x82\x19\x02\x08\x10\x12\x19\n\x06reason\x18\x05 \x01(\tB\t\x9a\x82\x19\x05\x18\xe8\x07 \x01\x12\x18\n\x05\x61\x63tor\x18\x06 \x01(\tB\t\x9a\x82\x19\x05\x18\xc8\x01p\x01\x42\x14\n\x12_expected_revision\"?\n\x1aUpdateTenantLimitsResponse\x12!\n\x06tenant\x18\x01 \x01(\x0b\x32\x11.tenure.v1.Tenant\"N\n\x12ListTenantsRequest\x12\x1a\n\tpage_size\x18\x01 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xf4\x03\x12\x1c\n\npage_token\x18\x02 \x01(\tB\x08\x9a\x82\x19\x04\x38\t@\x01\"R\n\x13ListTenantsResponse\x12\"\n\x07tenants\x18\x01 \x03(\x0b\x32\x11.tenure.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xab\x02\n\x15GetTenantUsageRequest\x12\x18\n\x06tenant\x18\x01 \x01(\tB\x08\x9a\x82\x19\x04\x38\t@\x01\x12*\n\x08group_by\x18\x02 \x01(\x0e\x32\x18.tenure.v1.UsageGrouping\x12.\n\nbegin_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1e\n\x0croot_task_id\x18\x05 \x01(\tB\x08\x9a\x82\x19\x04\x38\x01@\x01\x12\x1a\n\tpage_size\x18\x06 \x01(\x05\x42\x07\x9a\x82\x19\x03X\xe8\x07\x12\x1b\n\npage_token\x18\x07 \x01(\tB\x07\x9a\x82\x19\x03\x18\x80\x04\x12\x15\n\rdearest_first\x18\x08 \x01(\x08\"T\n\x16GetTenantUsageResponse\x12!\n\x04sums\x18\x01 \x03(\x0b\x32\x13.tenure.v1.UsageSum\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xbf\x01\n\x08UsageSum\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x63\x61lls\x18\x02 \x01(\x03\x12\x12\n\nlost_calls\x18\x03 \x01(\x03\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.tenure.v1.TokenUsage\x12\x10\n\x08nano_usd\x18\x05 \x01(\x03\x12\x17\n\x0fsimulated_calls\x18\x06 \x01(\x03\x12\x1a\n\x12simulated_nano_usd\x18\x07 \x01(\x03\x12\x16\n\x0eunpriced_calls\x18\x08 \x01(\x03*\xc6\x01\n\tQuotaKind\x12\x1a\n\x16QUOTA_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18QUOTA_KIND_RUNNING_TASKS\x10\x01\x12!\n\x1dQUOTA_KIND_SUBMITS_PER_MINUTE\x10\x02\x12\x1e\n\x1aQUOTA_KIND_TOKENS_PER_HOUR\x10\x03\x12\x1c\n\x18QUOTA_KIND_MONEY_PER_DAY\x10\x04\x12\x1e\n\x1aQUOTA_KIND_EMAILS_PER_HOUR\x10\x05*\\\n\x0bQuotaPolicy\x12\x1c\n\x18QUOTA_POLICY_UNSPECIFIED\x10\x00\x12\x17\n\x13QUOTA_POLICY_REFUSE\x10\x01\x12\x16\n\x12QUOTA_POLICY_DELAY\x10\x02*\x95\x01\n\rUsageGrouping\x12\x1e\n\x1aUSAGE_GROUPING_UNSPECIFIED\x10\x00\x12\x19\n\x15USAGE_GROUPING_TENANT\x10\x01\x12\x17\n\x13USAGE_GROUPING_ROOT\x10\x02\x12\x18\n\x14USAGE_GROUPING_MODEL\x10\x03\x12\x16\n\x12USAGE_GROUPING_DAY\x10\x04\x32\x8f\x03\n\rTenantService\x12Q\n\tGetTenant\x12\x1b.tenure.v1.GetTenantRequest\x1a\x1c.tenure.v1.GetTenantResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x12n\n\x12UpdateTenantLimits\x12$.tenure.v1.UpdateTenantLimitsRequest\x1a%.tenure.v1.UpdateTenantLimitsResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x05(\x01\x12Y\n\x0bListTenants\x12\x1d.tenure.v1.ListTenantsRequest\x1a\x1e.tenure.v1.ListTenantsResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x05\x18\x01\x12`\n\x0eGetTenantUsage\x12 .tenure.v1.GetTenantUsageRequest\x1a!.tenure.v1.GetTenantUsageResponse\"\t\x92\x82\x19\x05\n\x01\x01\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -70,36 +70,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANTSERVICE'].methods_by_name['ListTenants']._serialized_options = b'\222\202\031\007\n\001\001\020\005\030\001'
   _globals['_TENANTSERVICE'].methods_by_name['GetTenantUsage']._loaded_options = None
   _globals['_TENANTSERVICE'].methods_by_name['GetTenantUsage']._serialized_options = b'\222\202\031\005\n\001\001\020\001'
-  _globals['_QUOTAKIND']._serialized_start=1906
-  _globals['_QUOTAKIND']._serialized_end=2104
-  _globals['_QUOTAPOLICY']._serialized_start=2106
-  _globals['_QUOTAPOLICY']._serialized_end=2198
-  _globals['_USAGEGROUPING']._serialized_start=2201
-  _globals['_USAGEGROUPING']._serialized_end=2350
+  _globals['_QUOTAKIND']._serialized_start=2062
+  _globals['_QUOTAKIND']._serialized_end=2260
+  _globals['_QUOTAPOLICY']._serialized_start=2262
+  _globals['_QUOTAPOLICY']._serialized_end=2354
+  _globals['_USAGEGROUPING']._serialized_start=2357
+  _globals['_USAGEGROUPING']._serialized_end=2506
   _globals['_QUOTA']._serialized_start=178
   _globals['_QUOTA']._serialized_end=293
   _globals['_QUOTAUSE']._serialized_start=296
   _globals['_QUOTAUSE']._serialized_end=511
   _globals['_TENANT']._serialized_start=514
-  _globals['_TENANT']._serialized_end=722
-  _globals['_GETTENANTREQUEST']._serialized_start=724
-  _globals['_GETTENANTREQUEST']._serialized_end=768
-  _globals['_GETTENANTRESPONSE']._serialized_start=770
-  _globals['_GETTENANTRESPONSE']._serialized_end=824
-  _globals['_UPDATETENANTLIMITSREQUEST']._serialized_start=827
-  _globals['_UPDATETENANTLIMITSREQUEST']._serialized_end=1092
-  _globals['_UPDATETENANTLIMITSRESPONSE']._serialized_start=1094
-  _globals['_UPDATETENANTLIMITSRESPONSE']._serialized_end=1157
-  _globals['_LISTTENANTSREQUEST']._serialized_start=1159
-  _globals['_LISTTENANTSREQUEST']._serialized_end=1237
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=1239
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=1321
-  _globals['_GETTENANTUSAGEREQUEST']._serialized_start=1324
-  _globals['_GETTENANTUSAGEREQUEST']._serialized_end=1623
-  _globals['_GETTENANTUSAGERESPONSE']._serialized_start=1625
-  _globals['_GETTENANTUSAGERESPONSE']._serialized_end=1709
-  _globals['_USAGESUM']._serialized_start=1712
-  _globals['_USAGESUM']._serialized_end=1903
-  _globals['_TENANTSERVICE']._serialized_start=2353
-  _globals['_TENANTSERVICE']._serialized_end=2752
+  _globals['_TENANT']._serialized_end=761
+  _globals['_QUOTASTOP']._serialized_start=763
+  _globals['_QUOTASTOP']._serialized_end=878
+  _globals['_GETTENANTREQUEST']._serialized_start=880
+  _globals['_GETTENANTREQUEST']._serialized_end=924
+  _globals['_GETTENANTRESPONSE']._serialized_start=926
+  _globals['_GETTENANTRESPONSE']._serialized_end=980
+  _globals['_UPDATETENANTLIMITSREQUEST']._serialized_start=983
+  _globals['_UPDATETENANTLIMITSREQUEST']._serialized_end=1248
+  _globals['_UPDATETENANTLIMITSRESPONSE']._serialized_start=1250
+  _globals['_UPDATETENANTLIMITSRESPONSE']._serialized_end=1313
+  _globals['_LISTTENANTSREQUEST']._serialized_start=1315
+  _globals['_LISTTENANTSREQUEST']._serialized_end=1393
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=1395
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1477
+  _globals['_GETTENANTUSAGEREQUEST']._serialized_start=1480
+  _globals['_GETTENANTUSAGEREQUEST']._serialized_end=1779
+  _globals['_GETTENANTUSAGERESPONSE']._serialized_start=1781
+  _globals['_GETTENANTUSAGERESPONSE']._serialized_end=1865
+  _globals['_USAGESUM']._serialized_start=1868
+  _globals['_USAGESUM']._serialized_end=2059
+  _globals['_TENANTSERVICE']._serialized_start=2509
+  _globals['_TENANTSERVICE']._serialized_end=2908
 # @@protoc_insertion_point(module_scope)

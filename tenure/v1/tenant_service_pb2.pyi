@@ -229,6 +229,7 @@ class Tenant(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     UPDATE_TIME_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Its name."""
     revision: builtins.int
@@ -249,6 +250,10 @@ class Tenant(message.Message):
     def update_time(self) -> timestamp_pb2.Timestamp:
         """When its quotas last changed; absent: never."""
 
+    @builtins.property
+    def stopped(self) -> QuotaStop:
+        """The stop that a quota of 0 is, see UpdateTenantLimits; absent: none."""
+
     def __init__(
         self,
         *,
@@ -259,10 +264,49 @@ class Tenant(message.Message):
         reason: builtins.str = ...,
         create_time: timestamp_pb2.Timestamp | None = ...,
         update_time: timestamp_pb2.Timestamp | None = ...,
+        stopped: QuotaStop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "stopped", b"stopped", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "create_time", b"create_time", "quotas", b"quotas", "reason", b"reason", "revision", b"revision", "tenant", b"tenant", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "create_time", b"create_time", "quotas", b"quotas", "reason", b"reason", "revision", b"revision", "stopped", b"stopped", "tenant", b"tenant", "update_time", b"update_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class QuotaStop(message.Message):
+    """A stop of a tenant that a quota of 0 is. ListStops has it, too."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    STOPPED_BY_FIELD_NUMBER: builtins.int
+    STOP_TIME_FIELD_NUMBER: builtins.int
+    UNCONFIRMED_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """Which quotas are 0, and the reason of the update."""
+    stopped_by: builtins.str
+    """By whom."""
+    @builtins.property
+    def stop_time(self) -> timestamp_pb2.Timestamp:
+        """Since when."""
+
+    @builtins.property
+    def unconfirmed(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """In the answer of UpdateTenantLimits: the services that have not confirmed the stop, by name. Calls may still begin
+        there: repeat the request.
+        """
+
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        stopped_by: builtins.str = ...,
+        stop_time: timestamp_pb2.Timestamp | None = ...,
+        unconfirmed: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["stop_time", b"stop_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason", "stop_time", b"stop_time", "stopped_by", b"stopped_by", "unconfirmed", b"unconfirmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

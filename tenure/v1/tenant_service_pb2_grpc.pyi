@@ -35,6 +35,9 @@ class TenantServiceStub:
     leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
     cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
     slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
+
+    A quota of 0 of RUNNING_TASKS, TOKENS_PER_HOUR or MONEY_PER_DAY that the tenant has itself is a stop of the tenant, as
+    of AdminService.BeginStop: ListStops has it, and it ends when none of these quotas is 0.
     """
 
     @_typing.overload
@@ -46,7 +49,9 @@ class TenantServiceStub:
     UpdateTenantLimits: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.UpdateTenantLimitsRequest, _tenant_service_pb2.UpdateTenantLimitsResponse]
     """Sets quotas of a tenant. Quotas that the request does not name stay as they are. Every replica applies the change
     within two seconds. FAILED_PRECONDITION / TENANT_CHANGED {revision}: the tenant is no longer at expected_revision.
-    A request that changes nothing succeeds, whatever the revision: so a repeat gets the first answer.
+    A request that changes nothing succeeds, whatever the revision: so a repeat gets the first answer. After the answer
+    nothing of a tenant with a quota of 0 begins, as after BeginStop: Tenant.stopped. RESOURCE_EXHAUSTED /
+    TOO_MANY_STOPS, and then nothing is changed.
     """
     ListTenants: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.ListTenantsRequest, _tenant_service_pb2.ListTenantsResponse]
     """Lists tenants that have submitted a task or have their own quotas, by name, paged. For operators."""

@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tenure.v1 import rule_pb2 as tenure_dot_v1_dot_rule__pb2
 from tenure.v1 import task_pb2 as tenure_dot_v1_dot_task__pb2
+from tenure.v1 import tool_pb2 as tenure_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tenure/v1/token.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\"\x8e\x01\n\x0c\x46\x65ncingToken\x12\x18\n\x06\x63laims\x18\x01 \x01(\x0c\x42\x08\x9a\x82\x19\x04(\x80\x80\x02\x12\x17\n\x06key_id\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x1a\n\tsignature\x18\x03 \x01(\x0c\x42\x07\x9a\x82\x19\x03(\x80\x08\x12/\n\x0eprovider_token\x18\x04 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"\xb7\x03\n\x0bTokenClaims\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x04 \x01(\t\x12\x0e\n\x06holder\x18\x05 \x01(\t\x12\'\n\x05tools\x18\x06 \x01(\x0b\x32\x18.tenure.v1.ToolAllowlist\x12.\n\nissue_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\taudiences\x18\x08 \x03(\x0e\x32\x18.tenure.v1.TokenAudience\x12\x14\n\x0cinstallation\x18\t \x01(\t\x12\r\n\x05\x61gent\x18\n \x01(\t\x12\r\n\x05queue\x18\x0b \x01(\t\x12%\n\x06scopes\x18\x0c \x01(\x0b\x32\x15.tenure.v1.TaskScopes\x12\x32\n\x06labels\x18\r \x03(\x0b\x32\".tenure.v1.TokenClaims.LabelsEntry\x12\x11\n\tapprovals\x18\x0e \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"@\n\nTaskScopes\x12\x0c\n\x04tree\x18\x01 \x01(\t\x12\x14\n\x0c\x63onversation\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"\x9d\x01\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x32\n\x08metadata\x18\x04 \x03(\x0b\x32 .tenure.v1.Refusal.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa0\x01\n\x0cRefusedWrite\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x17\n\x0fpresented_epoch\x18\x03 \x01(\x03\x12\x15\n\rcurrent_epoch\x18\x04 \x01(\x03\x12\x0e\n\x06holder\x18\x05 \x01(\t\x12/\n\x0brefuse_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xba\x01\n\rTokenAudience\x12\x1e\n\x1aTOKEN_AUDIENCE_UNSPECIFIED\x10\x00\x12\x1d\n\x19TOKEN_AUDIENCE_CHECKPOINT\x10\x01\x12\x18\n\x14TOKEN_AUDIENCE_TOOLS\x10\x02\x12\x1b\n\x17TOKEN_AUDIENCE_PROVIDER\x10\x03\x12\x18\n\x14TOKEN_AUDIENCE_LEASE\x10\x04\x12\x19\n\x15TOKEN_AUDIENCE_MODELS\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tenure/v1/token.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14tenure/v1/rule.proto\x1a\x14tenure/v1/task.proto\x1a\x14tenure/v1/tool.proto\"\x8e\x01\n\x0c\x46\x65ncingToken\x12\x18\n\x06\x63laims\x18\x01 \x01(\x0c\x42\x08\x9a\x82\x19\x04(\x80\x80\x02\x12\x17\n\x06key_id\x18\x02 \x01(\tB\x07\x9a\x82\x19\x03\x18\xc8\x01\x12\x1a\n\tsignature\x18\x03 \x01(\x0c\x42\x07\x9a\x82\x19\x03(\x80\x08\x12/\n\x0eprovider_token\x18\x04 \x01(\x0b\x32\x17.tenure.v1.FencingToken\"\xdb\x03\n\x0bTokenClaims\x12\x10\n\x08resource\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x04 \x01(\t\x12\x0e\n\x06holder\x18\x05 \x01(\t\x12\'\n\x05tools\x18\x06 \x01(\x0b\x32\x18.tenure.v1.ToolAllowlist\x12.\n\nissue_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\taudiences\x18\x08 \x03(\x0e\x32\x18.tenure.v1.TokenAudience\x12\x14\n\x0cinstallation\x18\t \x01(\t\x12\r\n\x05\x61gent\x18\n \x01(\t\x12\r\n\x05queue\x18\x0b \x01(\t\x12%\n\x06scopes\x18\x0c \x01(\x0b\x32\x15.tenure.v1.TaskScopes\x12\x32\n\x06labels\x18\r \x03(\x0b\x32\".tenure.v1.TokenClaims.LabelsEntry\x12\x11\n\tapprovals\x18\x0e \x03(\t\x12\"\n\x05plans\x18\x0f \x03(\x0b\x32\x13.tenure.v1.CallPlan\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"@\n\nTaskScopes\x12\x0c\n\x04tree\x18\x01 \x01(\t\x12\x14\n\x0c\x63onversation\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"\x9d\x01\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x32\n\x08metadata\x18\x04 \x03(\x0b\x32 .tenure.v1.Refusal.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa0\x01\n\x0cRefusedWrite\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x17\n\x0fpresented_epoch\x18\x03 \x01(\x03\x12\x15\n\rcurrent_epoch\x18\x04 \x01(\x03\x12\x0e\n\x06holder\x18\x05 \x01(\t\x12/\n\x0brefuse_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xba\x01\n\rTokenAudience\x12\x1e\n\x1aTOKEN_AUDIENCE_UNSPECIFIED\x10\x00\x12\x1d\n\x19TOKEN_AUDIENCE_CHECKPOINT\x10\x01\x12\x18\n\x14TOKEN_AUDIENCE_TOOLS\x10\x02\x12\x1b\n\x17TOKEN_AUDIENCE_PROVIDER\x10\x03\x12\x18\n\x14TOKEN_AUDIENCE_LEASE\x10\x04\x12\x19\n\x15TOKEN_AUDIENCE_MODELS\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,20 +45,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENCLAIMS_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_REFUSAL_METADATAENTRY']._loaded_options = None
   _globals['_REFUSAL_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_TOKENAUDIENCE']._serialized_start=1090
-  _globals['_TOKENAUDIENCE']._serialized_end=1276
-  _globals['_FENCINGTOKEN']._serialized_start=114
-  _globals['_FENCINGTOKEN']._serialized_end=256
-  _globals['_TOKENCLAIMS']._serialized_start=259
-  _globals['_TOKENCLAIMS']._serialized_end=698
-  _globals['_TOKENCLAIMS_LABELSENTRY']._serialized_start=653
-  _globals['_TOKENCLAIMS_LABELSENTRY']._serialized_end=698
-  _globals['_TASKSCOPES']._serialized_start=700
-  _globals['_TASKSCOPES']._serialized_end=764
-  _globals['_REFUSAL']._serialized_start=767
-  _globals['_REFUSAL']._serialized_end=924
-  _globals['_REFUSAL_METADATAENTRY']._serialized_start=877
-  _globals['_REFUSAL_METADATAENTRY']._serialized_end=924
-  _globals['_REFUSEDWRITE']._serialized_start=927
-  _globals['_REFUSEDWRITE']._serialized_end=1087
+  _globals['_TOKENAUDIENCE']._serialized_start=1148
+  _globals['_TOKENAUDIENCE']._serialized_end=1334
+  _globals['_FENCINGTOKEN']._serialized_start=136
+  _globals['_FENCINGTOKEN']._serialized_end=278
+  _globals['_TOKENCLAIMS']._serialized_start=281
+  _globals['_TOKENCLAIMS']._serialized_end=756
+  _globals['_TOKENCLAIMS_LABELSENTRY']._serialized_start=711
+  _globals['_TOKENCLAIMS_LABELSENTRY']._serialized_end=756
+  _globals['_TASKSCOPES']._serialized_start=758
+  _globals['_TASKSCOPES']._serialized_end=822
+  _globals['_REFUSAL']._serialized_start=825
+  _globals['_REFUSAL']._serialized_end=982
+  _globals['_REFUSAL_METADATAENTRY']._serialized_start=935
+  _globals['_REFUSAL_METADATAENTRY']._serialized_end=982
+  _globals['_REFUSEDWRITE']._serialized_start=985
+  _globals['_REFUSEDWRITE']._serialized_end=1145
 # @@protoc_insertion_point(module_scope)

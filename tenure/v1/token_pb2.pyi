@@ -10,6 +10,7 @@ from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from tenure.v1 import task_pb2 as task_pb2
+from tenure.v1 import tool_pb2 as tool_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -134,6 +135,7 @@ class TokenClaims(message.Message):
     SCOPES_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     APPROVALS_FIELD_NUMBER: builtins.int
+    PLANS_FIELD_NUMBER: builtins.int
     resource: builtins.str
     """The resource that is held: "tasks/<task_id>", or "leases/<name>" of LeaseService."""
     tenant: builtins.str
@@ -176,6 +178,10 @@ class TokenClaims(message.Message):
         hex, of the tool, a zero byte and the arguments.
         """
 
+    @builtins.property
+    def plans(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallPlan]:
+        """The plans of the task's tree that are in force."""
+
     def __init__(
         self,
         *,
@@ -193,10 +199,11 @@ class TokenClaims(message.Message):
         scopes: TaskScopes | None = ...,
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
         approvals: abc.Iterable[builtins.str] | None = ...,
+        plans: abc.Iterable[tool_pb2.CallPlan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "scopes", b"scopes", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "labels", b"labels", "queue", b"queue", "resource", b"resource", "scopes", b"scopes", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "labels", b"labels", "plans", b"plans", "queue", b"queue", "resource", b"resource", "scopes", b"scopes", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1050,6 +1050,7 @@ class CallTrail(message.Message):
     RECEIPT_LINK_FIELD_NUMBER: builtins.int
     OUTCOME_MESSAGE_HASH_FIELD_NUMBER: builtins.int
     SETTLING_TIME_FIELD_NUMBER: builtins.int
+    PLAN_ID_FIELD_NUMBER: builtins.int
     claim_id: builtins.str
     """The claim that last authorised it."""
     runner_id: builtins.str
@@ -1070,6 +1071,8 @@ class CallTrail(message.Message):
     """The link of its receipt, see docs/receipts.md; empty: it has no receipt."""
     outcome_message_hash: builtins.bytes
     """SHA-256 of the outcome as the record stores it, a serialized Outcome; empty: it has no receipt."""
+    plan_id: builtins.str
+    """The plan that it used, by which a person had approved it; empty: none."""
     @builtins.property
     def record(self) -> CallRecord:
         """The record. The outcome has no content: the ledger has the content, and `outcome_hash` compares them."""
@@ -1103,10 +1106,11 @@ class CallTrail(message.Message):
         receipt_link: builtins.bytes = ...,
         outcome_message_hash: builtins.bytes = ...,
         settling_time: timestamp_pb2.Timestamp | None = ...,
+        plan_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record", "settling_time", b"settling_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "outcome_hash", b"outcome_hash", "outcome_message_hash", b"outcome_message_hash", "receipt_link", b"receipt_link", "receipt_number", b"receipt_number", "record", b"record", "runner_id", b"runner_id", "settling_time", b"settling_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "outcome_hash", b"outcome_hash", "outcome_message_hash", b"outcome_message_hash", "plan_id", b"plan_id", "receipt_link", b"receipt_link", "receipt_number", b"receipt_number", "record", b"record", "runner_id", b"runner_id", "settling_time", b"settling_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1381,6 +1385,83 @@ class RuleBounds(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["beyond", b"beyond", "count", b"count", "limit", b"limit", "per", b"per", "sum_of", b"sum_of", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CallPlan(message.Message):
+    """Later calls that a person approves at once, with the answer to a TOOL_APPROVAL. It holds for calls of the task's tree
+    that need an approval, until it ends or is used up. A call counts from its record on; one that provably never ran is
+    given back. It permits nothing that a rule denies. The calls that the answer decides on do not count. A fork has none.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: builtins.int
+    TOOL_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    WHEN_FIELD_NUMBER: builtins.int
+    SAME_FIELD_NUMBER: builtins.int
+    SUM_OF_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    END_TIME_FIELD_NUMBER: builtins.int
+    SAME_VALUES_FIELD_NUMBER: builtins.int
+    APPROVED_BY_FIELD_NUMBER: builtins.int
+    APPROVE_TIME_FIELD_NUMBER: builtins.int
+    LASTS_FIELD_NUMBER: builtins.int
+    plan_id: builtins.str
+    """Set by the ledger: "<task_id>/<wait_id>" of the answered wait."""
+    tool: builtins.str
+    """The tool; empty: that of the first call that the answer allows."""
+    count: builtins.int
+    """The most calls; from 1 to 10,000."""
+    when: builtins.str
+    """A CEL expression that is true for the calls, of what ToolRule.when sees, without `used`; empty: all calls."""
+    sum_of: builtins.str
+    """The path of the amount of a call, as in RuleBounds; empty: none."""
+    limit: builtins.str
+    """The most of all amounts together, as an exact decimal; empty: any."""
+    approved_by: builtins.str
+    """Set by the ledger: by whom."""
+    @builtins.property
+    def same(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Paths such as args.customer: a call has there the value of the first call that the answer allows. At most 8."""
+
+    @builtins.property
+    def end_time(self) -> timestamp_pb2.Timestamp:
+        """Until when; absent: see `lasts`. At most 30 days after the answer."""
+
+    @builtins.property
+    def same_values(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Set by the ledger: the values at `same`, as JSON."""
+
+    @builtins.property
+    def approve_time(self) -> timestamp_pb2.Timestamp:
+        """Set by the ledger: since when."""
+
+    @builtins.property
+    def lasts(self) -> duration_pb2.Duration:
+        """Without an `end_time`: how long after the answer; absent: 24 hours. The ledger sets `end_time` instead."""
+
+    def __init__(
+        self,
+        *,
+        plan_id: builtins.str = ...,
+        tool: builtins.str = ...,
+        count: builtins.int = ...,
+        when: builtins.str = ...,
+        same: abc.Iterable[builtins.str] | None = ...,
+        sum_of: builtins.str = ...,
+        limit: builtins.str = ...,
+        end_time: timestamp_pb2.Timestamp | None = ...,
+        same_values: abc.Iterable[builtins.str] | None = ...,
+        approved_by: builtins.str = ...,
+        approve_time: timestamp_pb2.Timestamp | None = ...,
+        lasts: duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["approve_time", b"approve_time", "end_time", b"end_time", "lasts", b"lasts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["approve_time", b"approve_time", "approved_by", b"approved_by", "count", b"count", "end_time", b"end_time", "lasts", b"lasts", "limit", b"limit", "plan_id", b"plan_id", "same", b"same", "same_values", b"same_values", "sum_of", b"sum_of", "tool", b"tool", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

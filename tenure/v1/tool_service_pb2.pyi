@@ -477,6 +477,7 @@ class ExecuteRequest(message.Message):
     OWN_TOOL_FIELD_NUMBER: builtins.int
     OWN_OUTCOME_FIELD_NUMBER: builtins.int
     UNDOES_FIELD_NUMBER: builtins.int
+    NEEDS_APPROVAL_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """"<step>.<index>" of the committed intent; 3 to 32 characters."""
     tool: builtins.str
@@ -496,6 +497,10 @@ class ExecuteRequest(message.Message):
     "<task_id>/<call_id>/undo/<12 digits of the SHA-256 of the tenant>": the same in each undo of the call, and never one
     of another tenant. An effect key of the tool holds only with the scope TENANT. When the call succeeds, the effect key
     of the undone call is free again.
+    """
+    needs_approval: builtins.bool
+    """The task asks a person about the call before it is made. A plan of the token, or an approval of this very call,
+    permits it; otherwise the outcome is NOT_ALLOWED, detail NEEDS_APPROVAL, and nothing is recorded.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
@@ -547,10 +552,11 @@ class ExecuteRequest(message.Message):
         own_tool: tool_pb2.ToolDefinition | None = ...,
         own_outcome: OwnOutcome | None = ...,
         undoes: builtins.str = ...,
+        needs_approval: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["own_outcome", b"own_outcome", "own_tool", b"own_tool", "resolution", b"resolution", "timeout", b"timeout", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "own_outcome", b"own_outcome", "own_tool", b"own_tool", "resolution", b"resolution", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent", "undoes", b"undoes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "needs_approval", b"needs_approval", "output_limit_bytes", b"output_limit_bytes", "own_outcome", b"own_outcome", "own_tool", b"own_tool", "resolution", b"resolution", "timeout", b"timeout", "token", b"token", "tool", b"tool", "traceparent", b"traceparent", "undoes", b"undoes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -165,6 +165,7 @@ def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
     amounts = ("extra_budget_tokens", "extra_budget_nano_usd")
     for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "call_digest", "calls", "files", *amounts):
         v.require(not getattr(request, field), field, "must be empty with a correlation_id")
+    v.require(not request.HasField("plan"), "plan", "must be empty with a correlation_id")
 
 
 CHECKS: Final[dict[type, Check]] = {

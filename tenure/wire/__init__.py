@@ -14,6 +14,7 @@ token.py                 signs and reads fencing tokens
 access.py                the access rules of methods
 audit.py                 audit records, and what a request acts on
 tool_rules.py            rules on tool calls
+call_plans.py            plans of calls
 tool.py                  tool definitions, outcomes, call records, calls in doubt
 stops.py                 stops, and what a request for one selects
 undo.py                  the effects that an undo lists

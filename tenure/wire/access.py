@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor
 
 from tenure.domain.access import Access, Permission, Role, StoredApiKey
-from tenure.v1 import access_pb2
+from tenure.v1 import access_pb2, rule_pb2
 from tenure.v1 import api_key_service_pb2 as api_key_pb
 from tenure.wire.common import EnumMap
 
@@ -29,7 +31,14 @@ def access_rules(service: str) -> Mapping[str, Access]:
     Raises ValueError for a method without a rule, KeyError for an unknown service.
     """
     methods = descriptor_pool.Default().FindServiceByName(service).methods
-    return {method.name: _rule(method.full_name, method.GetOptions()) for method in methods}
+    return {
+        method.name: replace(_rule(method.full_name, method.GetOptions()), audited_fields=_audited(method.input_type))
+        for method in methods
+    }
+
+
+def _audited(request: Descriptor) -> tuple[str, ...]:
+    return tuple(field.name for field in request.fields if field.GetOptions().Extensions[rule_pb2.rule].audited)
 
 
 def _rule(method: str, options: object) -> Access:

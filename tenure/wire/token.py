@@ -14,7 +14,7 @@ from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.security.access_control import current_principal
 from tenure.runtime.security.signing import DigestCache, SignedBytes, Signer, Verifier
 from tenure.v1 import token_pb2
-from tenure.wire import task  # noqa: F401  its allowlist is a part of the claims
+from tenure.wire import call_plans, task  # noqa: F401  plans and the allowlist are parts of the claims
 from tenure.wire.codec import pair
 from tenure.wire.common import EnumMap, timestamp
 

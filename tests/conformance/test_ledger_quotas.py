@@ -14,13 +14,16 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 
-from tenure.domain.errors import LimitReached, Unavailable, WrongState
+from tenure.domain.errors import LimitReached, NotFound, Unavailable, WrongState
+from tenure.domain.fencing import compose_epoch
 from tenure.runtime.request_context import as_tenant
+from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
+from tests.conformance.test_ledger_stops import registered
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, kinds, reserve
 
 PATIENCE_SECONDS = 60.0
@@ -235,16 +238,67 @@ async def test_a_quota_of_0_allows_nothing_until_it_is_removed(replica: Checkpoi
     with pytest.raises(LimitReached):
         await replica.create()
     await limit(replica, RUNNING, 0)
-    with pytest.raises(WrongState) as refused:
-        await replica.claim(queued.task_id)
-    assert refused.value.reason == "TENANT_QUOTA"
+    assert not await registered(replica, queued.task_id, compose_epoch(1, 400))
     await limit(replica, TOKENS, 0)
-    assert (await until_heeded(owner, True)).denied.reason == "TENANT_QUOTA"
+    assert (await until_heeded(owner, True)).denied.reason == "STOPPED"
     for kind in (SUBMITS, RUNNING, TOKENS):
         tenant = await limit(replica, kind, None)
         assert (tenant.quotas[kind - 1].quota.no_limit, tenant.quotas[kind - 1].hard_reached) == (True, False)
     await replica.create()
     await replica.claim(queued.task_id)
+
+
+async def stops_of(replica: Checkpoint) -> list[tuple[str, bool]]:
+    listed = await replica.stub.ListStops(admin_pb.ListStopsRequest(), timeout=PATIENCE_SECONDS)
+    return [(stop.reason, stop.by_quota) for stop in listed.stops if stop.tenant == replica.tenant]
+
+
+async def reserved(owner: Any) -> str:
+    """Asks for one model call. Returns the reason of the denial, "" if the call is granted and made."""
+    got = (await owner.commit(reserve=reserve(step=owner.next_number, input_tokens=10, output=10))).reserve
+    if got.HasField("granted"):
+        await owner.commit(answer(step=owner.next_number - 1, tokens=1))
+    return str(got.denied.reason)
+
+
+@pytest.mark.parametrize("kind", [RUNNING, TOKENS, MONEY])
+async def test_a_quota_of_0_is_a_stop_of_the_tenant(replica: Checkpoint, other_replica: Checkpoint, kind: Any) -> None:
+    """At once, at every replica: no model call of a running task, and no grant. A higher quota ends it."""
+    owner = await other_replica.claim((await replica.create()).task_id)
+    queued = await replica.create()
+    stopped = (await limit(replica, kind, 0)).stopped
+    assert (stopped.stopped_by, stopped.HasField("stop_time")) == ("tester", True)
+    assert await stops_of(replica) == [(stopped.reason, True)]
+    assert stopped.reason.endswith("is 0: a test")
+    assert await reserved(owner) == "STOPPED"
+    assert not await registered(other_replica, queued.task_id, compose_epoch(1, 500))
+    assert not (await limit(replica, kind, 10**6)).HasField("stopped")
+    assert await stops_of(replica) == []
+    assert await reserved(owner) == ""
+    assert await registered(other_replica, queued.task_id, compose_epoch(1, 501))
+
+
+async def test_a_quota_and_an_operator_each_end_their_own_stop(replica: Checkpoint) -> None:
+    selected: dict[str, Any] = {"tenant": replica.tenant, "reason": "wrong bills", "actor": "user/ann"}
+    await limit(replica, RUNNING, 0)
+    await limit(replica, TOKENS, 0)
+    with pytest.raises(NotFound) as missing:
+        await replica.stub.EndStop(admin_pb.EndStopRequest(**selected), timeout=PATIENCE_SECONDS)
+    assert f"tenure tenants limit {replica.tenant} with a higher quota" in str(missing.value)
+    await replica.stub.BeginStop(admin_pb.BeginStopRequest(**selected), timeout=PATIENCE_SECONDS)
+    assert [by_quota for _, by_quota in await stops_of(replica)] == [True, False]
+    await limit(replica, TOKENS, None)
+    assert len(await stops_of(replica)) == 2
+    await limit(replica, RUNNING, 5)
+    assert await stops_of(replica) == [("wrong bills", False)]
+    await replica.stub.EndStop(admin_pb.EndStopRequest(**selected), timeout=PATIENCE_SECONDS)
+    assert await stops_of(replica) == []
+
+
+async def test_a_quota_of_0_submits_stops_no_task(replica: Checkpoint) -> None:
+    owner = await replica.claim((await replica.create()).task_id)
+    assert not (await limit(replica, SUBMITS, 0)).HasField("stopped")
+    assert (await stops_of(replica), await reserved(owner)) == ([], "")
 
 
 async def test_a_raised_cap_starts_nothing_before_its_start_time(replica: Checkpoint) -> None:

@@ -9,10 +9,13 @@ import pytest
 from services.coordinator.ledger_client import LedgerClient
 from services.coordinator.stops import StopPush
 from services.coordinator.tools_client import ToolsClient
+from services.gateway.forwarding import TenantForwarder
 from services.gateway.peers import Peers
 from services.gateway.stops import begin_stop
 from tenure.domain.errors import Unavailable
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 from tests.support.fix_tools import Grants, Outside, StartTools
@@ -39,6 +42,30 @@ async def test_stop_of_a_dead_gateway_reaches_the_tools(
     ended = admin_pb.EndStopRequest(all=True, reason="corrected", actor="user/ann")
     await ledger.stub.EndStop(ended, timeout=TIMEOUT_SECONDS)
     await push.push()
+    await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
+    assert len(outside.lines("a")) == 1
+
+
+async def test_quota_of_0_stops_tool_calls_of_its_tenant(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
+    ledger, tools = await checkpoint(), await tool_service()
+    gone = ["127.0.0.1:1"]
+    async with Peers([ledger.address], gone, [tools.address]) as peers:
+        with as_tenant(grants.tenant):
+            gateway = TenantForwarder(peers, [grants.tenant])
+            quota = tenants.Quota(kind=tenants.QUOTA_KIND_RUNNING_TASKS, most=0)
+            wanted = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="they do not pay", actor="user/ann")
+            updated = (await gateway.UpdateTenantLimits(wanted, None)).tenant
+            assert list(updated.stopped.unconfirmed) == []
+            with pytest.raises(Unavailable) as refusal:
+                await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
+            assert (refusal.value.reason, outside.lines("a")) == ("STOPPED", [])
+            assert f"tenure tenants limit {grants.tenant} with a higher quota ends the stop" in str(refusal.value)
+            quota.most = 7
+            raised = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="they pay", actor="user/ann")
+            await gateway.UpdateTenantLimits(raised, None)
+    await push_between(ledger, tools).push()
     await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
     assert len(outside.lines("a")) == 1
 

@@ -235,6 +235,8 @@ class World:
     async def _end_stops(self) -> None:
         stops = (await self.ledger.ListStops(admin_pb.ListStopsRequest(), timeout=CALL_SECONDS)).stops
         for stop in stops:
+            if stop.by_quota:  # _lift_limits ends it
+                continue
             named = {field: getattr(stop, field) for field in ("tenant", "agent", "queue", "tool")}
             request = admin_pb.EndStopRequest(**named, reason="to go on", actor="fuzz")
             await self.ledger.EndStop(request, timeout=CALL_SECONDS)

@@ -134,6 +134,17 @@ def test_options_say_which_calls_are_decided() -> None:
     edit = TypedAnswer(None, calls=("3.0",), all_calls=False, **{**typed, "edit": '{"cents": 2}'})
     (decision,) = edit.decisions(SEVERAL)
     assert (decision.decision, decision.edited_arguments_json) == ("edit", '{"cents": 2}')
+    assert every.plan() is None
+    planned = TypedAnswer("approve", calls=(), all_calls=True, **typed, plan_count=5, plan_sum="args.cents=200").plan()
+    assert planned is not None
+    assert (planned.count, planned.sum_of, planned.limit, planned.HasField("end_time")) == (
+        5,
+        "args.cents",
+        "200",
+        False,
+    )
+    with pytest.raises(click.UsageError):
+        TypedAnswer("approve", calls=(), all_calls=True, **typed, plan_when="true").plan()
     for wrong in (
         TypedAnswer("approve", calls=(), all_calls=False, **typed),
         TypedAnswer("approve", calls=("3.7",), all_calls=False, **typed),

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from services.gateway.http.api_route import ApiRoute
 from services.gateway.http.operator_requests import QuotaBody, RuleBoundsBody, SeenToolBody, ToolRuleBody
-from services.gateway.http.requests import CallDecisionBody, SubmitBody, TaskFilterQuery
+from services.gateway.http.requests import CallDecisionBody, CallPlanBody, SubmitBody, TaskFilterQuery
 from services.gateway.http.routes import ROUTES
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.quotas import QuotaKind
@@ -91,6 +91,7 @@ VALUES: dict[Any, Any] = {
     SubmitBody: SubmitBody(goal="go"),
     TaskFilterQuery: TaskFilterQuery(reason=("x",)),
     CallDecisionBody: CallDecisionBody(call_id="1.0", decision="allow"),
+    CallPlanBody: CallPlanBody(count=7),
     InputFile: InputFile("x.txt", b"x"),
     Source: Source(SourceKind.MANUAL, "x"),
     SeenToolBody: SeenToolBody(name="x", sha256="0" * 64),

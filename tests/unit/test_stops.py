@@ -92,7 +92,7 @@ def test_refusal_names_who_why_and_what_resumes() -> None:
     )
     begun = stopped(Stop(stopped_by="user/ann", reason="wrong bills"), may_have_begun=True)
     assert "It may have had its effect, and runs again after the stop" in begun.message
-    assert Stop().command("resume") == "tenure admin resume --all"
+    assert Stop().end_command == "tenure admin resume --all"
 
 
 def test_stops_that_a_ledger_lost_are_found_by_selectors() -> None:

@@ -245,7 +245,7 @@ class Service:
     def __init__(self, silent_seconds: float) -> None:
         self._silent_seconds, self.requests = silent_seconds, 0
 
-    async def execute(self, _token: Any, _intent: Any, on_event: Any, *_: Any) -> Outcome:
+    async def execute(self, _token: Any, _intent: Any, on_event: Any, *_: Any, **__: Any) -> Outcome:
         self.requests += 1
         on_event()
         if self.requests > 1:
@@ -295,7 +295,7 @@ class StoppingService:
     def __init__(self) -> None:
         self.may_finish = asyncio.Event()
 
-    async def execute(self, _token: Any, intent: ToolIntent, *_: Any) -> Outcome:
+    async def execute(self, _token: Any, intent: ToolIntent, *_: Any, **__: Any) -> Outcome:
         if intent.call_id != "1.0":
             raise Unavailable("an operator stopped it", reason="STOPPED")
         await self.may_finish.wait()

@@ -295,7 +295,7 @@ def _reserve(
     if ending is not None:
         decided = Denied(ending.reason, ending.message or "the task has a pending ending")
     elif row.stopped:
-        message = "an operator stopped the task: tenure explain says who and why"
+        message = "a stop covers the task: tenure explain says whose and why"
         decided = Denied(Reason.STOPPED, message, RETRY_SECONDS)
     else:
         root = draft.budget.budget

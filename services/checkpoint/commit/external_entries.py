@@ -26,15 +26,18 @@ from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.waits import waits
 from services.checkpoint.waits.operator_waits import keep_starts
 from services.checkpoint.watch.announcement import Announcement, announcement_of
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.close_out import PendingEnding, refuse_message
-from tenure.domain.errors import AlreadyExists, WrongState
+from tenure.domain.errors import AlreadyExists, LimitReached, WrongState
 from tenure.domain.images import ANSWER_TEXT
+from tenure.domain.planned_calls import MAX_PLANS
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.domain.waits import call_digest
 from tenure.runtime.failpoints import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.call_plans import plan_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,13 +159,34 @@ async def _check(connection: Connection, draft: Draft, request: pb.AppendForeign
         await _check_readers(connection, draft.row)
 
 
-async def _answer(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> list[ToolIntent]:
-    """Answers the wait. The files that came with the answer are those of a message. Returns the approved calls."""
+async def _answer(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> waits.Approved:
+    """Answers the wait. The files that came with the answer are those of a message. Returns what it approved.
+
+    Raises LimitReached (TOO_MANY_PLANS).
+    """
     if request.wait_answer.files:
         await _check_readers(connection, draft.row)
         _append_message(draft, request, ledger_pb2.UserMessage(text=ANSWER_TEXT, files=request.wait_answer.files))
     members = await members_for(connection, draft.row.tenant, waits.approvers_of(draft))
-    return waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
+    approved = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
+    if approved.plan is not None:
+        await _check_number_of_plans(connection, draft.row.root_task_id)
+    return approved
+
+
+async def _check_number_of_plans(connection: Connection, root_task_id: str) -> None:
+    """Raises LimitReached (TOO_MANY_PLANS). The caller holds the lock of the tree's budget until it adds a plan."""
+    ((count,),) = await fetch_all(connection, APPROVALS.count_plans, {"root_task_id": root_task_id})
+    if count >= MAX_PLANS:
+        message = f"{MAX_PLANS} plans of the task's tree are in force: answer without a plan, or wait until one ends"
+        raise LimitReached(message, reason="TOO_MANY_PLANS")
+
+
+async def _keep_plan(connection: Connection, root_task_id: str, plan: PlannedCalls) -> None:
+    """Keeps a plan for the tokens of the tree's next grants."""
+    packed = plan_to_wire(plan).SerializeToString()
+    columns = {"plan_id": plan.plan_id, "root_task_id": root_task_id, "plan": packed, "ends_at": plan.end_time}
+    await connection.execute(APPROVALS.keep_plan, columns)
 
 
 def _append_message(draft: Draft, request: pb.AppendForeignRequest, sent: ledger_pb2.UserMessage) -> None:
@@ -174,10 +198,12 @@ def _append_message(draft: Draft, request: pb.AppendForeignRequest, sent: ledger
 async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
     if request.WhichOneof("fact") == "wait_answer":
         approved = await _answer(connection, draft, request)
-        for call in approved:
+        for call in approved.calls:
             if call.tool == SPAWN_SUB_AGENTS:
                 await spawn(connection, draft, call, is_approved=True)
-        await _keep_approvals(connection, draft.row.task_id, approved)
+        await _keep_approvals(connection, draft.row.task_id, approved.calls)
+        if approved.plan is not None:
+            await _keep_plan(connection, draft.row.root_task_id, approved.plan)
         return
     wanted: OperatorRequest | None = None
     if request.WhichOneof("fact") == "cancel_request":

@@ -103,7 +103,7 @@ class OfferedTask(NamedTuple):
 
     `policy`: a serialized TaskPolicy. `not_worker_id`, `only_worker_id`: from an operator's transfer, or "". `tree`,
     `conversation`, `source`: see `TaskScopes`. `approved_calls`: as TokenClaims.approvals has them, also of calls that
-    are not open any more.
+    are not open any more. `plans`: serialized, those of its tree that are in force.
     """
 
     task_id: str
@@ -125,6 +125,7 @@ class OfferedTask(NamedTuple):
     labels: dict[str, str]
     approved_calls: list[str]
     open_calls: list[str]
+    plans: list[bytes]
 
 
 @dataclass(slots=True)

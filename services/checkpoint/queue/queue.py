@@ -14,7 +14,7 @@ from tenure.domain.task import Priority
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import task_pb2, token_pb2
+from tenure.v1 import task_pb2, token_pb2, tool_pb2
 from tenure.wire.common import PRIORITIES, STATES, seconds, timestamp
 from tenure.wire.coordinator_service import slots_to_domain
 
@@ -166,4 +166,5 @@ def _offer(task: OfferedTask) -> pb.Offer:
         scopes=token_pb2.TaskScopes(tree=task.tree, conversation=task.conversation, source=task.source),
         labels=task.labels,
         approvals=[call for call in task.approved_calls if call.partition(":")[0] in task.open_calls],
+        plans=map(tool_pb2.CallPlan.FromString, task.plans),
     )

@@ -1,4 +1,4 @@
-"""The stops of operators: which are in force, and which processes keep to the newest epoch.
+"""Stops, by operators and by quotas of 0: which are in force, and which processes keep to the newest epoch.
 
 The statements of offers, grants and reservations read the table of stops in their own snapshots. A stop is committed,
 then waits for the transactions that had begun before it; so nothing that it covers is committed after its answer.
@@ -7,6 +7,7 @@ then waits for the transactions that had begun before it; so nothing that it cov
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from services.checkpoint.queries import QUEUE, fetch_all, fetch_one, fetch_row, in_ledger_transaction, ledger_connection
@@ -28,20 +29,29 @@ async def begin_stop(pool: Pool, wanted: Stop) -> Stop:
     Raises LimitReached (TOO_MANY_STOPS), and Unavailable (STOP_UNCONFIRMED) when a transaction that began before does
     not end: the stop is in force all the same, and a repeat confirms it.
     """
+    begun = await in_ledger_transaction(pool, partial(write_stop, wanted=wanted))
+    await confirm_stop(pool)
+    return begun
 
-    async def work(connection: Connection) -> Stop:
-        epoch = await _next_epoch(connection)
-        present = (await _read(connection)).stops
-        if len(present) + len(lost_stops(present, [wanted])) > MAX_STOPS:
-            message = f"{MAX_STOPS} stops are in force: end one of them, or begin a wider one"
-            raise LimitReached(message, reason="TOO_MANY_STOPS")
-        return Stop(*await fetch_row(connection, QUEUE.begin_stop, {**_columns(wanted), "epoch": epoch}))
 
-    begun = await in_ledger_transaction(pool, work)
+async def write_stop(connection: Connection, wanted: Stop) -> Stop:
+    """Writes a stop, or the next epoch of the present one. After the commit, `confirm_stop`.
+
+    Raises LimitReached (TOO_MANY_STOPS).
+    """
+    epoch = await _next_epoch(connection)
+    present = (await _read(connection)).stops
+    if len(present) + len(lost_stops(present, [wanted])) > MAX_STOPS:
+        message = f"{MAX_STOPS} stops are in force: end one of them, or begin a wider one"
+        raise LimitReached(message, reason="TOO_MANY_STOPS")
+    return Stop(*await fetch_row(connection, QUEUE.begin_stop, {**_columns(wanted), "epoch": epoch}))
+
+
+async def confirm_stop(pool: Pool) -> None:
+    """Waits for the transactions that began before the commit of a stop. Raises Unavailable (STOP_UNCONFIRMED)."""
     if not await earlier_have_ended(pool, BARRIER_SECONDS):
         message = f"a transaction of the ledger from before the stop has not ended within {BARRIER_SECONDS:g} s"
         raise Unavailable(f"{message}: repeat the request", reason="STOP_UNCONFIRMED")
-    return begun
 
 
 async def end_stop(pool: Pool, selectors: Stop) -> Stop:
@@ -49,17 +59,20 @@ async def end_stop(pool: Pool, selectors: Stop) -> Stop:
 
     Raises NotFound (NO_SUCH_STOP).
     """
-
-    async def work(connection: Connection) -> Stop | None:
-        epoch = await _next_epoch(connection)
-        row = await fetch_one(connection, QUEUE.end_stop, _selectors(selectors))
-        return None if row is None else replace(Stop(*row), epoch=epoch)
-
-    ended = await in_ledger_transaction(pool, work)
+    ended = await in_ledger_transaction(pool, partial(delete_stop, selectors=selectors))
     if ended is None:
-        message = f"no stop of {selectors.describe()} is in force: tenure admin stops lists those that are"
-        raise NotFound(message, reason="NO_SUCH_STOP")
+        message = f"no operator's stop of {selectors.describe()} is in force: tenure admin stops lists those that are"
+        by_quota = replace(selectors, by_quota=True).end_command
+        hint = f"; {by_quota} ends a stop by a quota of 0" if selectors.tenant else ""
+        raise NotFound(f"{message}{hint}", reason="NO_SUCH_STOP")
     return ended
+
+
+async def delete_stop(connection: Connection, selectors: Stop) -> Stop | None:
+    """Deletes the stop of exactly these selectors. Returns it with the epoch from which it is over; None: no stop."""
+    epoch = await _next_epoch(connection)
+    row = await fetch_one(connection, QUEUE.end_stop, _selectors(selectors))
+    return None if row is None else replace(Stop(*row), epoch=epoch)
 
 
 async def list_stops(pool: Pool, request: admin_pb.ListStopsRequest) -> admin_pb.ListStopsResponse:
@@ -117,7 +130,8 @@ async def _read(connection: Connection) -> StopsInForce:
 
 
 def _selectors(stop: Stop) -> dict[str, Any]:
-    return {"tenant": stop.tenant, "agent": stop.agent, "queue": stop.queue, "tool": stop.tool}
+    selectors = {"tenant": stop.tenant, "agent": stop.agent, "queue": stop.queue, "tool": stop.tool}
+    return {**selectors, "by_quota": stop.by_quota}
 
 
 def _columns(stop: Stop) -> dict[str, Any]:

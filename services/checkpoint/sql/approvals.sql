@@ -54,6 +54,15 @@ delete from answer_links
                     order by expires_at limit %(limit)b)
 returning 1;
 
+-- name: keep_plan
+-- Keeps a plan of a tree for the tokens of its next grants. The caller has locked the budget of the tree.
+insert into call_plans (plan_id, root_task_id, plan, ends_at)
+values (%(plan_id)b, %(root_task_id)b::text::uuid, %(plan)b, to_timestamp(%(ends_at)b::float8));
+
+-- name: count_plans
+-- How many plans of a tree are in force.
+select count(*) from call_plans where root_task_id = %(root_task_id)b::text::uuid and ends_at > now();
+
 -- name: keep_approvals
 -- Adds approved calls to those of the task that are still open.
 update tasks t

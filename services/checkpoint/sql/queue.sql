@@ -159,7 +159,9 @@ returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.
           coalesce((select r.effects_tree from tasks r where r.task_id = t.root_task_id), t.root_task_id)::text,
           case when t.source_kind = 'CONVERSATION' then t.source_id else '' end,
           coalesce((select run_of_source(r) from tasks r where r.task_id = t.root_task_id), ''),
-          t.labels, t.approved_calls, t.open_calls;
+          t.labels, t.approved_calls, t.open_calls,
+          array(select p.plan from call_plans p where p.root_task_id = t.root_task_id and p.ends_at > now()
+                 order by p.plan_id);
 
 -- name: transitions_of_step
 -- The transitions of tasks at their current step, among their newest entries.
@@ -293,7 +295,7 @@ select coalesce(sum(h.pending), 0)::bigint, max(h.overdue)::float8, coalesce(sum
 
 -- name: stops
 -- The epoch of the stops, with each stop in force; one row without a stop when there is none.
-select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch
+select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch, s.by_quota
   from stop_epoch e left join stops s on true order by s.epoch;
 
 -- name: next_stop_epoch
@@ -303,22 +305,23 @@ update stop_epoch set epoch = greatest(epoch, %(seen)b::bigint) + 1 returning ep
 
 -- name: begin_stop
 -- Begins a stop, or gives the present one of the same selectors the next epoch.
-insert into stops as s (tenant, agent, queue, tool, reason, actor, epoch)
-values (%(tenant)b, %(agent)b, %(queue)b, %(tool)b, %(reason)b, %(actor)b, %(epoch)b::bigint)
-on conflict (tenant, agent, queue, tool) do update set epoch = excluded.epoch
-returning s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch;
+insert into stops as s (tenant, agent, queue, tool, reason, actor, epoch, by_quota)
+values (%(tenant)b, %(agent)b, %(queue)b, %(tool)b, %(reason)b, %(actor)b, %(epoch)b::bigint, %(by_quota)b)
+on conflict (tenant, agent, queue, tool, by_quota) do update set epoch = excluded.epoch
+returning s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch, s.by_quota;
 
 -- name: end_stop
 -- Ends the stop of these selectors.
 delete from stops
- where tenant = %(tenant)b and agent = %(agent)b and queue = %(queue)b and tool = %(tool)b
-returning tenant, agent, queue, tool, reason, actor, stopped_at, epoch;
+ where tenant = %(tenant)b and agent = %(agent)b and queue = %(queue)b and tool = %(tool)b and by_quota = %(by_quota)b
+returning tenant, agent, queue, tool, reason, actor, stopped_at, epoch, by_quota;
 
 -- name: adopt_stop
 -- Takes a stop that a reader still keeps to, and that the restored ledger does not have.
-insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch)
-values (%(tenant)b, %(agent)b, %(queue)b, %(tool)b, %(reason)b, %(actor)b, %(stopped_at)b::timestamptz, %(epoch)b::bigint)
-on conflict (tenant, agent, queue, tool) do nothing;
+insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch, by_quota)
+values (%(tenant)b, %(agent)b, %(queue)b, %(tool)b, %(reason)b, %(actor)b, %(stopped_at)b::timestamptz, %(epoch)b::bigint,
+        %(by_quota)b)
+on conflict do nothing;
 
 -- name: note_stop_reader
 -- Records the epoch that a process keeps to; of an unchanged one only now and then that it is there.

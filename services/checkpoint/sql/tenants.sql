@@ -90,6 +90,11 @@ on conflict (tenant, quota, slot, shard) do update
        amount = case when w.bucket = excluded.bucket then w.amount + excluded.amount
                      when w.bucket < excluded.bucket then excluded.amount else w.amount end;
 
+-- name: stops
+-- The stops that quotas of 0 are, of these tenants.
+select tenant, agent, queue, tool, reason, actor, stopped_at, epoch, by_quota
+  from stops where by_quota and tenant = any(%(tenants)b::text[]);
+
 -- name: warn
 -- Records a soft cap warning: only the first caller in a window gets a row.
 insert into tenant_warnings as w (tenant, quota, warned_at)

@@ -8,11 +8,13 @@ from typing import Any, Final
 
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.queries import fetch_all, ledger_connection, ledger_transaction
+from services.checkpoint.queue.stops import confirm_stop, delete_stop, write_stop
 from services.checkpoint.tenants.rows import DEFAULTS, TENANTS, TenantRow, ensured, read_tenant, write_quotas
 from services.checkpoint.tenants.usage_windows import Uses, read_running, read_uses
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX, SIMULATED_REQUEST_PREFIX, TokenUsage
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.quotas import Quota, QuotaKind, QuotaUse, installation_defaults
+from tenure.domain.stops import Stop, stop_of
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.store.postgres import Connection, Pool
 from tenure.v1 import tenant_service_pb2 as pb
@@ -122,9 +124,20 @@ async def list_tenants(pool: Pool, request: pb.ListTenantsRequest) -> pb.ListTen
     return pb.ListTenantsResponse(tenants=tenants, next_page_token=tenants[-1].tenant if more else "")
 
 
+async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsRequest) -> pb.Tenant:
+    """Sets quotas. A quota of 0 is a stop, which this confirms: see `queue/stops.py`.
+
+    Raises WrongState (TENANT_CHANGED), LimitReached (TOO_MANY_STOPS) and Unavailable (STOP_UNCONFIRMED).
+    """
+    updated = await _update_limits(pool, tenant, request)
+    if updated.HasField("stopped"):
+        await confirm_stop(pool)
+    return updated
+
+
 @ledger_transaction
-async def update_limits(connection: Connection, tenant: str, request: pb.UpdateTenantLimitsRequest) -> pb.Tenant:
-    """Sets quotas. Raises WrongState (TENANT_CHANGED). Wakes tasks and e-mails that wait because of a quota."""
+async def _update_limits(connection: Connection, tenant: str, request: pb.UpdateTenantLimitsRequest) -> pb.Tenant:
+    """Sets quotas, and wakes tasks and e-mails that wait because of one."""
     row = await ensured(connection, tenant, lock=True)
     quotas, own = await _requested_quotas(connection, row, request)
     if (quotas, own) != (row.quotas, sorted(row.own)):
@@ -132,6 +145,7 @@ async def update_limits(connection: Connection, tenant: str, request: pb.UpdateT
         await write_quotas(connection, tenant, quotas, own, request.actor, request.reason)
         await connection.execute(TENANTS.wake, {"tenant": tenant, "limit": MAX_WOKEN})
         await connection.execute(TENANTS.wake_emails, {"tenant": tenant})
+    await _stop_or_resume(connection, stop_of(tenant, quotas, own, request.actor, request.reason), tenant)
     return (await _to_messages(connection, [await ensured(connection, tenant)]))[0]
 
 
@@ -166,6 +180,21 @@ async def _requested_quotas(
     return quotas, sorted(own)
 
 
+async def _stop_or_resume(connection: Connection, wanted: Stop | None, tenant: str) -> None:
+    """Writes or ends the stop that a quota of 0 is. The caller has locked the tenant's row."""
+    present = await _stops(connection, [tenant])
+    if wanted is not None and not present:
+        await write_stop(connection, wanted)
+    elif wanted is None and present:
+        await delete_stop(connection, present[tenant])
+
+
+async def _stops(connection: Connection, tenants: list[str]) -> dict[str, Stop]:
+    """Returns the stops that quotas of 0 are, by tenant."""
+    rows = await fetch_all(connection, TENANTS.stops, {"tenants": tenants})
+    return {stop.tenant: stop for stop in (Stop(*row) for row in rows)}
+
+
 def _check_revision(row: TenantRow, request: pb.UpdateTenantLimitsRequest) -> None:
     if request.HasField("expected_revision") and request.expected_revision != row.revision:
         raise WrongState(
@@ -183,10 +212,14 @@ async def _to_messages(connection: Connection, rows: Sequence[TenantRow]) -> lis
         (tenant, quota): warned_at
         for tenant, quota, warned_at in await fetch_all(connection, TENANTS.warnings, parameters)
     }
-    return [_tenant(row, {**windows[row.tenant], **await read_running(connection, row)}, warned) for row in rows]
+    stops = await _stops(connection, parameters["tenants"])
+    return [
+        _tenant(row, {**windows[row.tenant], **await read_running(connection, row)}, warned, stops.get(row.tenant))
+        for row in rows
+    ]
 
 
-def _tenant(row: TenantRow, uses: Uses, warned: Mapping[tuple[str, str], datetime]) -> pb.Tenant:
+def _tenant(row: TenantRow, uses: Uses, warned: Mapping[tuple[str, str], datetime], stop: Stop | None) -> pb.Tenant:
     return pb.Tenant(
         tenant=row.tenant,
         quotas=list(_uses(row, uses, warned)),
@@ -195,7 +228,13 @@ def _tenant(row: TenantRow, uses: Uses, warned: Mapping[tuple[str, str], datetim
         reason=row.reason,
         create_time=timestamp(row.created_at),
         update_time=None if row.updated_at is None else timestamp(row.updated_at),
+        stopped=None if stop is None else _stop_to_wire(stop),
     )
+
+
+def _stop_to_wire(stop: Stop) -> pb.QuotaStop:
+    assert stop.stop_time is not None, "the ledger sets it"
+    return pb.QuotaStop(reason=stop.reason, stopped_by=stop.stopped_by, stop_time=timestamp(stop.stop_time))
 
 
 def _uses(row: TenantRow, uses: Uses, warned: Mapping[tuple[str, str], datetime]) -> Iterable[pb.QuotaUse]:

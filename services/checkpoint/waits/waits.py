@@ -5,7 +5,8 @@ The task row has the wait while it lasts. An answer needs the row's lock, so a w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -14,13 +15,16 @@ from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait
 from services.checkpoint.entries import KINDS
 from tenure.domain.approvals import refuse_answerer, refuse_other_view, shown_digest
+from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import TenureError
+from tenure.domain.planned_calls import approve
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import STOPPED
 from tenure.domain.tools import NOT_RUN, Outcome
 from tenure.domain.waits import (
+    APPROVE,
     NO_ANSWER,
     WITHOUT_CALL,
     Wait,
@@ -38,6 +42,7 @@ from tenure.domain.waits import (
 )
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
+from tenure.wire.call_plans import plan_to_domain, plan_to_wire
 from tenure.wire.common import WAIT_ANSWERS, WAIT_KINDS
 from tenure.wire.task import call_decision_to_domain
 from tenure.wire.tool import outcome_to_wire
@@ -47,13 +52,21 @@ _OF_PEOPLE: Final = frozenset({WaitAnswerKind.DECISION, WaitAnswerKind.REPLY})
 
 class RecordedAnswer(NamedTuple):
     """An answer with its actor and its request id. `outcome`: the outcome of the call, unless it follows from the
-    answer.
+    answer. `plan_call`: the call beside whose approval the answer's plan is recorded.
     """
 
     content: WaitAnswer
     actor: str
     request_id: str
     outcome: Outcome | None = None
+    plan_call: str = ""
+
+
+class Approved(NamedTuple):
+    """What an answer approves: calls of the wait, and later calls by a plan."""
+
+    calls: list[ToolIntent]
+    plan: PlannedCalls | None
 
 
 def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
@@ -71,6 +84,7 @@ def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
         answer.client_address,
         answer.shown_digest,
         tuple(map(call_decision_to_domain, answer.calls)),
+        plan_to_domain(answer.plan) if answer.HasField("plan") else None,
     )
 
 
@@ -86,12 +100,13 @@ def answer_wait(
     actor: str,
     request_id: str,
     members: Mapping[str, Iterable[str]] = MappingProxyType({}),
-) -> list[ToolIntent]:
-    """Applies a person's answer. Returns the calls that it approved. `members`: of the groups that may answer.
+) -> Approved:
+    """Applies a person's answer. Returns what it approved. `members`: of the groups that may answer.
 
     A refusal of budget leaves a pending ending, which the caller carries out. Raises WrongState when the answer is for
     another wait (WAIT_OVER), another call (OTHER_CALL) or another view of the wait (WAIT_CHANGED), PermissionDenied
-    (NOT_AN_APPROVER), BudgetExhausted for a grant that is too small, and InvalidRequest.
+    (NOT_AN_APPROVER), BudgetExhausted for a grant that is too small, and InvalidRequest. For a plan also WrongState
+    (NO_SAME_VALUE).
     """
     wait = current_wait(draft.row)
     message = answered_by(answer_message)
@@ -113,12 +128,29 @@ def answer_wait(
     refusal = refusal or refuse_grant(wait, message, draft.budget.budget, draft.row.own_budget)
     if refusal is not None:
         raise refusal
-    end_wait_with_answer(draft, wait, RecordedAnswer(message, actor, request_id))
-    return [
+    calls = [
         ToolIntent(own.call_id, "", own.tool, one.edited_arguments_json or own.arguments_json)
         for own, one in decided
         if leaves_call_open(own.kind, one.kind, one.text)
     ]
+    if message.plan is not None:
+        message = replace(message, plan=_approved_plan(draft, wait, message, calls, message.addressee or actor))
+    plan_call = calls[0].call_id if calls else wait.call_id
+    end_wait_with_answer(draft, wait, RecordedAnswer(message, actor, request_id, plan_call=plan_call))
+    return Approved(calls, message.plan)
+
+
+def _approved_plan(
+    draft: Draft, wait: Wait, answer: WaitAnswer, calls: Sequence[ToolIntent], by: str
+) -> PlannedCalls | None:
+    """Returns the plan as it is approved: beside allowed calls, or when the agent itself asked for an approval."""
+    if answer.plan is None:
+        return None
+    allowed = [(call.tool, call.arguments_json) for call in calls]
+    if wait.kind is WaitKind.APPROVAL and answer.text == APPROVE and answer.plan.tool:
+        allowed = [(answer.plan.tool, "{}")]
+    plan_id = f"{draft.row.task_id}/{wait.wait_id}"
+    return approve(answer.plan, allowed, plan_id, by, draft.row.locked_at.timestamp())
 
 
 def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:
@@ -169,6 +201,8 @@ def _record_one(draft: Draft, wait: Wait, answer: RecordedAnswer, shown: str) ->
         client_address=message.client_address,
         shown_digest=shown,
     )
+    if message.plan is not None and wait.call_id == answer.plan_call:
+        resolution.plan.CopyFrom(plan_to_wire(message.plan))
     _append(draft, ledger_pb2.EntryBody(wait_resolution=resolution), answer.actor)
     if message.extra_budget_tokens or message.extra_budget_nano_usd:
         draft.budget.raise_caps(message.extra_budget_tokens, message.extra_budget_nano_usd)

@@ -31,6 +31,7 @@ from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.wire.call_plans import plans_to_text
 from tenure.wire.common import seconds
 from tenure.wire.token import scopes_to_domain
 
@@ -134,6 +135,7 @@ class ClaimGranter:
             agent=offer.agent,
             labels=tuple(chain.from_iterable(sorted(offer.labels.items()))),
             approvals=tuple(offer.approvals),
+            plans=plans_to_text(offer.plans),
             suspect=offer.suspect,
             start_timeout_seconds=seconds(offer.start_timeout),
             progress_timeout_seconds=seconds(offer.progress_timeout),

@@ -20,6 +20,7 @@ from tenure.runtime.process import rest
 from tenure.runtime.security.signing import Signer, Verifier
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1 import token_pb2
+from tenure.wire.call_plans import plans_of_text
 from tenure.wire.token import TokenChecker, sign_claims, sign_task_claims
 
 _log: Final = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Issuer:
             scopes=None if record.scopes is None else TaskScopes(*record.scopes),
             labels=tuple(zip(record.labels[::2], record.labels[1::2], strict=True)),
             approvals=record.approvals,
+            plans=plans_of_text(record.plans),
         )
         return sign_task_claims(self._signer, claims, datetime.now(UTC))
 

@@ -65,6 +65,7 @@ class ClaimRecord:
 
     `labels`: each key, followed by its value. `suspect`: owners died with the task, so its session must not hold a
     second such task. The timeouts and the lease's TTL are the task's own, or 0. `scopes`: the fields of `TaskScopes`.
+    `plans`: see `plans_to_text`.
     """
 
     claim_id: str
@@ -80,6 +81,7 @@ class ClaimRecord:
     agent: str = ""
     labels: tuple[str, ...] = ()
     approvals: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
     suspect: bool = False
     start_timeout_seconds: float = 0.0
     progress_timeout_seconds: float = 0.0

@@ -290,6 +290,19 @@ class CallDecisionBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlanBody:
+    """Later calls that the answer approves at once: of one tool, up to a number."""
+
+    count: int = given("the most calls; at most 10,000")
+    tool: str = given("the tool; empty: that of the first call that the answer allows", "")
+    when: str = given("a CEL expression that is true for the calls, such as args.amount <= 50", "")
+    same: tuple[str, ...] = given("paths, such as args.customer, with the value of the allowed call; at most 8", ())
+    sum_of: str = given("the path of the amount of a call, such as args.amount", "")
+    limit: str = given("the most of all amounts together, as a decimal", "")
+    ends_at: datetime | None = given("until when; absent: 24 hours, at most 30 days", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerBody:
     """The answer of a wait: a decision, or a reply."""
 
@@ -303,6 +316,7 @@ class AnswerBody:
     extra_tokens: int = given("raises the cap in tokens of the tree", 0)
     extra_cost: Decimal | None = given("raises the cap in US dollars of the tree", None)
     files: tuple[InputFile, ...] = _message_files()
+    plan: CallPlanBody | None = given("with an allowed tool call: later calls that it approves, too", None)
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 

@@ -24,12 +24,15 @@ from tenure.sdk.submit_request import function_request, overrides_of, submit_req
 from tenure.sdk.task_filter import RANGES, source_of, task_filter
 from tenure.sdk.task_info import TaskCounts, TaskInfo, TaskPage
 from tenure.sdk.traces import Trace, entries_of, read_spans, trace_of
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.wire.codec import writer
 from tenure.wire.common import duration
 from tenure.wire.ledger import read_entries
 
 FORK_SECONDS: Final = 150.0
+_OF_LEDGER: Final = "plan_id same_values approved_by approve_time lasts"
+_plan = writer(req.CallPlanBody, tool_pb2.CallPlan, rename={"ends_at": "end_time"}, skip=_OF_LEDGER)
 MAX_TRACED: Final = 200
 """The tasks of a tree whose ledgers one answer is projected from."""
 MAX_SPANS: Final = 5_000
@@ -186,6 +189,7 @@ async def resume(call: HttpCall, _query: req.NoQuery, body: req.AnswerBody) -> T
         extra_budget_nano_usd=nano_usd("extra_cost", body.extra_cost),
         calls=calls,
         files=input_files("files", body.files),
+        plan=None if body.plan is None else _plan(body.plan),
     )
     if body.decision and body.reply:
         raise InvalidRequest(violations=[("reply", "cannot be given with decision")])

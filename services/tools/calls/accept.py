@@ -132,11 +132,12 @@ class _Change:
     outcome: Outcome | None = None
     doubt_note: str = ""
     is_settled: bool = False
+    plan_id: str = ""
 
 
 @dataclass(slots=True)
 class AcceptBatch:
-    """The locked rows of a batch, and the writes that its verdicts need."""
+    """The locked rows of a batch, and the writes that its verdicts need. `plans`: the plan by which a call may run."""
 
     fences: dict[UUID, ToolFenceRow]
     rows: dict[CallKey, CallRow]
@@ -144,6 +145,7 @@ class AcceptBatch:
     inserts: list[_Change] = field(default_factory=list)
     changes: list[_Change] = field(default_factory=list)
     refusals: list[RefusedCall] = field(default_factory=list)
+    plans: Mapping[CallKey, str] = field(default_factory=dict)
 
     def is_new(self, request: CallRequest) -> bool:
         """Whether the fence admits the call, and the call has no record."""
@@ -180,7 +182,8 @@ class AcceptBatch:
     def _note_new(self, request: CallRequest, verdict: Verdict) -> None:
         match verdict:
             case RunCall(call_attempt):
-                self.inserts.append(_Change(request, CallState.ACCEPTED, call_attempt))
+                plan_id = self.plans.get(request.key, "")
+                self.inserts.append(_Change(request, CallState.ACCEPTED, call_attempt, plan_id=plan_id))
             case MarkInDoubt(call_attempt, note):
                 self.inserts.append(_Change(request, CallState.IN_DOUBT, call_attempt, doubt_note=doubt_note(note)))
             case ConcludeCall(outcome) | AnswerFromRecord(outcome):
@@ -269,6 +272,7 @@ def _insert_columns(inserts: Sequence[_Change]) -> dict[str, list[object]]:
         "effect_classes": [insert.request.effect_class.value for insert in inserts],
         "hashes": [insert.request.arguments_hash for insert in inserts],
         "arguments": [insert.request.arguments_json for insert in inserts],
+        "plan_ids": [insert.plan_id for insert in inserts],
         **_change_columns(inserts),
     }
 

@@ -100,6 +100,7 @@ class RuledAccepts:
             if bounds.keep(key for key, verdict in decided.items() if isinstance(verdict, _COUNTED)):
                 decided = {key: verdict for key, verdict in decided.items() if key not in refused}
             recorded = [request for request in some if request.key in decided]
+            accepting.plans = bounds.plans
             await record(postgres, accepting, recorded, list(decided.values()), runner_id)
             await bounds.write(postgres)
             return accepting, decided

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from services.tools.calls.accept_rules import AnswerFromRecord, AskFirst, RunCall, Verdict, decide_unknown
 from services.tools.calls.records import CallKey, CallRequest
-from services.tools.rules.evaluating import Judgement, judge
+from services.tools.rules.evaluating import Judgement, judge, judge_plans
 from services.tools.statements import RULES
+from tenure.domain.planned_calls import plan_id_of
 from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use, read_arguments
 from tenure.runtime.process import note_progress
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from tenure.runtime.expressions import Expressions
     from tenure.runtime.store.postgres import Connection
 
+ASKED: Final = "The task asks a person about each call of {tool}."
 Judgements = Mapping[CallKey, Judgement]
 
 
@@ -42,7 +45,12 @@ async def judge_calls(
         if isinstance(decide_unknown(request), RunCall):
             rules = sets[claims.tenant].that_fit(request.tool, claims.agent)
             called = partial(_called, request)
-            judgements[request.key] = await judge(expressions, rules, called, now)
+            judgement = await judge(expressions, rules, called, now)
+            if request.needs_approval:
+                judgement = replace(judgement, ask_reason=ASKED.format(tool=request.tool))
+            if claims.plans and judgement.may_ask and not request.is_approved:
+                judgement = replace(judgement, plans=await judge_plans(expressions, claims.plans, called, now))
+            judgements[request.key] = judgement
     return judgements
 
 
@@ -52,10 +60,11 @@ def _called(request: CallRequest) -> RuledCall:
 
 
 class BoundsOfBatch:
-    """The locked counters of a batch, and what its calls take."""
+    """The locked counters of a batch, and what its calls take. `plans`: the ids of the plans that permit calls."""
 
     def __init__(self, judgements: Judgements, counts: Counts[CallKey], ids: Mapping[Counter, int]) -> None:
         self._judgements, self._counts, self._ids = judgements, counts, ids
+        self.plans: dict[CallKey, str] = {}
 
     async def verdict(self, request: CallRequest) -> Verdict | None:
         """Returns the rules' verdict on a call without a record. None: they allow it, and it takes its shares."""
@@ -65,6 +74,8 @@ class BoundsOfBatch:
         ruling = await judgement.decide(self._counts, is_approved=request.is_approved)
         if ruling.outcome is None:
             self._counts.take(request.key, ruling.shares)
+            if ruling.permitted_by:
+                self.plans[request.key] = plan_id_of(ruling.permitted_by)
             return None
         return AskFirst(ruling.outcome) if ruling.asks else AnswerFromRecord(ruling.outcome)
 

@@ -199,7 +199,8 @@ class Executor:
 
     def _accepts_of(self, job: ExecuteJob) -> Batcher[ExecuteJob, Accepted]:
         tenant = job.request.claims.tenant
-        return self._ruled_accepts.of(tenant) if tenant in self._book.tenants else self.accepts
+        is_ruled = tenant in self._book.tenants or job.request.needs_approval
+        return self._ruled_accepts.of(tenant) if is_ruled else self.accepts
 
     async def execute(self, job: ExecuteJob) -> AsyncGenerator[Event, None]:
         """Yields the call's events, its outcome last. Raises the errors that `follow` reports."""

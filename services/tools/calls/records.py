@@ -38,7 +38,7 @@ class CallRequest:
     call that this one undoes, "<task_id>/<call_id>". `effect`: of a tool with an effect key; `waits_for_effect`: the
     call waits for another one that makes the effect, up to `patience_seconds`. `idempotency_key`: of its effect key;
     "": the call's own. `has_check`: a tool says whether the call happened. `form`: turns its arguments into the tool's
-    own, which rules read.
+    own, which rules read. `needs_approval`: the task asks a person about it, whatever the rules say.
     """
 
     key: CallKey
@@ -61,6 +61,7 @@ class CallRequest:
     patience_seconds: float = 0.0
     idempotency_key: str = ""
     form: ShownSchema = OWN_FORM
+    needs_approval: bool = False
 
     @property
     def has_recorded_key(self) -> bool:

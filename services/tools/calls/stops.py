@@ -121,6 +121,7 @@ async def _replace(postgres: Connection, epoch: int, stops: Sequence[Stop]) -> N
             "actors": [stop.stopped_by for stop in stops],
             "stopped_ats": [stop.stop_time for stop in stops],
             "epochs": [stop.epoch for stop in stops],
+            "by_quotas": [stop.by_quota for stop in stops],
         }
         await postgres.execute(QUERIES.insert_stops, columns)
 

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tenure.domain.call_plans import PlannedCalls
+from tenure.domain.planned_calls import finding_of, share_of_plan
 from tenure.domain.tool_rules import (
     Counter,
     Counts,
     RuledCall,
     RuleFinding,
+    RuleVerdict,
     Ruling,
     ToolRule,
     Undecided,
@@ -28,18 +31,29 @@ from tenure.runtime.expressions import Expressions
 class Judgement:
     """What the rules say about a call, before what they have counted is known.
 
-    `open_findings`: the rules whose expressions read `used`; they are evaluated by `decide`.
+    `open_findings`: the rules whose expressions read `used`; they are evaluated by `decide`. `ask_reason`: why a
+    person is asked whatever the rules say. `plans`: those that apply to the call.
     """
 
     expressions: Expressions
     values: Mapping[str, Any]
     findings: Sequence[RuleFinding]
     open_findings: Sequence[RuleFinding] = ()
+    ask_reason: str = ""
+    plans: Sequence[RuleFinding] = ()
 
     @property
     def counters(self) -> list[Counter]:
         """The counters that `decide` reads."""
-        return [each.share.counter for each in (*self.findings, *self.open_findings) if each.share is not None]
+        findings = (*self.findings, *self.open_findings, *self.plans)
+        return [each.share.counter for each in findings if each.share is not None]
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether the decision may be to ask a person, so that plans matter."""
+        rules = [each.rule for each in (*self.findings, *self.open_findings)]
+        asking = (rule.verdict is RuleVerdict.ASK or _asks_beyond(rule) for rule in rules)
+        return bool(self.ask_reason) or any(asking)
 
     async def decide(self, counts: Counts[Any], *, is_approved: bool) -> Ruling:
         """Returns the decision. The caller holds the locks of the counters. Raises Unavailable."""
@@ -49,7 +63,9 @@ class Judgement:
             evaluations = [(each.rule.when, _used(each.use)) for each in later]
             answers = await self.expressions.values(evaluations, self.values)
             findings += [_evaluated(each, answer) for each, answer in zip(later, answers, strict=False)]
-        return decide_call(sorted(findings, key=lambda each: each.rule.name), is_approved=is_approved)
+        plans = [_with_use(each, counts) for each in self.plans]
+        findings.sort(key=lambda each: each.rule.name)
+        return decide_call(findings, is_approved=is_approved, ask_reason=self.ask_reason, plans=plans)
 
 
 async def judge(
@@ -82,6 +98,29 @@ async def judge(
             finding = _with_share(finding, call, now)
         (later if rule.reads_used and not finding.problem else findings).append(finding)
     return Judgement(expressions, values, findings, later)
+
+
+def _asks_beyond(rule: ToolRule) -> bool:
+    return rule.bounds is not None and rule.bounds.beyond is RuleVerdict.ASK
+
+
+async def judge_plans(
+    expressions: Expressions, plans: Sequence[PlannedCalls], called: Callable[[], RuledCall], now: float
+) -> list[RuleFinding]:
+    """Returns the findings of the plans that apply to a call; an undecided one does not. Raises Unavailable."""
+    findings = []
+    for plan in plans:
+        try:
+            call = called()
+            share = share_of_plan(plan, call, now)
+            values = call.values() if plan.when else {}
+        except Undecided:
+            continue
+        if share is None:
+            continue
+        if not plan.when or await expressions.values([(plan.when, _used(Use()))], values) == [True]:
+            findings.append(finding_of(plan, share))
+    return findings
 
 
 def _used(use: Use) -> dict[str, Any]:

@@ -45,17 +45,18 @@ select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_a
 -- Inserts new calls. A call whose outcome is known without running the tool is FINISHED at once. A new call with a
 -- resolution had a record that was lost: it begins with the attempt after the resolution's, or in doubt.
 insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
-                   acts_elsewhere, begun_before, runner_id, doubted_at, doubt_note, outcome, finished_at)
+                   acts_elsewhere, begun_before, runner_id, doubted_at, doubt_note, outcome, finished_at, plan_id)
 select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments, w.state, w.call_attempt, w.epoch, w.claim_id,
        w.acts_elsewhere, w.state = 'ACCEPTED' and w.call_attempt > 1,
        case when w.state = 'ACCEPTED' then %(runner_id)b::uuid end,
        case when w.state = 'IN_DOUBT' then clock_timestamp() end, w.doubt_note, nullif(w.outcome, ''::bytea),
-       case when w.state = 'FINISHED' then clock_timestamp() end
+       case when w.state = 'FINISHED' then clock_timestamp() end, w.plan_id
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[], %(tools)b::text[], %(effect_classes)b::text[],
               %(hashes)b::bytea[], %(arguments)b::bytea[], %(states)b::text[], %(attempts)b::int[], %(epochs)b::bigint[],
-              %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[], %(doubt_notes)b::text[])
+              %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[], %(doubt_notes)b::text[],
+              %(plan_ids)b::text[])
     as w(task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
-         acts_elsewhere, outcome, doubt_note);
+         acts_elsewhere, outcome, doubt_note, plan_id);
 
 -- name: accept_new_calls
 -- Accepts calls without a record, under an admitted claim, in one statement: locks the fences, inserts or raises those
@@ -163,7 +164,7 @@ returning h.ord;
 
 -- name: read_stops
 -- The epoch of the stops, with each stop in force; one row without a stop when there is none.
-select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch
+select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch, s.by_quota
   from stop_epoch e left join stops s on true order by s.epoch;
 
 -- name: raise_stop_epoch
@@ -176,9 +177,10 @@ delete from stops;
 
 -- name: insert_stops
 -- Inserts the stops of the epoch that raise_stop_epoch has taken. Of two with the same selectors one is enough.
-insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch)
+insert into stops (tenant, agent, queue, tool, reason, actor, stopped_at, epoch, by_quota)
 select * from unnest(%(tenants)b::text[], %(agents)b::text[], %(queues)b::text[], %(tools)b::text[], %(reasons)b::text[],
-                     %(actors)b::text[], %(stopped_ats)b::timestamptz[], %(epochs)b::bigint[])
+                     %(actors)b::text[], %(stopped_ats)b::timestamptz[], %(epochs)b::bigint[],
+                     %(by_quotas)b::boolean[])
 on conflict do nothing;
 
 -- name: calls_in_flight
@@ -307,7 +309,7 @@ select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started
 -- One page of a task's call log, for the task's tenant only. The order does not depend on the database's collation.
 select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
        c.outcome, coalesce(c.receipt_number, 0), coalesce(c.receipt_link, ''), coalesce(k.idempotency_key, ''), c.accepted_at,
-       c.started_at, c.finished_at, c.settling_since
+       c.started_at, c.finished_at, c.settling_since, c.plan_id
   from calls c join fences f using (task_id)
   left join effect_calls k on k.task_id = c.task_id and k.call_id = c.call_id
  where c.task_id = %(task_id)b::uuid and f.tenant = %(tenant)b::text

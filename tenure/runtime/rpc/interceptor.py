@@ -181,6 +181,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             in_flight,
             self._audit,
             is_audited,
+            self._access.audited_fields(method),
             is_tenure,
             handler.request_deserializer or bytes,
             self._longest_request(method) if is_tenure else None,
@@ -246,6 +247,7 @@ class _Method:
     in_flight: Callable[[], InFlight] | None
     audit: Audit
     is_audited: bool
+    audited_fields: tuple[str, ...]
     is_tenure: bool
     deserialize: Callable[[bytes], Any]
     max_bytes: int | None
@@ -276,11 +278,11 @@ class _Method:
         return answer
 
     async def _accept(self, request: Any, context: Context) -> None:
-        """Validates a single request, and records the call of an audited method."""
+        """Validates a single request, and records the call of an audited method, or with an audited field."""
         if not self.streams_in:
             self.validate(request)
             await self.examine(request)
-        if self.is_audited:
+        if self.is_audited or any(request.HasField(name) for name in self.audited_fields):
             await self.audit.admitted(self.name, request, context.peer())
 
     def receive(self, raw: bytes) -> bytes:

@@ -79,6 +79,10 @@ class AccessControl:
         """Returns whether each call of the method is recorded."""
         return method in self._rules and self._rules[method].is_audited
 
+    def audited_fields(self, method: str) -> tuple[str, ...]:
+        """Returns the fields with which a call of the method is recorded."""
+        return self._rules[method].audited_fields if method in self._rules else ()
+
     def is_long_poll(self, method: str) -> bool:
         """Returns whether the method is unary and may wait for minutes."""
         return method in self._rules and self._rules[method].is_long_poll

@@ -220,6 +220,7 @@ const HANDLERS = {
     const more = [
       event.extra_tokens ? `${number(event.extra_tokens)} more tokens` : "",
       event.extra_cost_usd ? `${money(event.extra_cost_usd)} more` : "",
+      event.plan ? planWords(event.plan) : "",
     ].filter(Boolean).join(" and ");
     const edited = event.edited_arguments ? longText(pretty(event.edited_arguments)) : null;
     const link = event.addressee ? ` by the link sent to ${event.addressee}` : "";
@@ -453,6 +454,13 @@ function answerWords(event) {
   if (event.answer_kind === "REPLY") return `answers: ${oneLine(said, 400)}`;
   if (event.answer_kind === "PAYLOAD" || event.wait_kind === "EVENT") return "sends the event";
   return `${words(event.answer_kind)}${said ? `: ${oneLine(said, 400)}` : ""}`;
+}
+
+function planWords(plan) {
+  const bounds = plan.same.map((path, index) => `${path} ${plan.same_values[index]}`);
+  if (plan.when) bounds.push(plan.when);
+  if (plan.limit) bounds.push(`${plan.sum_of} at most ${plan.limit} in all`);
+  return [`later calls of ${plan.tool}: up to ${number(plan.count)}`, ...bounds, `until ${plan.ends_at}`].join(", ");
 }
 
 function resolutionWords(resolution) {

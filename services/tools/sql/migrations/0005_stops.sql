@@ -15,5 +15,6 @@ create table stops (
   actor      text        not null,
   stopped_at timestamptz not null,
   epoch      bigint      not null check (epoch >= 1),
-  primary key (tenant, agent, queue, tool)
+  by_quota   boolean     not null default false,
+  primary key (tenant, agent, queue, tool, by_quota)
 );
