@@ -192,7 +192,8 @@ def _model_of(running: Mapping[str, str], environment: Mapping[str, str]) -> dic
     has_key = any(name.startswith(("ANTHROPIC_", "OPENAI_", "TENURE_WORKER_ANTHROPIC_")) for name in environment)
     if has_key or not url.startswith("http://127.0.0.1:"):
         return {}
-    return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1"}
+    libraries = {"OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}  # of agents in Python; without traces
+    return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", **libraries}
 
 
 @asynccontextmanager

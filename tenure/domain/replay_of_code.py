@@ -103,8 +103,10 @@ class RecordedCode:
         attempt = recorded[repeat].attempt
         if attempt is None or (attempt.model, attempt.input_tokens) == (model, input_tokens):
             return recorded[repeat].step
-        asked = f"{attempt.model} with up to {attempt.input_tokens:,} tokens, not {model} with up to {input_tokens:,}"
-        return _failed(name, _OTHER_CALL.format(asked))
+        requests = (
+            f"{attempt.model} with up to {attempt.input_tokens:,} tokens, not {model} with up to {input_tokens:,}"
+        )
+        return _failed(name, _OTHER_CALL.format(requests))
 
     def messages_due(self, step: int, read: Collection[UserMessage]) -> list[UserMessage]:
         """Returns the messages that the recorded run read through this step, without those of the replay's ledger."""

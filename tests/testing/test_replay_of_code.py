@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,11 +92,11 @@ def test_a_replay_runs_no_tool_of_the_agent(tenure: Tenure, program: Program, ag
 
 @pytest.mark.parametrize("agent", ["shop", "helper"])
 def test_the_record_answers_model_calls_without_a_model(tenure: Tenure, program: Program, agent: str) -> None:
-    """The same code takes the same course. Code that asks the model something else is told so, and named."""
+    """The same code takes the same course. A request that the record does not have fails, and the replay names it."""
     tenure.model.script([REFUND, "Refunded."])
     task = program.submit(agent)
     assert task.result().value == "Refunded."
-    run, asked = program.recording(task), len(tenure.model.requests)
+    run, requests = program.recording(task), len(tenure.model.requests)
     replay = program.replay(run, model="")
     assert replay.divergences == []
     assert replay.task.result().value == "Refunded."
@@ -105,7 +106,7 @@ def test_the_record_answers_model_calls_without_a_model(tenure: Tenure, program:
     assert changed.task.info.state is TaskState.FAILED
     assert "[not recorded]" in changed.task.info.message
     assert "which failed" in str(changed.divergences[0])
-    assert len(tenure.model.requests) == asked
+    assert len(tenure.model.requests) == requests
 
 
 def test_a_replay_of_code_asks_no_person(tenure: Tenure, program: Program) -> None:
@@ -141,6 +142,8 @@ def test_a_replay_runs_no_step_of_a_function(tenure: Tenure, program: Program) -
     replay = program.replay(run, model="")
     assert replay.divergences == []
     assert replay.task.result().value == "Closed. paid"
+    tenure.model.script([REFUND, "Closed again."])
+    assert program.replay(run).task.result().value == "Closed again. paid"
     program.write(**{'"archive", happens': '"burn", happens'})
     burning = program.replay(run, model="")
     first = burning.divergences[0]
@@ -166,6 +169,7 @@ def test_the_command_replays_code(tenure: Tenure, program: Program) -> None:
     task = program.submit("shop")
     assert task.result().value == "Refunded."
     tenure.model.script([REFUND, "Refunded by another."], model="sim-other")
+    assert "tools refund, close, ask\n" in re.sub(" +", " ", command(tenure, "get", task.id).stdout)
     words = ["tasks", "replay", task.id, "--recorded-tools"]
     before = program.made()
     done = command(tenure, *words, "--model", "sim-other", "--program", str(program.path))
