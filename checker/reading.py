@@ -26,7 +26,7 @@ from tenure.domain.entries import (
 from tenure.domain.fencing import Fence, describe_epoch
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
-from tenure.domain.task import DEFAULT_LOOP
+from tenure.domain.task import DEFAULT_LOOP, REPLAY_LOOP
 from tenure.domain.tools import Outcome
 from tenure.domain.waits import leaves_call_open
 
@@ -200,6 +200,12 @@ def drives_functions(task: TaskHistory) -> bool:
     """Whether Tenure's loop `control` runs the task's control function."""
     goal = next(of_kind(task.entries, Submitted), None)
     return goal is not None and goal[1].spec.control is not None
+
+
+def replays(task: TaskHistory) -> bool:
+    """Whether the record of another task answers the calls, so that the tool service has none."""
+    goal = next(of_kind(task.entries, Submitted), None)
+    return goal is not None and goal[1].spec.agent.loop == REPLAY_LOOP
 
 
 def place(entry: LedgerEntry) -> str:

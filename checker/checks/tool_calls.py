@@ -21,6 +21,7 @@ from checker.reading import (
     outcome_hash,
     own,
     place,
+    replays,
     settled_by_waits,
 )
 from tenure.domain.entries import OperatorRequest, ToolIntent, ToolOutcome, Transition
@@ -310,7 +311,7 @@ def no_call_starts_after_the_fence(task: TaskHistory) -> Iterator[str]:
 def outcomes_match_call_records(task: TaskHistory) -> Iterator[str]:
     """I15."""
     calls = {call.call_id: call for call in task.calls}
-    is_own_loop = drives_itself(task) or drives_functions(task)
+    is_own_loop = drives_itself(task) or (drives_functions(task) and not replays(task))
     by_waits = {entry.sequence for entry, _ in settled_by_waits(task)}
     spawns = {call_id for call_id, (_, intent) in intents(task).items() if intent.tool == SPAWN_SUB_AGENTS}
     for entry, outcome in of_kind(own(task.entries), ToolOutcome):

@@ -10,7 +10,7 @@ import grpc
 
 from services.gateway.peers import read_task, with_retries
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
-from tenure.domain.task import DEFAULT_LOOP
+from tenure.domain.task import DEFAULT_LOOP, REPLAY_LOOP
 from tenure.domain.tools import MAX_NEAREST, unknown_tool_text, unknown_tools
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import agent_service_pb2, tool_service_pb2
@@ -34,9 +34,11 @@ async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = 
     An agent has the tools of its revision besides those of the tool service. A control function and a loop of the
     user's own may have tools that are unknown before they run. When the tool service does not answer, or is of an
     older version, the task is accepted: its entry `tools_defined` lists the unknown names, and a worker refuses an
-    agent in Python whose approvals name no tool.
+    agent in Python whose approvals name no tool. A replay asks no person, whatever names its record has.
     """
     agent = spec.agent
+    if agent.loop == REPLAY_LOOP:
+        return
     approve_tools = {f"{prefix}agent.approve_tools": agent.approve_tools}
     if spec.HasField("control"):
         own = await _tools_of_agent(peers, spec) if agent.approve_tools else None

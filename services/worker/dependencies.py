@@ -20,7 +20,7 @@ class ModelDefaults:
 
     The worker asks the provider to count a prompt when it would have to estimate more than `count_tokens_above` tokens.
     `sees_images`: patterns of models, see tenure/domain/images.py. `functions_use_runner`: model calls of functions and
-    of agents in Python go to the model runners, too.
+    of agents in Python go to the model runners, too. `replay_model`: the model of a replay of code, "" outside of one.
     """
 
     model: str
@@ -29,6 +29,7 @@ class ModelDefaults:
     count_tokens_above: int = 0
     sees_images: tuple[str, ...] = ()
     functions_use_runner: bool = True
+    replay_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,26 +129,24 @@ class Loop:
         """Starts the step timeout of this step. A step that was begun before goes on."""
         self._clock.begin(step, self._spec.policy.timeouts.step.after_seconds)
 
-    async def _define_tools(self, own: Sequence[ToolDefinition] = ()) -> Sequence[ToolDefinition]:
+    async def _define_tools(self) -> Sequence[ToolDefinition]:
         """Returns the task's tools.
 
-        The first Open writes their definitions to the ledger, and a resumed task keeps them. `own`: own tools that are
-        about to be called; new ones are added for those who watch the task.
+        The first Open writes their definitions to the ledger, and a resumed task keeps them.
         """
-        tools, unknown_names = self._point.tools, tuple[str, ...]()
-        is_new = tools is None
+        tools = self._point.tools
         if tools is None:
-            defined = await self._held_task.interrupts.guard(self._list_tools())
+            defined = await self._service_tools()
             if defined.unknown_names:
                 _log.warning("the task allows tools that do not exist", extra={"tools": list(defined.unknown_names)})
-            tools, unknown_names = defined.tools, defined.unknown_names
-        if added := [tool for tool in own if tool not in tools]:
-            names = {tool.name for tool in added}
-            tools, is_new = (*(tool for tool in tools if tool.name not in names), *added), True
-        if is_new:
-            self._pending.append((0, entries.ToolsDefined(tuple(tools), unknown_names)))
+            tools = defined.tools
+            self._pending.append((0, defined))
         self._tools.use_tools(tools)
         return tools
+
+    async def _service_tools(self) -> entries.ToolsDefined:
+        """Returns the tools of the tool service that the task may use."""
+        return await self._held_task.interrupts.guard(self._list_tools())
 
     async def _list_tools(self) -> entries.ToolsDefined:
         async def ask() -> entries.ToolsDefined:

@@ -30,7 +30,7 @@ from services.worker.live_server import LiveServicer
 from services.worker.model_runner import RunnerModels
 from services.worker.models import DirectModels, Models
 from services.worker.own_calls import OwnRuns
-from services.worker.replay import RecordedTools, load_recorded_run
+from services.worker.replay import RecordedTools, load_record
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
@@ -114,6 +114,9 @@ class WorkerSettings:
     recorded_calls_file: Path | None = setting(
         "the entries of the task whose record answers tool calls, for the loop replay", default=None
     )
+    replay_model: str = setting(
+        "the model of agents in a replay of code; empty: the record answers their calls", default=""
+    )
     model: str = setting("the model of tasks that name none", default=DEFAULT_MODEL)
     max_output_tokens: int = setting(
         "the maximum output of a model call, for tasks that set none", default=8192, minimum=1, maximum=64000
@@ -168,7 +171,7 @@ class WorkerSettings:
             )
         yield from self._function_problems()
         yield from self._identity_problems()
-        if DEFAULT_LOOP in self.loops or REPLAY_LOOP in self.loops:
+        if DEFAULT_LOOP in self.loops or (REPLAY_LOOP in self.loops and not self._has_functions):
             yield from self._provider_problems()
         yield from peer_problems(self.common, self.services)
 
@@ -194,6 +197,15 @@ class WorkerSettings:
         """Yields what is missing to call the providers. A worker with model runners needs no key."""
         if not self.models_address:
             yield from self.providers.missing(self.model)
+
+    @property
+    def _has_functions(self) -> bool:
+        return bool(self.control_modules)
+
+    @property
+    def replays(self) -> bool:
+        """Whether it runs one task of the loop `replay`, and no other."""
+        return REPLAY_LOOP in self.loops
 
     def _function_problems(self) -> Iterator[str]:
         if CONTROL_LOOP in self.loops and not self.control_modules:
@@ -221,9 +233,10 @@ class WorkerSettings:
         own_name = f"{certificate_name}-{host_name}" if certificate_name else host_name
         worker_id = self.id or f"{own_name[:_LONGEST_NAME]}-{os.getpid()}-{secrets.token_hex(3)}"
         revisions = [offered_loop(name, digest) for name, digest in functions.items() if self.build]
-        undo = () if REPLAY_LOOP in self.loops else (UNDO_LOOP,)
         plain = (loop for loop in self.loops if loop != CONTROL_LOOP)
-        loops = (*plain, *map(offered_loop, functions), *revisions, *undo)
+        loops = (*plain, *map(offered_loop, functions), *revisions, UNDO_LOOP)
+        if self.replays:  # whatever functions it has: any other task would be answered from the record
+            loops = (REPLAY_LOOP,)
         tiers = tuple(Priority[name] for name in self.priorities)
         address = self.advertise or f"{host}:{port}"
         if problem := problem_of(address):  # for example a host name of digits only
@@ -238,8 +251,12 @@ class OwnFunctionsSettings(WorkerSettings):
 
     loops: tuple[str, ...] = setting("the loops to offer: control, messages", default=(CONTROL_LOOP,))
 
+    @property
+    def _has_functions(self) -> bool:
+        return True
+
     def _function_problems(self) -> Iterator[str]:
-        if CONTROL_LOOP not in self.loops:
+        if CONTROL_LOOP not in self.loops and not self.replays:
             yield "TENURE_WORKER_LOOPS: must contain control, because this worker has functions"
 
 
@@ -252,8 +269,8 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
     held_tasks, trust, crash_backoff = HeldTasks(), TrustGate(), CrashBackoff()
     duties = await process.open(Duties())
     security = Security.load(settings.common, Role.WORKER, settings.listen, access_rules)
-    if settings.models_address and settings.functions_use_runner:
-        name_missing_keys(os.environ)
+    if (settings.models_address and settings.functions_use_runner) or (settings.replays and not settings.replay_model):
+        name_missing_keys(os.environ)  # of clients that make no call themselves
     functions = load_functions(settings.control_modules, functions)
     definitions = definitions_of(functions, settings.build)
     dependencies = replace(
@@ -294,7 +311,7 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
         "attendance", AttachmentHealth(server.health, lambda: session.is_attached).run, silence_seconds=SILENCE_SECONDS
     )
     process.enter(metrics.on_sample(sample_slots))
-    if definitions:
+    if definitions and not settings.replays:
         channel = await process.open(open_channel(addresses, tls=security.peer(Role.COORDINATOR)))
         registration = WorkerAgentRegistration(
             channel, identity.worker_id, settings.build, settings.agent_tenants, definitions
@@ -321,7 +338,9 @@ async def _open_dependencies(
     )
     channel = await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS)))
     recorded = settings.recorded_calls_file
-    tools = RecordedTools(channel, load_recorded_run(recorded), recorded.parent) if recorded else ToolsClient(channel)
+    tools = RecordedTools(channel, load_record(recorded), recorded.parent) if recorded else ToolsClient(channel)
+    if isinstance(tools, RecordedTools):
+        tools.check_has_code(functions)
     models = await _open_models(process, settings, security, trust)
     duties.start("commit stream", ledger.run, silence_seconds=STREAM_SILENCE_SECONDS)
     duties.start("tool stream", tools.run, silence_seconds=STREAM_SILENCE_SECONDS)
@@ -332,6 +351,7 @@ async def _open_dependencies(
         settings.count_tokens_above,
         settings.sees_images,
         settings.functions_use_runner,
+        settings.replay_model,
     )
     reports = UsageReports(
         ledger.report_usage,
@@ -386,8 +406,10 @@ def main() -> int:
 def run_with(functions: Mapping[str, Function], settings: Mapping[str, str]) -> int:
     """Runs a worker with functions of the program that calls this, and returns its exit code.
 
-    `settings`: variables, before those of the environment. In a terminal the log is for people by default.
+    `settings`: variables, before those of the environment; in a replay after them, because its worker must take no
+    other task. In a terminal the log is for people by default.
     """
     defaults = {"TENURE_LOG_FORMAT": "human"} if sys.stderr.isatty() else {}
-    environment = {**defaults, **os.environ, **settings}
+    replays = bool(os.environ.get("TENURE_WORKER_RECORDED_CALLS_FILE"))
+    environment = {**defaults, **settings, **os.environ} if replays else {**defaults, **os.environ, **settings}
     return run_service("worker", OwnFunctionsSettings, environment, partial(compose, functions=functions))

@@ -10,6 +10,7 @@ from typing import Final, Self
 
 from services.worker.claim_ledger import CommitRefused
 from services.worker.control.loop import ControlLoop
+from services.worker.control.replay import ReplayControlLoop
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask, HeldTasks
 from services.worker.interrupts import Interruption
@@ -94,7 +95,8 @@ def loop_of(dependencies: Dependencies, held_task: HeldTask) -> Loop:
     """Returns the loop that drives the task. The claim names it."""
     if offered_function(held_task.loop):
         return ControlLoop(dependencies, held_task)
-    others: dict[str, type[Loop]] = {REPLAY_LOOP: ReplayLoop, UNDO_LOOP: UndoLoop}
+    replay = ReplayControlLoop if dependencies.functions else ReplayLoop  # a worker with a record has one kind of task
+    others: dict[str, type[Loop]] = {REPLAY_LOOP: replay, UNDO_LOOP: UndoLoop}
     return others.get(held_task.loop, TaskLoop)(dependencies, held_task)
 
 

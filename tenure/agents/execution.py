@@ -66,6 +66,11 @@ class Execution(Inside):
         self.check()
         return self._work
 
+    @property
+    def replay_model(self) -> str:
+        """The model of the agents in a replay; "": their own."""
+        return self._work.replay_model
+
     def check(self) -> None:
         """Raises the problem that this execution met."""
         if self.problem is not None:

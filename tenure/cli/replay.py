@@ -1,16 +1,18 @@
 """`tenure tasks replay`: a task again from its beginning, with another model and the recorded outcomes of its tools.
 
-The command starts a worker of its own for one task, which executes no tool (services/worker/replay.py). No other worker
-takes the task: none offers the loop `replay`, and the queue is new.
+The command starts a worker of its own for one task, which executes no tool (services/worker/replay.py): the user's
+program for a run of its code. No other worker takes the task: none offers the loop `replay`, and the queue is new.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,23 +27,26 @@ from tenure.cli.parameters import find_task
 from tenure.cli.tasks import result_of
 from tenure.client import Client
 from tenure.client.replays import (
+    NotReplayableSo,
     UnreadableLedger,
+    check_way,
     compare_runs,
     copied_files,
     read_ledger,
     record_for_worker,
     replay_request,
     spec_of,
+    worker_settings,
 )
 from tenure.domain.errors import WrongState
 from tenure.domain.replay import NOT_RECORDED_MARK
-from tenure.domain.task import REPLAY_LOOP
 from tenure.runtime.running_stack import read_addresses
 from tenure.serve import command_line
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 
 DRAIN_SECONDS: Final = 15.0
+_CODE: Final = "--program FILE, or --functions MODULE"
 _SHOWN_DIFFERENCES: Final = 5
 _LOG_LINES: Final = 20
 _LOG_BYTES: Final = 32 * 1024
@@ -60,8 +65,15 @@ _STACK: Final = {
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Replay the run in this file instead of TASK: the output of `tenure tasks entries TASK --json -v`.",
 )
-@click.option("--model", required=True, help="The model of the replay.")
+@click.option("--model", default="", help="The model of the replay. Of code without it: the record answers.")
 @click.option("--system", default=None, help="Use another system prompt.")
+@click.option(
+    "--program",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The program with the code of the run: an agent in Python, or a function. It runs a tenure.agents.Worker.",
+)
+@click.option("--functions", metavar="MODULE", multiple=True, help="A module with FUNCTIONS, instead of a program.")
 @click.option("--recorded-tools", is_flag=True, help="Answer tool calls from the record, and execute none.")
 @with_client
 async def replay(
@@ -71,6 +83,8 @@ async def replay(
     ledger: Path | None,
     model: str,
     system: str | None,
+    program: Path | None,
+    functions: tuple[str, ...],
     recorded_tools: bool,
 ) -> Exit:
     """Run TASK again from its beginning, with another model, as a new task that changes nothing outside.
@@ -79,6 +93,9 @@ async def replay(
     sub-agents answered it; the model reads of any other that it is not in the record. Messages that people sent to TASK
     are read at the same steps. No person is asked, and no sub-agent is spawned. Prints how the new task ended, and
     where it differs from TASK.
+
+    An agent in Python, or a function, runs again from its beginning in the worker of --program or --functions. Its
+    steps and tools do not run: their results come from the record. Without --model its model calls do not, either.
 
     The command runs a worker for it, with the settings of `tenure serve worker` in the environment: the addresses of
     the services, unless `tenure dev` runs here, and the key of the model. Needs the extra: pip install
@@ -91,13 +108,32 @@ async def replay(
             "say --recorded-tools: a replay executes no tool. To run TASK again with its tools: "
             "tenure fork TASK --step 0 --model MODEL"
         )
-
+    code = Code(model, program, functions)
     try:
         name, entries = (ledger.name, read_ledger(ledger)) if ledger else await _recorded(client, task or "")
-        request = replay_request(spec_of(entries, "TASK"), name, model, system=system)
-    except UnreadableLedger as error:
+        spec = spec_of(entries, "TASK")
+        check_way(spec, "TASK", _CODE, has_code=code.is_named, has_model=bool(model), system=system is not None)
+        request = replay_request(spec, name, model, system=system)
+    except (UnreadableLedger, NotReplayableSo) as error:
         raise click.ClickException(str(error)) from error
-    return await replay_in_task(context, client, request, entries, "" if ledger else name)
+    return await replay_in_task(context, client, request, entries, "" if ledger else name, code)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What the worker of a replay runs: `program`, or else the modules `functions`. `model`: of its agents."""
+
+    model: str = ""
+    program: Path | None = None
+    functions: tuple[str, ...] = ()
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is the code of a function or of an agent in Python."""
+        return self.program is not None or bool(self.functions)
+
+
+_NO_CODE: Final = Code()
 
 
 async def _recorded(client: Client, task: str) -> tuple[str, list[ledger_pb2.Entry]]:
@@ -111,6 +147,7 @@ async def replay_in_task(
     request: api.SubmitTaskRequest,
     entries: list[ledger_pb2.Entry],
     recorded_task_id: str = "",
+    code: Code = _NO_CODE,
 ) -> Exit:
     """Runs the replay. `recorded_task_id`: the task whose files it has; "": of a run from a file, there are none."""
     with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
@@ -118,9 +155,8 @@ async def replay_in_task(
         record.write_bytes(record_for_worker(entries))
         if recorded_task_id:
             request.files.extend(await copied_files(client.tasks, recorded_task_id, entries, record.parent))
-        environment = worker_environment(context, request.spec.queue)
-        environment["TENURE_WORKER_RECORDED_CALLS_FILE"] = str(record)
-        async with replay_worker(environment) as died:
+        settings = worker_settings(record, request.spec, code.model, code.functions)
+        async with replay_worker({**worker_environment(context, request.spec.queue), **settings}, code.program) as died:
             submitted = await client.submit(request.spec.goal, request=request)
             ended = asyncio.ensure_future(client.wait(submitted.task_id))
             try:
@@ -147,13 +183,7 @@ def worker_environment(context: Context, queue: str) -> dict[str, str]:
     running = read_addresses(context.data_dir) or {}
     known = {variable: running[part] for variable, part in _STACK.items() if part in running}
     given = {**known, **_model_of(running, context.environment), **context.environment}
-    return {
-        **given,
-        "TENURE_WORKER_LOOPS": REPLAY_LOOP,
-        "TENURE_WORKER_QUEUES": queue,
-        "TENURE_WORKER_ID": queue,
-        "TENURE_WORKER_SLOTS": "1",
-    }
+    return {**given, "TENURE_WORKER_ID": queue, "TENURE_WORKER_SLOTS": "1"}
 
 
 def _model_of(running: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -162,14 +192,18 @@ def _model_of(running: Mapping[str, str], environment: Mapping[str, str]) -> dic
     has_key = any(name.startswith(("ANTHROPIC_", "OPENAI_", "TENURE_WORKER_ANTHROPIC_")) for name in environment)
     if has_key or not url.startswith("http://127.0.0.1:"):
         return {}
-    return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1"}
+    libraries = {"OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}  # of agents in Python; without traces
+    return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", **libraries}
 
 
 @asynccontextmanager
-async def replay_worker(environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[str]]:
+async def replay_worker(
+    environment: Mapping[str, str], program: Path | None = None
+) -> AsyncIterator[asyncio.Task[str]]:
     """Runs the worker inside the block. Yields a task that ends with it: the end of its log, if it ends too early."""
+    command = command_line("worker") if program is None else [sys.executable, str(program)]
     process = await asyncio.create_subprocess_exec(
-        *command_line("worker"), env=dict(environment), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
+        *command, env=dict(environment), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
     )
 
     async def log() -> str:

@@ -105,7 +105,8 @@ async def get(context: Context, client: Client, task: str) -> None:
         context.emit(shown_task)
     else:
         forks = client.list_tasks(task_pb2.TaskFilter(forked_from_task_id=shown_task.task_id), limit=SHOWN_FORKS)
-        _show_task(context, shown_task, [fork.task_id async for fork in forks])
+        tools = await _tools_of_code(client, shown_task)
+        _show_task(context, shown_task, [fork.task_id async for fork in forks], tools)
 
 
 @click.command(short_help="Show TASK's ledger, entry by entry.")
@@ -122,7 +123,16 @@ async def entries(context: Context, client: Client, task: str, after: int) -> No
         await _show_entries(context, entry_stream)
 
 
-def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
+async def _tools_of_code(client: Client, task: task_pb2.Task) -> str:
+    """Returns the tools of a function or an agent in Python: those that a model was offered, or that it called."""
+    tools = ""
+    if task.spec.HasField("control"):
+        async for entry in client.entries(task.task_id, kinds=("tools_defined",)):
+            tools = describe(entry)
+    return tools
+
+
+def _show_task(context: Context, task: task_pb2.Task, forks: list[str], tools: str = "") -> None:
     state = state_name(task.state)
     money = usd if context.is_verbose else money_text
     epoch = describe_epoch(task.epoch) if context.is_verbose and task.epoch else ""
@@ -131,6 +141,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("state", Text(why(task.state, task.reason, task.message), state_style(state))),
         ("goal", one_line(goal_text(task.spec), 4 * context.console.width)),
         ("agent", _agent(task.spec)),
+        ("tools", tools),
         ("revision", _revision(task)),
         ("held by", task.owner),
         ("epoch" if task.owner else "last epoch", epoch),
@@ -194,7 +205,7 @@ def _forks(task_ids: list[str]) -> str:
 
 def _agent(spec: task_pb2.TaskSpec) -> str:
     if spec.HasField("control"):
-        return f"{spec.control.function} · in Python: its code names the models and the tools"
+        return f"{spec.control.function} · in Python: its code names the models"
     tools = (", ".join(spec.agent.tools.names) or "no tools") if spec.agent.HasField("tools") else "all tools"
     return f"{model_text(spec)} · {tools}"
 

@@ -239,11 +239,13 @@ class Client:
         request = api.ListTasksRequest(filter=task_filter, order=order, fresh=fresh)
         return self.items(self.tasks.ListTasks, request, lambda page: page.tasks, limit=limit)
 
-    async def entries(self, task_id: str, after_sequence: int = 0) -> AsyncGenerator[ledger_pb2.Entry]:
-        """Yields the entries of a task so far, the oldest first."""
+    async def entries(
+        self, task_id: str, after_sequence: int = 0, kinds: Sequence[str] = ()
+    ) -> AsyncGenerator[ledger_pb2.Entry]:
+        """Yields the entries of a task so far, the oldest first. `kinds`: only of these; empty: all."""
         more = True
         while more:
-            request = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after_sequence)
+            request = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after_sequence, kinds=kinds)
             page = await self.tasks.ListTaskEntries(request)
             for entry in page.entries:
                 yield entry

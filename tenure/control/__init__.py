@@ -20,7 +20,7 @@ work.py           Work: the steps, model calls and tool calls of a control funct
 from tenure.control.failures import ResultLost, StepFailed, ToolFailed, TryAgain
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, RunModelCall
 from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext
-from tenure.control.work import Function, RecordedCall, Work
+from tenure.control.work import Function, LookUp, RecordedCall, Work
 from tenure.domain.budget import TokenUsage
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.tools import EffectClass
@@ -31,6 +31,7 @@ __all__ = (
     "EffectScope",
     "EffectUnknown",
     "Function",
+    "LookUp",
     "ModelCallAnswer",
     "ModelCallReport",
     "ModelCallRequest",

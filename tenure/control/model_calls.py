@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tenure.domain.budget import TokenUsage
+from tenure.domain.tools import ToolDefinition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class ModelCallRequest:
     by it. `input_tokens`: an upper bound of the prompt. `max_output_tokens`: the most that the call may produce.
     `largest_part`: of the prompt, for the failure that says that it is too long. `outlives_worker`: `run` makes its
     request with a client that `by_runner` has prepared, so that the call goes on without this worker (docs/control.md).
+    `tools`: those that the model is offered, as `OwnTool.shown`: people see them in the ledger. `follows_replay`:
+    `model` is the `Work.replay_model` of a replay, which then makes the call.
     """
 
     model: str
@@ -33,6 +36,8 @@ class ModelCallRequest:
     max_output_tokens: int
     largest_part: PromptPart | None = None
     outlives_worker: bool = False
+    tools: tuple[ToolDefinition, ...] = ()
+    follows_replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,11 @@ def _check_limit(limit: int, which: str) -> None:
         raise ValueError(f"{which} must be {MIN_OUTPUT_BYTES} to {MAX_OWN_OUTPUT_BYTES}")
 
 
+async def runs_nowhere(_call: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+    """The `run` of a tool that is only shown. Raises RuntimeError."""
+    raise RuntimeError("this tool is only shown: a call has a tool of its own")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnTool:
     """A tool that the worker runs itself, as a coroutine of its own process.

@@ -15,6 +15,12 @@ from tenure.domain.tools import Outcome
 STEP_TIMEOUT_SECONDS: Final = 600.0
 
 
+class LookUp(str):
+    """The name of a step that changes nothing. A replay with more of them than the record has the last result again."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
     """A tool call that an earlier execution of the function made."""
@@ -40,6 +46,10 @@ class Work(Protocol):
     @property
     def approve_tools(self) -> Collection[str]:
         """The tools whose calls wait for a person, as the submit says. Calls by `Work` wait without further ado."""
+
+    @property
+    def replay_model(self) -> str:
+        """The model that a replay of this task's code names for its model calls; "" if it names none, and elsewhere."""
 
     @property
     def key(self) -> str:

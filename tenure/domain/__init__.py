@@ -40,6 +40,7 @@ waits
   waiting_calls.py      calls that begin a wait
   sub_agents.py         spawns, shares, outcomes
   replay.py             what a record gives to a replay, and where the replay differs
+  replay_of_code.py     the same for functions and agents in Python: their steps, model calls and messages
   in_doubt.py           calls in doubt and their resolutions; model calls that were lost
 effects
   effect_keys.py        effect keys: what makes two calls the same effect; canonical JSON

@@ -78,7 +78,8 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class ToolsDefined:
-    """The tools as they were at the first Open; a resumed task keeps them.
+    """The tools as they were at the first Open; a resumed task keeps them. The newest entry counts: of code there are
+    more with each model call that is offered others, and each call of another tool.
 
     `unknown_names`: tools that the spec allows and that do not exist.
     """

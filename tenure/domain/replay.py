@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
+from tenure.domain.control import MESSAGES
 from tenure.domain.entries import (
     AssistantMessage,
+    ControlStep,
     Entry,
     ModelAttempt,
+    Submitted,
     ToolIntent,
     ToolOutcome,
     ToolsDefined,
@@ -70,13 +73,17 @@ class RecordedRun:
                     self._messages[entry.step] += unread
                     unread = []
 
-    def outcome(self, intent: ToolIntent, repeat: int) -> Outcome:
-        """Returns the recorded outcome of the call. `repeat`: how often the same call was made before, from 0."""
+    def outcome(self, intent: ToolIntent, repeat: int, *, is_own: bool = False) -> Outcome:
+        """Returns the recorded outcome of the call. `repeat`: how often the same call was made before, from 0.
+
+        `is_own`: of an own tool, whose large result is a file of the record.
+        """
         recorded = self._calls.get(call_key(intent))
         if not recorded:
             return Outcome(OutcomeStatus.FAILED, NOT_RECORDED)
         outcome = recorded[min(repeat, len(recorded) - 1)]
-        return replace(outcome, output=None, output_path="", call_attempt=0)  # no file is in its workspace
+        path = outcome.output_path if is_own else ""  # no file is in the workspace of the replay
+        return replace(outcome, output=None, output_path=path, call_attempt=0)
 
     def messages_at(self, step: int) -> Sequence[UserMessage]:
         """Returns the messages of people that the recorded run read first at this step."""
@@ -124,20 +131,31 @@ class Divergence:
 
 @dataclass(slots=True)
 class _Turn:
-    """One step of an agent: the messages that its model call read, and the calls of the answer."""
+    """One step of an agent: the messages that its model call read, and the calls of the answer.
+
+    Of code: one step, model call or group of tool calls. `name`: of the first two.
+    """
 
     step: int
     messages: list[str]
     calls: list[CallKey] = field(default_factory=list)
     is_answered: bool = False
+    name: str = ""
 
     @property
     def answer(self) -> str:
+        if self.name:
+            return f"the step {_shortened(self.name)}{'' if self.is_answered else ', which failed'}"
         if not self.is_answered:
             return "no answer of the model"
         return (
             f"the call{'s' * (len(self.calls) > 1)} {_listed(self.calls)}" if self.calls else "an answer without calls"
         )
+
+    def answers_as(self, other: _Turn) -> bool:
+        """Whether both take the same course from here."""
+        is_same = (self.is_answered, self.name) == (other.is_answered, other.name)
+        return is_same and Counter(self.calls) == Counter(other.calls)
 
 
 @dataclass(slots=True)
@@ -148,14 +166,21 @@ class _Course:
     end: str = ""
     last_step: int = 0
 
+    def begin(self, step: int, messages: Sequence[str]) -> None:
+        """Begins the turn of a step, or continues it, with messages that it reads."""
+        if not self.turns or self.turns[-1].step != step:
+            self.turns.append(_Turn(step, []))
+        self.turns[-1].messages += messages
+
 
 def divergences(recorded: Iterable[Entry], replayed: Iterable[Entry]) -> list[Divergence]:
     """Returns where a replay differs from the recorded run, in the order of the steps; none: it took the same course.
 
     Compares turn by turn the messages that the model read and the calls that it made, and then how the run ended. Texts
-    of answers may differ.
+    of answers may differ. Of code it compares the steps, the model calls and the tool calls by their names and
+    arguments.
     """
-    return list(_compare(_course(recorded), _course(replayed)))
+    return list(_compare(_course(list(recorded)), _course(list(replayed))))
 
 
 def _compare(expected: _Course, got: _Course) -> Iterator[Divergence]:
@@ -170,7 +195,7 @@ def _compare(expected: _Course, got: _Course) -> Iterator[Divergence]:
             return
         if Counter(one.messages) != Counter(other.messages):
             yield Divergence(other.step, _messages(one.messages), _messages(other.messages))
-        has_other_answer = one.is_answered != other.is_answered or Counter(one.calls) != Counter(other.calls)
+        has_other_answer = not one.answers_as(other)
         if has_other_answer:
             yield Divergence(other.step, one.answer, other.answer)
     if expected.end and expected.end != got.end:
@@ -191,7 +216,10 @@ def _missing(expected: _Course, got: _Course, *, is_explained: bool) -> Iterator
             yield Divergence(turn.step, _messages(turn.messages), end)
 
 
-def _course(entries: Iterable[Entry]) -> _Course:
+def _course(entries: Sequence[Entry]) -> _Course:
+    first = entries[0].body if entries else None
+    if isinstance(first, Submitted) and first.spec.control is not None:
+        return _course_of_code(entries)
     course, unread = _Course(), list[str]()
     for entry in entries:
         course.last_step = max(course.last_step, entry.step)
@@ -199,17 +227,45 @@ def _course(entries: Iterable[Entry]) -> _Course:
             case UserMessage() if entry.body.request_id:
                 unread.append(entry.body.text)
             case ModelAttempt(summary_through_step=0):
-                if not course.turns or course.turns[-1].step != entry.step:
-                    course.turns.append(_Turn(entry.step, []))
-                course.turns[-1].messages += unread
+                course.begin(entry.step, unread)
                 unread = []
             case AssistantMessage() if course.turns and course.turns[-1].step == entry.step:
                 course.turns[-1].is_answered = True
             case ToolIntent() if course.turns:
                 course.turns[-1].calls.append(call_key(entry.body))
-            case Transition(to_state=state, reason=reason):
-                course.end = f"the end as {state} ({reason})" if state in TERMINAL else ""
+            case Transition():
+                course.end = _end(entry.body)
     return course
+
+
+def _course_of_code(entries: Sequence[Entry]) -> _Course:
+    """Returns the course of a function, or of an agent in Python: each step is a turn."""
+    course, said, read = _Course(), list[str](), 0
+    unread: list[str] = []
+    for entry in entries:
+        course.last_step = max(course.last_step, entry.step)
+        match entry.body:
+            case UserMessage():
+                said.append(entry.body.text)
+            case ControlStep(name=name, result_json=count) if name == MESSAGES:
+                unread += said[read : int(count)]
+                read = int(count)
+            case ControlStep(name=name, failure=failure):
+                course.begin(entry.step, unread)
+                course.turns[-1].name, course.turns[-1].is_answered = name, failure is None
+                unread = []
+            case ToolIntent():
+                course.begin(entry.step, unread)
+                course.turns[-1].calls.append(call_key(entry.body))
+                course.turns[-1].is_answered, unread = True, []
+            case Transition():
+                course.end = _end(entry.body)
+    return course
+
+
+def _end(transition: Transition) -> str:
+    is_end = transition.to_state in TERMINAL
+    return f"the end as {transition.to_state} ({transition.reason})" if is_end else ""
 
 
 def _messages(texts: Sequence[str]) -> str:

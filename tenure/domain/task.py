@@ -252,8 +252,11 @@ class TaskSpec:
 
     @property
     def dispatch_loop(self) -> str:
-        """The loop that a worker must offer to get the task: the agent's loop, or the one of the control function."""
-        if self.control is None:
+        """The loop that a worker must offer to get the task: the agent's loop, or the one of the control function.
+
+        A replay of code runs only in a worker with its record, whatever code other workers have.
+        """
+        if self.control is None or self.agent.loop == REPLAY_LOOP:
             return self.agent.loop
         pin = self.agent_pin
         return offered_loop(self.control.function, pin.digest if pin is not None and pin.needs_build else "")

@@ -5,6 +5,7 @@ For evaluations and for training. The row is public JSON (docs/json.md): `tenure
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from tenure.sdk.events import (
     ModelFailureEvent,
     ToolIntentEvent,
     ToolOutcomeEvent,
+    ToolsDefinedEvent,
 )
 from tenure.sdk.from_wire import entry_event
 from tenure.sdk.json_shape import json_value
@@ -30,9 +32,9 @@ def dataset_row(info: TaskInfo, entries: Sequence[ledger_pb2.Entry]) -> dict[str
     """Returns the row of a task with all its entries.
 
     `input`: the goal, or what the function was given. `output`: the result, as JSON value if the task has one.
-    `messages`: the conversation as the model saw it last, after compaction, with the last answer; null for a ledger
-    with entries that this version does not know. `model_calls` and `tool_calls`: in the order in which they began,
-    with the failed and the lost ones.
+    `tools`: those that the model was offered. `messages`: the conversation as the model saw it last, after compaction,
+    with the last answer; null for a ledger with entries that this version does not know. `model_calls` and
+    `tool_calls`: in the order in which they began, with the failed and the lost ones.
     """
     events = [entry_event(entry) for entry in entries]
     return {
@@ -40,6 +42,7 @@ def dataset_row(info: TaskInfo, entries: Sequence[ledger_pb2.Entry]) -> dict[str
         "input": info.function.input if info.function else info.goal,
         "output": _output(info),
         "task": info.to_json(),
+        "tools": _tools(events),
         "messages": _messages(entries),
         "model_calls": _model_calls(events),
         "tool_calls": _tool_calls(events),
@@ -50,6 +53,20 @@ def _output(info: TaskInfo) -> Any:
     """Returns what a function returned, the JSON value of a result with a schema, or the agent's last text."""
     is_text = info.result_data is None and info.reason != Reason.FUNCTION_RETURNED
     return info.result if is_text else info.result_data
+
+
+def _tools(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Returns the tools of the newest entry that lists them."""
+    listed = [event.tools for event in events if isinstance(event, ToolsDefinedEvent)]
+    return [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": json.loads(tool.input_schema_json),
+            "effect_class": tool.effect_class.value,
+        }
+        for tool in (listed[-1] if listed else ())
+    ]
 
 
 def _messages(entries: Sequence[ledger_pb2.Entry]) -> list[dict[str, Any]] | None:

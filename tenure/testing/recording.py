@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tenure.client.replays import read_ledger
-from tenure.domain.entries import AssistantMessage, Entry, ModelAttempt, ModelFailure
-from tenure.testing.script import ScriptedError, ScriptedTurn
+from tenure.domain.conversation import text_of
+from tenure.domain.entries import AssistantMessage, ControlStep, Entry, ModelAttempt, ModelFailure
+from tenure.testing.script import OUTPUT_TOOL, ScriptedError, ScriptedTurn
 from tenure.wire.ledger import entries_to_domain
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ class Recording:
         """The answers of the model in their order, for `tenure.model.script`: the n-th is that of the n-th model call.
 
         Failed calls that a later attempt repaired are left out. If the last call failed, the script ends with its
-        failure. Answers to requests for a summary are not part of it.
+        failure. Answers to requests for a summary are not part of it. Of several agents in Python, whose conversations
+        are mixed here, a replay with `model=""` needs no script.
         """
         return _answers(entries_to_domain(self.entries))
 
@@ -67,7 +70,7 @@ class Replay:
 def _answers(entries: Sequence[Entry]) -> list[ScriptedTurn | ScriptedError]:
     answers: list[ScriptedTurn | ScriptedError] = []
     failure: ModelFailure | None = None
-    is_summary = False
+    is_summary, answered_step, text = False, 0, ""
     for entry in entries:
         match entry.body:
             case ModelAttempt():
@@ -78,11 +81,35 @@ def _answers(entries: Sequence[Entry]) -> list[ScriptedTurn | ScriptedError]:
                 failure = None
                 if not is_summary:
                     answers.append(_turn(entry.body))
+                    text, answered_step = text_of(entry.body.content), entry.step
+            case ControlStep(result_json=result) if result and entry.step == answered_step:
+                calls = tuple(_calls_of_code(json.loads(result)))
+                answers[-1] = ScriptedTurn(text=text, calls=calls, is_literal=True)
     if failure is not None:
         return [*answers, _error(failure.status_code, failure.message)]
-    if answers and isinstance(answers[-1], ScriptedTurn) and answers[-1].calls:  # a limit or a cancel ended the run
+    if answers and _goes_on(answers[-1]):  # a limit or a cancel ended the run
         answers.append(_error(_BAD_REQUEST, _NO_MORE))
     return answers
+
+
+def _goes_on(answer: ScriptedTurn | ScriptedError) -> bool:
+    calls = answer.calls if isinstance(answer, ScriptedTurn) else ()
+    return bool(calls) and not all(name.startswith(OUTPUT_TOOL) for name, _ in calls)
+
+
+def _calls_of_code(result: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the tool calls of an answer as Pydantic AI or the OpenAI Agents SDK records it; none of another value."""
+    given = result if isinstance(result, dict) else {}
+    for part in given.get("parts") or ():
+        if part.get("part_kind") == "tool-call":
+            yield part["tool_name"], _arguments(part.get("args"))
+    for item in given.get("output") or ():
+        if item.get("type") == "function_call":
+            yield item["name"], _arguments(item.get("arguments"))
+
+
+def _arguments(given: Any) -> dict[str, Any]:
+    return dict(json.loads(given or "{}") if isinstance(given, str | None) else given)
 
 
 def _turn(answer: AssistantMessage) -> ScriptedTurn:

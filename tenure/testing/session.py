@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from tenure.client import Client as GatewayClient
-from tenure.client.replays import compare_runs, record_for_worker, replay_request
+from tenure.client.replays import check_way, compare_runs, record_for_worker, replay_request, worker_settings
 from tenure.domain.errors import WrongState
 from tenure.domain.states import TERMINAL
-from tenure.domain.task import REPLAY_LOOP
 from tenure.sdk.client import Client
 from tenure.sdk.from_wire import entry_event
 from tenure.sdk.loop_thread import LoopCalls
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CLOCK_SLACK_SECONDS: Final = 5.0
 END_SECONDS: Final = 30.0
+_CODE: Final = "program=… or functions=…"
 _LIBRARIES: Final = {"OPENAI_API_KEY": "simulated", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 """For the libraries of agents in a worker: what they need besides the simulator's address, and no traces to OpenAI."""
 
@@ -145,6 +145,14 @@ class Tenure:
         Raises devstack's ServiceDied, with the end of the log, if the worker does not start.
         """
         modules = (functions,) if isinstance(functions, str) else tuple(functions)
+        worker = self._start_worker(modules, program, queues, environment or {})
+        if program or modules:
+            self._calls.run(worker.wait_registered)
+        return worker
+
+    def _start_worker(
+        self, modules: tuple[str, ...], program: str | Path, queues: Iterable[str], environment: Mapping[str, str]
+    ) -> WorkerHandle:
         gate = Gate(self.stack.next_socket(), self._hold, self._entries)
         self._calls.run(gate.open)
         variables = {
@@ -154,34 +162,45 @@ class Tenure:
             **({} if program else _loops_of(modules)),
             "PYTHONPATH": os.pathsep.join(_own_path()),
             **_LIBRARIES,
-            **(environment or {}),
+            **environment,
         }
         command = [sys.executable, str(Path(program).absolute())] if program else []
         process = self.stack.start_worker(variables, command)
         worker = WorkerHandle(process, gate, self._calls, self.go, self.story)
         self._workers.append((worker, gate))
         self._calls.run(process.wait_ready)
-        if command or modules:
-            self._calls.run(worker.wait_registered)
         return worker
 
     def replay(
-        self, recording: Recording | str | Path, *, model: str = SCRIPTED_MODEL, timeout: float = WAIT_SECONDS
+        self,
+        recording: Recording | str | Path,
+        *,
+        model: str = SCRIPTED_MODEL,
+        functions: str | Iterable[str] = (),
+        program: str | Path = "",
+        timeout: float = WAIT_SECONDS,
     ) -> Replay:
         """Runs a recorded task again as a new task, and returns when it has ended, in any terminal state.
 
         The model is the scripted one; give it `Recording.answers` to repeat the recorded run. Its tool calls, also
         those for people, events and sub-agents, are answered from the record, and the messages that people sent are
-        read at the steps of the record: nothing is executed. A worker of its own runs it. Raises UnreadableLedger, and
-        TimeoutError, which says what the task did.
+        read at the steps of the record: nothing is executed. A worker of its own runs it.
+
+        functions, program: the code of an agent in Python or of a function, as in `worker`. It runs again; its steps
+        and its own tools do not, and get the recorded results. model "": the record also answers its model calls.
+
+        Raises UnreadableLedger, NotReplayableSo, and TimeoutError, which says what the task did.
         """
         recorded = recording if isinstance(recording, Recording) else Recording(recording)
+        modules = (functions,) if isinstance(functions, str) else tuple(functions)
+        has_code = bool(modules or program)
+        check_way(recorded.spec, recorded.path.name, _CODE, has_code=has_code, has_model=bool(model), system=False)
         request = replay_request(recorded.spec, recorded.path.name, model)
         with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
             record = Path(folder) / "entries"
             record.write_bytes(record_for_worker(recorded.entries))
-            settings = {"TENURE_WORKER_LOOPS": REPLAY_LOOP, "TENURE_WORKER_RECORDED_CALLS_FILE": str(record)}
-            worker = self.worker(queues=[request.spec.queue], environment=settings)
+            settings = worker_settings(record, request.spec, model, modules)
+            worker = self._start_worker(modules, program, (request.spec.queue,), settings)
         submitted = self._calls.run(lambda: self._gateway.submit(request.spec.goal, request=request))
         task = self.task(submitted.task_id)
         task.wait(timeout=timeout)

@@ -214,7 +214,9 @@ class StateTransition(message.Message):
 
 @typing.final
 class ToolsDefined(message.Message):
-    """The tools at the first Open of the task: later owners keep them."""
+    """The tools at the first Open of the task: later owners keep them. Of a function or an agent in Python: the tools that
+    a model was offered and those that the code called, so far; the newest entry counts.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 

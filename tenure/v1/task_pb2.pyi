@@ -898,7 +898,7 @@ class AgentSpec(message.Message):
     PARAMETERS_FIELD_NUMBER: builtins.int
     loop: builtins.str
     """The loop that drives the task; empty: "messages", or "control" where TaskSpec.control is set. Workers state the
-    loops that they offer.
+    loops that they offer. "replay": the loop of a worker that has the record of another task; such a task has no pin.
     """
     model: builtins.str
     """The provider's model id; empty: the ledger's default model (TENURE_CHECKPOINT_DEFAULT_MODEL), which it records here

@@ -19,6 +19,7 @@ from tenure.domain.task import (
     MAX_LEASE_TTL_SECONDS,
     MAX_START_DELAY_SECONDS,
     MAX_TIMEOUT_SECONDS,
+    REPLAY_LOOP,
     UNDO_LOOP,
     offered_function,
 )
@@ -134,6 +135,7 @@ def _pin(spec: task_pb2.TaskSpec, v: Violations) -> None:
         return
     pin, field = spec.agent_pin, "spec.agent_pin"
     v.require(spec.HasField("control"), field, "needs `control` with the name of the agent")
+    v.require(spec.agent.loop != REPLAY_LOOP, field, f"must be absent for the loop {REPLAY_LOOP}")
     v.require(pin.agent in {"", spec.control.function}, f"{field}.agent", "must be empty or equal to control.function")
     for name in ("digest", "needs_build", "ramped"):
         v.require(not getattr(pin, name), f"{field}.{name}", "is set by the ledger")
@@ -183,7 +185,8 @@ def check_parameters(parameters: task_pb2.ModelParameters, v: Violations, field:
 def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
     """Checks the loop. A control function needs `control`: the function's name must not be in the loop."""
     if is_control:
-        v.require(loop in {"", CONTROL_LOOP}, field, f"must be empty or {CONTROL_LOOP} for control work")
+        known = {"", CONTROL_LOOP, REPLAY_LOOP}
+        v.require(loop in known, field, f"must be empty, {CONTROL_LOOP} or {REPLAY_LOOP} for control work")
     else:
         v.require(loop != UNDO_LOOP, field, "is the loop of undos: UndoTask creates them")
         v.require(

@@ -16,7 +16,9 @@ SHOWN: Final = "testing/test_agent_files::test_the_next_owner_shows_the_images_o
 IN_REQUEST: Final = "unit/test_agents_conversations::test_each_image_is_in_the_request_after_its_text"
 READ: Final = "testing/test_agent_files::test_a_function_reads_the_files_of_its_submit"
 DECIDED: Final = "testing/test_approval_matrix::test_two_calls_at_once_are_decided_each"
-NO_REPLAY: Final = "testing/test_replay::test_a_replay_says_what_it_cannot_do"
+REPLAYED: Final = "testing/test_replay_of_code::test_a_replay_runs_no_tool_of_the_agent"
+RECORDED: Final = "testing/test_replay_of_code::test_the_record_answers_model_calls_without_a_model"
+STEPS: Final = "testing/test_replay_of_code::test_a_replay_runs_no_step_of_a_function"
 MADE_AGAIN: Final = f"{MODEL_CALLS}::test_model_call_of_a_killed_worker_is_made_again"
 TESTS: Final = {
     "a killed worker repeats no recorded step": (
@@ -68,11 +70,17 @@ TESTS: Final = {
         "edges/openai_agents/test_agents_openai_calls::test_text_of_a_stream_is_reported_as_it_comes",
         f"{MODEL_CALLS}::test_watchers_see_the_text_while_it_is_written",
     ),
-    "[replay](commands.md) with another model": (
+    "[replay](testing.md#recorded-runs) with another model": (
         "testing/test_replay::test_another_model_reads_the_recorded_outcomes",
-        NO_REPLAY,
-        NO_REPLAY,
-        NO_REPLAY,
+        REPLAYED,
+        REPLAYED,
+        STEPS,
+    ),
+    "replay without a model: the record answers": (
+        "testing/test_replay::test_a_replay_says_what_it_cannot_do",
+        RECORDED,
+        RECORDED,
+        STEPS,
     ),
 }
 

@@ -59,6 +59,7 @@ class JournalWork:
     goal: str = ""
     task_id: str = "task"
     granted: int = 0
+    replay_model: str = ""
     approve_tools: frozenset[str] = frozenset()
     denied: frozenset[str] = frozenset()
     answers: dict[str, str] = field(default_factory=dict)

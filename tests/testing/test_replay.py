@@ -103,5 +103,11 @@ def test_a_replay_says_what_it_cannot_do(tenure: Tenure) -> None:
     function = tenure.submit_function("book", {"order": 7})
     function.wait()
     done = replay(tenure, function.id, "--recorded-tools")
-    assert "TASK is the run of a function" in done.stderr
+    assert "TASK is the run of book, a function or an agent in Python. Its code runs again" in done.stderr
+    done = replay(tenure, task.id, "--recorded-tools", "--model", "")
+    assert "TASK is the run of an agent without code: name the model of the replay" in done.stderr
+    done = replay(tenure, task.id, "--recorded-tools", "--functions", "tests.testing.functions")
+    assert "TASK is the run of an agent without code: replay it without --program" in done.stderr
+    done = replay(tenure, function.id, "--recorded-tools", "--functions", "tests.testing.functions", "--system", "Be")
+    assert "whose code has the system prompt: change it there" in done.stderr
     assert len(tenure.tasks) == 2

@@ -77,3 +77,10 @@ def test_a_worker_of_a_program_needs_no_modules() -> None:
     assert load(OwnFunctionsSettings, {}, prefix="TENURE_WORKER_").loops == ("control",)
     with pytest.raises(ConfigurationError, match="control"):
         load(OwnFunctionsSettings, {"TENURE_WORKER_LOOPS": "messages"}, prefix="TENURE_WORKER_")
+
+
+def test_a_worker_with_a_record_takes_the_replay_only() -> None:
+    """Whatever it has: any other task would be answered from the record. It needs no key for code."""
+    given = {"TENURE_WORKER_LOOPS": "replay", "TENURE_WORKER_RECORDED_CALLS_FILE": "entries"}
+    settings = load(OwnFunctionsSettings, given, prefix="TENURE_WORKER_")
+    assert settings.identity(1, {"first": "digest"}, b"secret").loops == ("replay",)

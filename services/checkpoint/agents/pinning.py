@@ -10,6 +10,7 @@ from services.checkpoint.queries import fetch_all
 from services.checkpoint.submit.source_defaults import fill_unset
 from tenure.domain.agents import AgentPin, Routing
 from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.domain.task import REPLAY_LOOP
 from tenure.runtime.store.postgres import Connection
 from tenure.v1 import agent_service_pb2, task_pb2
 from tenure.v1 import agent_service_pb2 as pb
@@ -33,9 +34,10 @@ async def pinned(connection: Connection, tenant: str, task_id: str, spec: task_p
     """Returns the submitted spec with its pin; the spec itself for a task without an agent that has revisions.
 
     The spec of a task for an agent without code gets the agent's definition. Raises NotFound (AGENT_NOT_FOUND,
-    AGENT_REVISION_NOT_FOUND), WrongState (AGENT_REVISION_RETIRED), InvalidRequest.
+    AGENT_REVISION_NOT_FOUND), WrongState (AGENT_REVISION_RETIRED), InvalidRequest. A replay has no pin: its worker is
+    the one with the record, and the code that is tried may be newer than all revisions.
     """
-    if not spec.HasField("control"):
+    if not spec.HasField("control") or spec.agent.loop == REPLAY_LOOP:
         return spec
     name, wanted = spec.control.function, spec.agent_pin.revision
     chosen = await _choose(connection, tenant, name, wanted, task_id)

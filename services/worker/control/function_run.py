@@ -181,8 +181,10 @@ class FunctionWork:
         ask: Ask,
         approve_tools: Collection[str] = (),
         files: Sequence[SubmittedFile] = (),
+        replay_model: str = "",
     ) -> None:
         self._task_id, self._goal, self._ask, self._files = task_id, goal, ask, files
+        self._replay_model = replay_model
         self._approve_tools = frozenset(approve_tools)
         self._is_busy = False
         self._unrecorded: list[RecordStep | CancelModelCall] = []
@@ -203,6 +205,10 @@ class FunctionWork:
     @property
     def files(self) -> Sequence[SubmittedFile]:
         return self._files
+
+    @property
+    def replay_model(self) -> str:
+        return self._replay_model
 
     @property
     def key(self) -> str:
@@ -494,9 +500,10 @@ class FunctionRun:
         goal: str,
         approve_tools: Collection[str] = (),
         files: Sequence[SubmittedFile] = (),
+        replay_model: str = "",
     ) -> None:
         self._function, self._control = function, control
-        self._work = FunctionWork(task_id, goal, self._ask, approve_tools, files)
+        self._work = FunctionWork(task_id, goal, self._ask, approve_tools, files, replay_model)
         self._requests: asyncio.Queue[FunctionRequest] = asyncio.Queue()  # each request has its number: none is lost
         self._is_over = False
         self._running: asyncio.Task[None]

@@ -68,9 +68,10 @@ from tenure.domain.images import sees_images
 from tenure.domain.long_output import SHORTENED
 from tenure.domain.next_action import calls_to_make
 from tenure.domain.states import Reason, ReleaseReason, TaskState
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.domain.task import ControlWork
 from tenure.domain.texts import digest_of_path
-from tenure.domain.tools import Outcome, call_id, unknown_tool_text, unknown_tools
+from tenure.domain.tools import Outcome, ToolDefinition, call_id, unknown_tool_text, unknown_tools
 from tenure.runtime.request_context import within_trace
 from tenure.runtime.rpc.status import PeerFailed
 
@@ -110,7 +111,8 @@ class ControlLoop(Loop):
             return ReleaseReason.CLOSED
         with within_trace(self._ledger.attempt_trace()):  # for spans that the function makes itself
             spec, task_id, files = self._spec, self._held_task.task_id, self._point.conversation.files
-            async with FunctionRun(function, control, task_id, spec.goal, spec.agent.approve_tools, files) as run:
+            named, model = spec.agent.approve_tools, self._dependencies.defaults.replay_model
+            async with FunctionRun(function, control, task_id, spec.goal, named, files, model) as run:
                 transition = await self._serve(run)
         await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
@@ -138,7 +140,7 @@ class ControlLoop(Loop):
             return None
         known = {tool.name for tool in content.tools}
         if not known.issuperset(named):
-            known |= {tool.name for tool in await self._define_tools()}
+            known |= {tool.name for tool in (await self._service_tools()).tools}
         unknown = unknown_tools(named, known)
         if not unknown:
             return None
@@ -252,7 +254,10 @@ class ControlLoop(Loop):
                 recorded = recorded_step(self._point, step, name, is_model_call=True)
                 if recorded is not None:
                     return await self._whole(recorded)
-                return step_limit(self._point, step) or await self._begin_model_call(request)
+                if (limit := step_limit(self._point, step)) is not None:
+                    return limit
+                await self._show_tools(request.request.tools)
+                return await self._begin_model_call(request)
             case RecordModelCall(report=report, answer=answer, entry=entry):
                 self._watch.end()
                 await self._watch.answered()
@@ -269,7 +274,9 @@ class ControlLoop(Loop):
                     await self._write([*await self._stopped_call(), (step, cancelled)])
                 return None
 
-    async def _begin_model_call(self, begin: BeginModelCall) -> AttemptReport | entries.Transition:
+    async def _begin_model_call(
+        self, begin: BeginModelCall
+    ) -> AttemptReport | entries.ControlStep | entries.Transition:
         """Joins the call of an attempt that outlived its former owner, or reserves the next attempt.
 
         A function that calls the provider itself now cannot join: that call is stopped.
@@ -351,11 +358,26 @@ class ControlLoop(Loop):
         await self._back_off(wait_seconds)
         return await self._reserve_attempt(request.begun)
 
+    async def _show_tools(self, own: Sequence[ToolDefinition], called: Sequence[str] = ()) -> None:
+        """Adds to the tools in the ledger those that a model is offered, and those that are called.
+
+        Of the tool service, the code may give all tools to sub-agents that it spawns.
+        """
+        known = {tool.name: tool for tool in self._point.tools or ()}
+        added = {tool.name: tool for tool in own}
+        if missing := set(called) - known.keys() - added.keys():
+            listed = (await self._service_tools()).tools
+            added |= {one.name: one for one in listed if one.name in missing or SPAWN_SUB_AGENTS in missing}
+        tools = tuple({**known, **added}.values())
+        if any(known.get(name) != tool for name, tool in added.items()):
+            self._pending.append((0, entries.ToolsDefined(tools)))
+        self._tools.use_tools(tools)
+
     async def _call_tools(self, request: CallTools) -> list[Outcome] | entries.Transition:
         missing = missing_calls(self._point, request.step, request.calls)
         if missing and (limit := step_limit(self._point, request.step)) is not None:
             return limit
-        await self._define_tools([tool.shown for tool in request.own])
+        await self._show_tools([tool.shown for tool in request.own], [call.tool for call in request.calls])
         if missing:
             await self._wait_trusted()
             await self._write([(request.step, intent) for intent in missing])

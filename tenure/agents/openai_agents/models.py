@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
@@ -33,18 +33,22 @@ from openai.types.responses import (
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
+from tenure.agents.approvals import offered_tools
 from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.failures import refuses_images
 from tenure.agents.openai_agents.model_errors import REQUEST, exception_of, recorded_failures
 from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER
 from tenure.agents.openai_agents.refused_images import Input, images_in, without_images
+from tenure.agents.openai_agents.tools import DurableInvocation
 from tenure.agents.output_report import OutputReport
 from tenure.agents.vendor_clients import by_runner
 from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, PromptPart
+from tenure.control.own_tools import OwnTool
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import OPENAI
 from tenure.domain.texts import text_tokens
+from tenure.domain.tools import ToolDefinition
 
 DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
 ATTEMPT_HEADER: Final = "x-tenure-attempt"
@@ -114,7 +118,7 @@ class DurableModel(Model):
                 return self.inner.stream_response(system_instructions, shown, settings, *rest, **references)
 
             bound = input_bound(system_instructions, shown, tools, output_schema, handoffs)
-            sending = Request(send, stream if self._options.streams else None)
+            sending = Request(send, stream if self._options.streams else None, offered_tools(_own_tools(tools)))
             largest = largest_part(system_instructions, shown)
             try:
                 return await self._call(current, bound, largest, model_settings, sending)
@@ -134,6 +138,8 @@ class DurableModel(Model):
             max_output_tokens=most,
             largest_part=largest,
             outlives_worker=by_runner(_client_of(self.inner)),
+            tools=sending.tools,
+            follows_replay=bool(current.replay_model),
         )
 
         async def run(report: ModelCallReport) -> ModelCallAnswer:
@@ -175,10 +181,11 @@ class DurableModel(Model):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: `send` gets the answer as a whole, `stream` in pieces."""
+    """A request: `send` gets the answer as a whole, `stream` in pieces. `tools`: those that the model is offered."""
 
     send: Callable[[ModelSettings], Awaitable[ModelResponse]]
     stream: Callable[[ModelSettings], AsyncIterator[TResponseStreamEvent]] | None
+    tools: tuple[ToolDefinition, ...] = ()
 
     async def answer(self, settings: ModelSettings, report: ModelCallReport) -> ModelResponse:
         """Returns the answer, and reports its text as it comes. A model that cannot stream is asked for the whole."""
@@ -336,6 +343,12 @@ def _media_tokens(value: Any) -> int:
         own = sum(TOKENS_PER_MEDIUM + len(medium) // CHARACTERS_PER_MEDIUM_TOKEN for medium in media)
         return own + sum(map(_media_tokens, value.values()))
     return sum(map(_media_tokens, value)) if isinstance(value, list) else 0
+
+
+def _own_tools(tools: list[Tool]) -> Iterator[Callable[[], OwnTool]]:
+    for tool in _functions(tools):
+        if isinstance(tool.on_invoke_tool, DurableInvocation):
+            yield tool.on_invoke_tool.own_tool
 
 
 def _functions(tools: list[Tool]) -> list[FunctionTool]:

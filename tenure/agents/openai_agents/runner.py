@@ -25,6 +25,7 @@ from tenure.agents.failures import UnfinishedRun
 from tenure.agents.openai_agents.models import CallOptions, DurableModel, DurableProvider, name_of
 from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER, NewestAnswer
 from tenure.control.failures import NotReplayable
+from tenure.domain.models import OPENAI
 
 Prepare = Callable[[Agent[Any]], tuple[CallOptions, bool]]
 """Makes an agent durable. Returns the options of its model calls, and whether its tools must run one at a time."""
@@ -49,7 +50,7 @@ class DurableRunner(AgentRunner):
         session = options.get("session")
         if session is not None and not isinstance(session, DurableSession):
             options["session"] = DurableSession(current, session)
-        options["run_config"] = durable_config(config, calls, one_tool=one_tool)
+        options["run_config"] = durable_config(config, calls, one_tool=one_tool, replay_model=current.replay_model)
         try:
             with current.running(starting_agent.name), _newest_answer(options["run_config"]):
                 result = await self._inner.run(starting_agent, input, **options)
@@ -98,9 +99,11 @@ def install(prepare: Prepare) -> None:
         set_default_agent_runner(DurableRunner(runner, prepare))
 
 
-def durable_config(config: RunConfig, calls: CallOptions, *, one_tool: bool) -> RunConfig:
-    """Returns the configuration with durable models. `one_tool`: one tool at a time."""
+def durable_config(config: RunConfig, calls: CallOptions, *, one_tool: bool, replay_model: str = "") -> RunConfig:
+    """Returns the configuration with durable models. `one_tool`: one tool at a time. `replay_model`: of all agents."""
     model, provider, tools = config.model, config.model_provider, config.tool_execution
+    if replay_model:
+        model = replay_model.removeprefix(f"{OPENAI}:")
     if one_tool:
         tools = replace(tools or ToolExecutionConfig(), max_function_tool_concurrency=1)
     if isinstance(model, Model) and not isinstance(model, DurableModel):

@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from tenure.agents.approvals import ANY_OBJECT, permission
+from tenure.agents.approvals import ANY_OBJECT, inline_tool, permission
 from tenure.agents.calls import running_call
 from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER, CallToMake
@@ -36,6 +37,7 @@ from tenure.control.own_tools import (
     OwnTool,
     OwnToolContext,
     ToolError,
+    runs_nowhere,
 )
 from tenure.domain.effect_keys import EffectKey
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, Outcome
@@ -112,9 +114,7 @@ class DurableInvocation:
         """Returns the call, and whether a person must allow it."""
         asks = self._name in current.work.approve_tools or await self._needs_approval(context, arguments)
         if self.effect is not None:
-            return CallToMake(
-                self, asks, partial(self._call, current, context, arguments, sent, self.effect, asks=asks)
-            )
+            return CallToMake(self, asks, partial(self._call, current, context, arguments, sent, asks=asks))
         ask = partial(permission, current, self._name, self._description, self._schema, sent)
         return CallToMake(self, asks, ask if asks else None)
 
@@ -144,7 +144,6 @@ class DurableInvocation:
         context: ToolContext[Any],
         arguments: str,
         sent: dict[str, Any],
-        effect: EffectClass,
         *,
         asks: bool,
     ) -> Outcome:
@@ -163,20 +162,24 @@ class DurableInvocation:
             text = recorded if is_plain else json.dumps(recorded, ensure_ascii=False)
             return text if _has_media(recorded) else ForModel(text)
 
-        tool = OwnTool(
+        return await current.call_own_tool(replace(self.own_tool(), needs_approval=asks, run=run), sent)
+
+    def own_tool(self) -> OwnTool:
+        """Returns the tool as the model is offered it. Raises ValueError for one that the ledger cannot have."""
+        if self.effect is None:
+            return inline_tool(self._name, self._description, self._schema)
+        return OwnTool(
             name=self._name,
             description=self._description,
             input_schema=ANY_OBJECT,  # the SDK validates the arguments
             shown_schema=self._schema,
-            effect=effect,
+            effect=self.effect,
             timeout_seconds=self._timeout_seconds,
             output_limit_bytes=max(DEFAULT_OUTPUT_BYTES, self._limit_bytes),
             model_limit_bytes=self._limit_bytes,
-            needs_approval=asks,
-            run=run,
+            run=runs_nowhere,
             effect_key=self.effect_key,
         )
-        return await current.call_own_tool(tool, sent)
 
     async def _needs_approval(self, context: ToolContext[Any], arguments: str) -> bool:
         """Whether the SDK would ask for an approval: also if it cannot evaluate the arguments."""

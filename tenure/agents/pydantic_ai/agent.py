@@ -24,7 +24,7 @@ from tenure.agents.functions import DurableFunction
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.pydantic_ai.content import describe
 from tenure.agents.pydantic_ai.durability import DurableSettings, ReadsMessages, TenureDurability
-from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS
+from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, model_named
 from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
 from tenure.control.own_tools import checked_limits
 from tenure.control.work import Work
@@ -124,7 +124,11 @@ def _install() -> None:
         if current is not None:
             durability = durability or TenureDurability(name, DurableSettings(effects=_NO_EFFECTS))
             capabilities = [*(capabilities or ()), durability]
-        with nullcontext() if current is None else current.running(name):
+        replay_model = "" if current is None else current.replay_model
+        with (
+            nullcontext() if current is None else current.running(name),
+            agent.override(model=model_named(replay_model)) if replay_model else nullcontext(),
+        ):
             async with plain(agent, *arguments, capabilities=capabilities, **options) as run:
                 yield run
 

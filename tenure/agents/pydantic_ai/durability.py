@@ -47,11 +47,12 @@ from pydantic_ai.tools import (
 )
 from pydantic_ai.toolsets import ToolsetTool
 
-from tenure.agents.approvals import permission
+from tenure.agents.approvals import inline_tool, offered_tools, permission
 from tenure.agents.conversation import ShownImage, images_to_show, new_message
 from tenure.agents.execution import Execution, execution, execution_of, unit
 from tenure.agents.pydantic_ai.model_calls import (
     DEFAULT_MAX_OUTPUT_TOKENS,
+    CallSettings,
     Handler,
     call_model,
     ledger_model,
@@ -65,9 +66,13 @@ from tenure.agents.pydantic_ai.tool_calls import (
     Effects,
     call_tool,
     effect_of,
+    own_tool,
 )
 from tenure.control.failures import NotReplayable, TryAgain
+from tenure.control.own_tools import OwnTool
+from tenure.control.work import LookUp
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
+from tenure.domain.tools import ToolDefinition as ShownTool
 
 _RECORDED: Final = frozenset({"pydantic_ai.toolsets.function", "pydantic_ai.durable_exec._toolset", "pydantic_ai.mcp"})
 """The modules of the toolsets whose calls Pydantic AI gives to the backend."""
@@ -150,17 +155,29 @@ class WorkBackend(DurableOperationBackend[EffectClass]):
         self, operation: DurableOperation[Any, Any, Any], params: ModelRequestParams, _effect: EffectClass | None
     ) -> Any:
         handler = cast("Handler", operation.handler)
-        most = self._settings.max_output_tokens
-        return await call_model(_current(), self._agent, operation, params, handler, most)
+        settings = CallSettings(
+            self._settings.max_output_tokens, self._offered(params.model_request_parameters.function_tools)
+        )
+        return await call_model(_current(), self._agent, operation, params, handler, settings)
+
+    def _offered(self, tools: Sequence[ToolDefinition]) -> tuple[ShownTool, ...]:
+        return offered_tools(partial(self._own_tool, tool.name, tool) for tool in tools)
+
+    def _own_tool(self, name: str, definition: ToolDefinition, effect: EffectClass | None = None) -> OwnTool:
+        """Returns a tool as people see it. `effect`: the one by which Pydantic AI makes a call of it."""
+        effect = effect or effect_of(definition, self._settings.effects)
+        if effect is None:
+            return inline_tool(name, definition.description or "", definition.parameters_json_schema)
+        limit_bytes = self._settings.output_limits.get(name, USUAL_OUTPUT_BYTES)
+        return own_tool(name, definition, effect, self._settings.tool_timeout_seconds, limit_bytes)
 
     async def _call_tool(
         self, operation: DurableOperation[Any, Any, Any], params: CallParams, effect: EffectClass | None
     ) -> Any:
         definition = _definition_of(params)
         effect = effect or effect_of(definition, self._settings.effects) or EffectClass.UNSAFE
-        timeout_seconds = self._settings.tool_timeout_seconds
-        limit_bytes = self._settings.output_limits.get(params.name, USUAL_OUTPUT_BYTES)
-        return await call_tool(_current(), operation, params, definition, effect, timeout_seconds, limit_bytes)
+        tool = self._own_tool(params.name, definition, effect)
+        return await call_tool(_current(), operation, params, definition, tool)
 
     async def _step(self, operation: DurableOperation[Any, Any, Any], params: Any, _effect: EffectClass | None) -> Any:
         label = operation.invocation_label(params) if operation.invocation_label is not None else None
@@ -170,9 +187,10 @@ class WorkBackend(DurableOperationBackend[EffectClass]):
             with unit(f"the step {name}"), durable_unit_scope(), repeated_discovery(operation.operation_id):
                 return operation.result_codec.dump(await operation.handler(params))
 
-        current = _current()
+        is_look_up = isinstance(operation.operation_id, ToolsetGetToolsId | ToolsetGetInstructionsId)
+        current, name = _current(), name[:MAX_STEP_NAME_CHARACTERS]
         async with current.lock:
-            return await current.work.step(name[:MAX_STEP_NAME_CHARACTERS], body)
+            return await current.work.step(LookUp(name) if is_look_up else name, body)
 
 
 class TenureDurability(BaseDurabilityCapability[Any]):
@@ -213,7 +231,7 @@ class TenureDurability(BaseDurabilityCapability[Any]):
         if current is None:
             return None
         async with current.lock:
-            began = await current.work.step(f"{self.name}: start of the run", _now)
+            began = await current.work.step(LookUp(f"{self.name}: start of the run"), _now)
         return datetime.fromisoformat(began)
 
     async def _build_durable_model(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> Any:

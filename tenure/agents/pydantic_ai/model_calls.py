@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic_ai.durable_exec import DurableOperation, ModelRequestParams
@@ -40,6 +40,7 @@ from tenure.control.failures import StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.models import ANTHROPIC
+from tenure.domain.tools import ToolDefinition
 
 DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
 _PRICED_AS: Final = {
@@ -51,6 +52,7 @@ _PRICED_AS: Final = {
     "xai": "x-ai",
 }
 """The ids of providers in the ledger's price list, where Pydantic AI has other names for them."""
+_FOUND_AS: Final = {"aws": "bedrock", "google": "google-gla", "x-ai": "xai"}
 _STOP_REASONS: Final[dict[str, str]] = {"stop": "end_turn", "tool_call": "tool_use", "length": "max_tokens"}
 """The names of the ledger, which all loops and the command line share."""
 
@@ -72,6 +74,17 @@ def ledger_model(model: Model) -> str:
     return f"{_PRICED_AS.get(model.system, model.system)}/{model.model_name}"[:200]
 
 
+def model_named(name: str) -> str:
+    """Returns the name by which Pydantic AI finds a model of the ledger: `anthropic:claude-…`, `openai:gpt-…`.
+
+    A name with a colon is one of Pydantic AI already.
+    """
+    if ":" in name:
+        return name
+    provider, _, model = name.rpartition("/")
+    return f"{_FOUND_AS.get(provider, provider) or ANTHROPIC}:{model}"
+
+
 def token_usage(usage: RequestUsage) -> TokenUsage:
     """Returns the usage as the ledger counts it: Pydantic AI's input includes the tokens of caches."""
     cached = usage.cache_write_tokens + usage.cache_read_tokens
@@ -83,13 +96,24 @@ def token_usage(usage: RequestUsage) -> TokenUsage:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class CallSettings:
+    """What an agent says of its model calls. `max_output_tokens`: of one whose settings name no `max_tokens`.
+
+    `tools`: those that the model is offered, as people see them.
+    """
+
+    max_output_tokens: int
+    tools: tuple[ToolDefinition, ...]
+
+
 async def call_model(
     execution: Execution,
     agent: str,
     operation: DurableOperation[ModelRequestParams, Any, Any],
     params: ModelRequestParams,
     handler: Handler,
-    max_output_tokens: int,
+    options: CallSettings,
 ) -> Any:
     """Returns the encoded response, recorded now or earlier. Raises Pydantic AI's exception for one that failed.
 
@@ -100,13 +124,13 @@ async def call_model(
     if execution.refused_images:
         params = replace(params, messages=without_images(params.messages, execution.refused_images))
     try:
-        return await _call(execution, agent, model, operation, params, handler, max_output_tokens)
+        return await _call(execution, agent, model, operation, params, handler, options)
     except StepFailed as failed:
         images = images_in(params.messages) if refuses_images(failed.failure) else set()
         if not images:
             raise exception_of(failed, model.model_name) from failed
         execution.refused_images |= images
-    return await call_model(execution, agent, operation, params, handler, max_output_tokens)
+    return await call_model(execution, agent, operation, params, handler, options)
 
 
 async def _call(
@@ -116,15 +140,17 @@ async def _call(
     operation: DurableOperation[ModelRequestParams, Any, Any],
     params: ModelRequestParams,
     handler: Handler,
-    max_output_tokens: int,
+    options: CallSettings,
 ) -> Any:
     settings: ModelSettings = params.model_settings or {}
     request = ModelCallRequest(
         model=ledger_model(model),
         input_tokens=input_bound(params.messages, params.model_request_parameters),
-        max_output_tokens=settings.get("max_tokens") or max_output_tokens,
+        max_output_tokens=settings.get("max_tokens") or options.max_output_tokens,
         largest_part=largest_part(params.messages),
         outlives_worker=by_runner(client_of(model)),
+        tools=options.tools,
+        follows_replay=bool(execution.replay_model),
     )
 
     async def run(report: ModelCallReport) -> ModelCallAnswer:

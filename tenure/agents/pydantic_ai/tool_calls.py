@@ -19,7 +19,14 @@ from tenure.agents.effects import effect_class
 from tenure.agents.execution import Execution, unit
 from tenure.agents.own_calls import check_finite, value_of
 from tenure.agents.shared_state import unchanged
-from tenure.control.own_tools import DEFAULT_OUTPUT_BYTES, ForModel, OwnTool, OwnToolContext, ToolError
+from tenure.control.own_tools import (
+    DEFAULT_OUTPUT_BYTES,
+    ForModel,
+    OwnTool,
+    OwnToolContext,
+    ToolError,
+    runs_nowhere,
+)
 from tenure.domain.effect_keys import EffectKey
 from tenure.domain.tools import EffectClass, Outcome
 
@@ -116,14 +123,30 @@ def effect_of(tool: ToolDefinition, effects: Effects) -> EffectClass | None:
     return effect_class(str(name), tool.name)
 
 
+def own_tool(
+    name: str, definition: ToolDefinition, effect: EffectClass, default_timeout_seconds: float, model_limit_bytes: int
+) -> OwnTool:
+    """Returns a recorded tool, as the model is offered it. Raises ValueError for one that the ledger cannot have."""
+    return OwnTool(
+        name=name,
+        description=definition.description or "",
+        input_schema=ANY_OBJECT,  # Pydantic has validated them, and knows types that a JSON Schema cannot describe
+        shown_schema=definition.parameters_json_schema,
+        effect=effect,
+        timeout_seconds=definition.timeout or default_timeout_seconds,
+        output_limit_bytes=max(DEFAULT_OUTPUT_BYTES, model_limit_bytes),
+        model_limit_bytes=model_limit_bytes,
+        run=runs_nowhere,
+        effect_key=effect_key_of(definition),
+    )
+
+
 async def call_tool(
     execution: Execution,
     operation: DurableOperation[Any, Any, Any],
     params: CallParams,
     definition: ToolDefinition,
-    effect: EffectClass,
-    default_timeout_seconds: float,
-    model_limit_bytes: int,
+    tool: OwnTool,
 ) -> Any:
     """Returns the encoded result, recorded now or earlier. Raises ToolFailed, which the model reads.
 
@@ -141,20 +164,7 @@ async def call_tool(
             return _written(operation, operation.result_codec.dump(result))
 
     needs_approval = bool((definition.metadata or {}).get(NEEDS_APPROVAL))
-    tool = OwnTool(
-        name=params.name,
-        description=definition.description or "",
-        input_schema=ANY_OBJECT,  # Pydantic has validated them, and knows types that a JSON Schema cannot describe
-        shown_schema=definition.parameters_json_schema,
-        effect=effect,
-        timeout_seconds=definition.timeout or default_timeout_seconds,
-        output_limit_bytes=max(DEFAULT_OUTPUT_BYTES, model_limit_bytes),
-        model_limit_bytes=model_limit_bytes,
-        needs_approval=needs_approval,
-        run=run,
-        effect_key=effect_key_of(definition),
-    )
-    outcome = await execution.call_own_tool(tool, sent)
+    outcome = await execution.call_own_tool(replace(tool, needs_approval=needs_approval, run=run), sent)
     if outcome.detail in _RAISED:
         return _framed_failure(operation, outcome)
     if outcome.is_error:

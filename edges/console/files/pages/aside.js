@@ -10,6 +10,7 @@ import { title } from "./tasks.js";
 export class Aside {
   constructor(task) {
     this.task = task;
+    this.toolsOfCode = [];
     this.about = h("section");
     this.tree = h("section", { hidden: true });
     this.files = h("section", { hidden: true });
@@ -23,7 +24,7 @@ export class Aside {
     const moved = task.sequence !== this.task.sequence;
     this.task = task;
     const labels = Object.entries(task.labels ?? {}).map(([name, value]) => h("span.label", `${name}=${value}`));
-    const isCode = task.function !== null; // Its code chooses the model and the tools.
+    const isCode = task.function !== null; // Its code chooses the model, and the ledger lists the tools.
     const pairs = [
       ["Agent", task.agent ? `${task.agent}${task.agent_revision ? `@${task.agent_revision}` : ""}` : (task.function?.name ?? "")],
       ["Model", isCode ? "" : task.model || "the worker's default"],
@@ -31,7 +32,7 @@ export class Aside {
       ["Tenant", task.tenant],
       ["Labels", labels.length > 0 ? labels : ""],
       ["Source", task.source && task.source.kind !== "MANUAL" ? [words(task.source.kind), task.source.source_id].filter(Boolean).join(" ") : ""],
-      ["Tools", isCode ? "" : task.tools === null ? "all of the tenant's" : task.tools.join(", ") || "none"],
+      ["Tools", isCode ? this.toolsOfCode.join(", ") : task.tools === null ? "all of the tenant's" : task.tools.join(", ") || "none"],
       ["Need approval", task.approve_tools.join(", ")],
       ["Parent", task.parent_task_id ? h("a", { href: `#/tasks/${encodeURIComponent(task.parent_task_id)}` }, shortId(task.parent_task_id)) : ""],
       ["Forked from", task.forked_from_task_id ? h("a", { href: `#/tasks/${encodeURIComponent(task.forked_from_task_id)}` }, shortId(task.forked_from_task_id)) : ""],
@@ -53,6 +54,12 @@ export class Aside {
       this.readFiles();
       if (!this.tree.hidden) this.readTree();
     }
+  }
+
+  // Shows the tools of a function or an agent in Python.
+  showTools(names) {
+    this.toolsOfCode = names;
+    if (this.task.function !== null) this.show(this.task);
   }
 
   async #readTree() {

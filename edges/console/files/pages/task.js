@@ -35,6 +35,7 @@ export default async function taskPage(context) {
     budget: (budget) => header.budget(budget),
     owner: (worker, claim) => header.owner(worker, claim),
     tree: () => aside.readTree(),
+    tools: (names) => aside.showTools(names),
     prompt: task.function ? null : (step) => showPrompt(taskId, step),
   });
   const result = h("section.result", { hidden: true });

@@ -21,8 +21,8 @@ const EARLY_LIMIT = 5000;
 const LIVE_LIMIT = 64 * 1024; // Characters of live text that are kept, counted from its end.
 
 export class Timeline {
-  // on.marker(text): what a person should hear of. on.budget(budget), on.owner(worker, epoch). on.prompt(step): shows what
-  // the model read; null: the ledger does not have it.
+  // on.marker(text): what a person should hear of. on.budget(budget), on.owner(worker, epoch), on.tools(names): the tools
+  // that the model is offered. on.prompt(step): shows what the model read; null: the ledger does not have it.
   constructor(on = {}) {
     this.element = h("ol.timeline", { "aria-label": "Timeline" });
     this.on = on;
@@ -160,6 +160,7 @@ const HANDLERS = {
   },
   tools_defined(event) {
     for (const tool of event.tools) this.effects.set(tool.name, tool.effect_class);
+    this.on.tools?.(event.tools.map((tool) => tool.name));
     for (const call of this.calls.values()) call.effect(this.effects.get(call.tool));
     if (event.unknown_names.length > 0) this.mark(event, "!", "warn", `No tool has the name ${event.unknown_names.join(", ")}`);
   },
