@@ -223,17 +223,38 @@ class PreparedStatements:
         text, names, wanted = _parsed(query)
         if not names:
             return text, (), (), ()
-        given = [params[name] for name in names]
-        others = [value for value in given if not isinstance(value, Column)]
+        values: list[Any] = []
+        types: list[int] = []
+        plain: dict[int, Any] = {}
+        for place, name in enumerate(names):
+            value = params[name]
+            if isinstance(value, Column):
+                values.append(value.packed())
+                types.append(value.array_oid)
+            else:
+                plain[place] = value
+                values.append(None)
+                types.append(0)
+        formats: list[Format] = [Format.BINARY] * len(names)
+        if plain:
+            self._dump(plain, wanted, values, types, formats)
+        return text, tuple(types), values, formats
+
+    def _dump(
+        self,
+        plain: Mapping[int, Any],
+        wanted: Sequence[PyFormat],
+        values: list[Any],
+        types: list[int],
+        formats: list[Format],
+    ) -> None:
+        """Puts the values that psycopg converts at their places, with their types and formats: an empty list is text."""
         transformer = self.transformer
-        values = transformer.dump_sequence(others, wanted[: len(others)])
-        dumped = zip(values, transformer.types or (), transformer.formats or (), strict=True)  # an empty list is text
-        bound = [
-            (value.packed(), value.array_oid, Format.BINARY) if isinstance(value, Column) else next(dumped)
-            for value in given
-        ]
-        values, types, formats = zip(*bound, strict=True)
-        return text, types, values, formats
+        dumped = transformer.dump_sequence(list(plain.values()), wanted[: len(plain)])
+        for place, value, oid, form in zip(
+            plain, dumped, transformer.types or (), transformer.formats or (), strict=True
+        ):
+            values[place], types[place], formats[place] = value, oid, form
 
     async def run(self, queued: Sequence[_Queued]) -> None:
         """Runs statements in one round trip. Raises the error of the first that failed; those after it did not run."""
