@@ -16,10 +16,24 @@ from tests.support.examples import examples
 from tests.support.fix_checkpoint import Checkpoint, Owner, answer, reserve, words
 
 COMMITS = 12
-OF_ONE_TASK = frozenset(
-    "task_id root_task_id request_id request_hash claim_id granted_claim epoch granted last_commit_id change_xid "
-    "created_at updated_at queued_at started_at deadline_at offered_until".split()
-)
+OF_ONE_TASK = {
+    "task_id",
+    "root_task_id",
+    "request_id",
+    "request_hash",
+    "claim_id",
+    "granted_claim",
+    "epoch",
+    "granted",
+    "last_commit_id",
+    "change_xid",
+    "created_at",
+    "updated_at",
+    "queued_at",
+    "started_at",
+    "deadline_at",
+    "offered_until",
+}
 """Columns with ids, epochs and times: no two tasks have the same."""
 ROW = "select to_jsonb(t)::text from ledger.tasks t where task_id = %s::uuid"
 ENTRIES = "select kind, step, body from ledger.entries where task_id = %s::uuid and sequence > 3 order by sequence"

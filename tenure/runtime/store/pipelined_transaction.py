@@ -225,36 +225,24 @@ class PreparedStatements:
             return text, (), (), ()
         values: list[Any] = []
         types: list[int] = []
-        plain: dict[int, Any] = {}
+        formats: list[Format] = [Format.BINARY] * len(names)
+        plain: list[int] = []
         for place, name in enumerate(names):
             value = params[name]
             if isinstance(value, Column):
                 values.append(value.packed())
                 types.append(value.array_oid)
             else:
-                plain[place] = value
-                values.append(None)
+                values.append(value)
                 types.append(0)
-        formats: list[Format] = [Format.BINARY] * len(names)
+                plain.append(place)
         if plain:
-            self._dump(plain, wanted, values, types, formats)
+            transformer = self.transformer
+            dumped = transformer.dump_sequence([values[place] for place in plain], wanted[: len(plain)])
+            known = transformer.types or (), transformer.formats or ()  # an empty list is text
+            for place, value, oid, form in zip(plain, dumped, *known, strict=True):
+                values[place], types[place], formats[place] = value, oid, form
         return text, tuple(types), values, formats
-
-    def _dump(
-        self,
-        plain: Mapping[int, Any],
-        wanted: Sequence[PyFormat],
-        values: list[Any],
-        types: list[int],
-        formats: list[Format],
-    ) -> None:
-        """Puts the values that psycopg converts at their places, with their types and formats: an empty list is text."""
-        transformer = self.transformer
-        dumped = transformer.dump_sequence(list(plain.values()), wanted[: len(plain)])
-        for place, value, oid, form in zip(
-            plain, dumped, transformer.types or (), transformer.formats or (), strict=True
-        ):
-            values[place], types[place], formats[place] = value, oid, form
 
     async def run(self, queued: Sequence[_Queued]) -> None:
         """Runs statements in one round trip. Raises the error of the first that failed; those after it did not run."""
