@@ -1,7 +1,7 @@
 """The rows of a task: each column once, with its type and the statements that read and write it.
 
 The statement `lock` reads TaskRow and BudgetRow, `tasks_by_id` reads ShownTask. `create_tasks` writes NewTaskRow,
-`write` what is Stepped, `move` what is Moved; see columns.py.
+`write` what is Stepped, `advance` the part that is Advanced, `move` what is Moved; see columns.py.
 """
 
 from __future__ import annotations

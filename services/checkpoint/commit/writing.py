@@ -1,4 +1,7 @@
-"""Writes drafts to the database: one statement for the columns that steps change, a second one for transitions."""
+"""Writes drafts to the database: one statement for the columns that steps change, a second one for transitions.
+
+A batch in which no draft changes calls, bills or a budget has a shorter first statement.
+"""
 
 from __future__ import annotations
 
