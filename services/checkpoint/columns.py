@@ -33,12 +33,15 @@ class SqlType(NamedTuple):
 UNLISTED: Final = "unlisted"
 ADDED: Final = "added"
 STEP: Final = "step"
+ADVANCE: Final = "advance"
 MOVE: Final = "move"
 Unlisted = Annotated[T, UNLISTED]
 """Not in the list of columns: an expression of the statement, or a value in memory."""
 Added = Annotated[T, ADDED]
 """Added to the column instead of replacing it."""
 Stepped = Annotated[T, STEP]
+Advanced = Annotated[T, STEP, ADVANCE]
+"""Stepped, and changed by every commit, also by one without a model call and a tool call."""
 Moved = Annotated[T, MOVE]
 _UUID: Final = SqlType("uuid")
 Uuid = Annotated[str, _UUID]
@@ -111,6 +114,7 @@ class RowArrays:
 
     def __init__(self, name: str, row_class: type, *, mark: str = "", key: str = "", prefix: str = "") -> None:
         fields = [field for field in _fields(row_class) if not mark or mark in field.marks or field.name == key]
+        self._paths = [field.path for field in fields]
         numbers = [field for field in fields if field.is_number]
         arrays = [field for field in fields if not field.is_number]
         self._numbers_name, self._numbers_of = f"{prefix}numbers", attrgetter(*(field.path for field in numbers))
@@ -129,6 +133,10 @@ class RowArrays:
                 if column != key
             ),
         }
+
+    def values_beyond(self, fewer: RowArrays) -> Callable[[Any], tuple[Any, ...]]:
+        """Returns a function of a row: its values of the columns that `fewer` does not write."""
+        return attrgetter(*(path for path in self._paths if path not in fewer._paths))
 
     def of(self, rows: Sequence[Any]) -> dict[str, Column[Any]]:
         """Returns the parameters by name."""

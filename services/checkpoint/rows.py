@@ -1,16 +1,29 @@
 """The rows of a task: each column once, with its type and the statements that read and write it.
 
 The statement `lock` reads TaskRow and BudgetRow, `tasks_by_id` reads ShownTask. `create_tasks` writes NewTaskRow,
-`write` what is Stepped, `move` what is Moved; see columns.py.
+`write` what is Stepped, `advance` the part that is Advanced, `move` what is Moved; see columns.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from services.checkpoint.columns import MOVE, STEP, Added, Jsonb, Moved, RowArrays, Stepped, Unlisted, Uuid, select_list
+from services.checkpoint.columns import (
+    ADVANCE,
+    MOVE,
+    STEP,
+    Added,
+    Advanced,
+    Jsonb,
+    Moved,
+    RowArrays,
+    Stepped,
+    Unlisted,
+    Uuid,
+    select_list,
+)
 from tenure.domain.admission import FenceRow
 from tenure.domain.budget import Budget, Prices, TokenUsage, due_warnings
 from tenure.domain.close_out import OwnerDeaths, PendingEnding
@@ -37,8 +50,8 @@ class ReadColumns:
     epoch: Moved[int]
     owner: Moved[str]
     claim_count: Moved[int]
-    sequence: Stepped[int]
-    step: Stepped[int]
+    sequence: Advanced[int]
+    step: Advanced[int]
     input_tokens: Stepped[int]
     output_tokens: Stepped[int]
     cache_creation_input_tokens: Stepped[int]
@@ -80,7 +93,10 @@ class ShownTask(ReadColumns):
 
 @dataclass(slots=True)
 class TaskRow(ReadColumns):
-    """A locked task. Drafts change it in memory and write it back. `stopped`: a stop of an operator covers it."""
+    """A locked task. Drafts change it in memory and write it back.
+
+    `stopped`: a stop of an operator covers it. `calls_at_lock`: the columns of its calls when it was locked.
+    """
 
     max_steps: Moved[int]
     on_lease_lost: str
@@ -92,13 +108,13 @@ class TaskRow(ReadColumns):
     holds: Moved[bool]
     granted: int
     granted_claim: str
-    deaths: Stepped[int]
+    deaths: Advanced[int]
     dead_owners: Moved[tuple[str, ...]]
-    commit_number: Stepped[int]
-    last_commit_id: Stepped[str]
-    last_commit_hash: Stepped[bytes]
-    last_reply: Stepped[bytes]
-    last_base: Stepped[int]
+    commit_number: Advanced[int]
+    last_commit_id: Advanced[str]
+    last_commit_hash: Advanced[bytes]
+    last_reply: Advanced[bytes]
+    last_base: Advanced[int]
     open_calls: Stepped[tuple[str, ...]]
     model_open: Stepped[bool]
     model_step: Stepped[int]
@@ -123,15 +139,22 @@ class TaskRow(ReadColumns):
     queued_until: Moved[datetime | None]
     sub_agents: int
     operator_wait: Moved[bytes]
-    ledger_bytes: Stepped[int]
+    ledger_bytes: Advanced[int]
     locked_at: Unlisted[datetime]
     stopped: Unlisted[bool]
+    calls_at_lock: Unlisted[tuple[Any, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         """Converts the texts and lists of the database to domain types."""
         ReadColumns.__post_init__(self)
         self.open_calls = tuple(self.open_calls)
         self.dead_owners = tuple(self.dead_owners)
+        self.calls_at_lock = _of_calls(self)
+
+    @property
+    def only_advanced(self) -> bool:
+        """Whether no column of model calls, of tool calls or of their usage has changed since the row was locked."""
+        return _of_calls(self) == self.calls_at_lock
 
     @property
     def fence(self) -> FenceRow:
@@ -377,13 +400,17 @@ class BillRow(NamedTuple):
 
 NEW_TASKS: Final = RowArrays("new", NewTaskRow)
 STEPS: Final = RowArrays("steps", TaskRow, mark=STEP, key="task_id")
+ADVANCES: Final = RowArrays("advances", TaskRow, mark=ADVANCE, key="task_id")
 MOVES: Final = RowArrays("moves", TaskRow, mark=MOVE, key="task_id")
 ENTRIES: Final = RowArrays("entries", NewEntryRow, prefix="entry_")
 BILLS: Final = RowArrays("bills", BillRow, prefix="bill_")
 BUDGETS: Final = RowArrays("budgets", BudgetRow, mark=STEP, key="root_task_id", prefix="budget_")
+_of_calls: Final = STEPS.values_beyond(ADVANCES)
 PARTS: Final = {
     **{
-        name: sql for arrays in (NEW_TASKS, STEPS, MOVES, ENTRIES, BILLS, BUDGETS) for name, sql in arrays.parts.items()
+        name: sql
+        for arrays in (NEW_TASKS, STEPS, ADVANCES, MOVES, ENTRIES, BILLS, BUDGETS)
+        for name, sql in arrays.parts.items()
     },
     "locked": select_list(TaskRow, "held"),
     "locked_budget": select_list(BudgetRow, "money"),

@@ -35,7 +35,6 @@ What to touch when:
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
 from google.protobuf import descriptor_pool
@@ -82,9 +81,11 @@ def validate(request: Message) -> None:
     A request with a value that is too long, or a time that no clock has, is not checked further.
     """
     broken = Violations(request.ByteSize())
-    with suppress(TooManyProblems):
+    try:
         check_fields(request, broken)
         if not broken.unreadable and (across_fields := _CHECKS.get(type(request))) is not None:
             across_fields(request, broken)
+    except TooManyProblems:
+        raise InvalidRequest(violations=broken.violations) from None
     if broken.violations:
         raise InvalidRequest(violations=broken.violations)

@@ -98,8 +98,10 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("QUERIES.write", "entries", a_step),
-    Case("QUERIES.write", "tasks", a_step),
+    Case("QUERIES.advance", "entries", a_step),
+    Case("QUERIES.advance", "tasks", a_step),
+    Case("QUERIES.write", "entries", an_answer),
+    Case("QUERIES.write", "tasks", an_answer),
     Case("QUERIES.write", "token_usage", an_answer),
     Case("QUERIES.write", "budgets", an_answer),
     Case("QUERIES.warn", "changes", a_warning),

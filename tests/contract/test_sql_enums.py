@@ -146,10 +146,20 @@ async def test_every_partition_keeps_bodies_as_they_are(ledger: Any) -> None:
     assert {storage for _, storage in result} == {"e"}
 
 
+def _columns_set_by(statement: bytes) -> set[str]:
+    """Returns the columns of `tasks` that a statement of steps sets."""
+    return set(re.findall(r"(\w+) = ", statement.decode().partition("from (select")[0].partition("set ")[2]))
+
+
+def test_commit_without_calls_sets_ten_columns() -> None:
+    changed = _columns_set_by(QUERIES.advance)
+    assert len(changed) == 10
+    assert changed < _columns_set_by(QUERIES.write)
+
+
 async def test_no_index_covers_a_column_that_a_step_changes(ledger: Any) -> None:
     """Otherwise each step would write to every index of its row."""
-    text = QUERIES.write.decode()
-    changed = set(re.findall(r"(\w+) = ", text.partition("from (select")[0].partition("set ")[2]))
+    changed = _columns_set_by(QUERIES.write)
     assert {"sequence", "step", "updated_at", "model_open"} <= changed
     definitions = await rows(ledger, "select indexdef from pg_indexes where tablename = 'tasks'")
     covered = {word for (definition,) in definitions for word in re.findall(r"\w+", definition.partition("(")[2])}
@@ -159,7 +169,7 @@ async def test_no_index_covers_a_column_that_a_step_changes(ledger: Any) -> None
 async def test_lock_reads_the_columns_in_order(ledger: Any) -> None:
     cursor = await ledger.execute(QUERIES.lock, {"task_ids": []})
     names = [column.name for column in cursor.description]
-    task, budget = ([field.name for field in fields(row)] for row in (TaskRow, BudgetRow))
+    task, budget = ([field.name for field in fields(row) if field.init] for row in (TaskRow, BudgetRow))
     assert names == task + budget[: len(names) - len(task)]
     in_memory = ["changed", "raised", "beyond_tokens", "beyond_nano_usd", "is_first_unpriced"]
     assert budget[len(names) - len(task) :] == ["root_task_id", *in_memory]

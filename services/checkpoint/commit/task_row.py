@@ -65,7 +65,7 @@ def current_wait(row: TaskRow) -> Wait | None:
     return wait_to_domain(task_pb2.Wait.FromString(row.wait)) if row.wait else None
 
 
-_TASK_COLUMNS: Final = len(fields(TaskRow))
+_TASK_COLUMNS: Final = sum(field.init for field in fields(TaskRow))
 
 
 async def lock_tasks(

@@ -1,4 +1,7 @@
-"""Writes drafts to the database: one statement for the columns that steps change, a second one for transitions."""
+"""Writes drafts to the database: one statement for the columns that steps change, a second one for transitions.
+
+A batch in which no draft changes calls, bills or a budget has a shorter first statement.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from services.checkpoint.commit.draft import time_of
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import QUERIES, UNDOS
-from services.checkpoint.rows import BILLS, BUDGETS, ENTRIES, MOVES, STEPS
+from services.checkpoint.rows import ADVANCES, BILLS, BUDGETS, ENTRIES, MOVES, STEPS
 from services.checkpoint.task_words import add_words
 from services.checkpoint.tenants.usage_windows import count_calls
 from tenure.domain.states import Reason
@@ -32,7 +35,10 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
     if not touched:
         return
     locked_at = time_of(touched)
-    await connection.execute(QUERIES.write, {"locked_at": locked_at, **_step_arrays(touched)})
+    if all(map(_only_advances, touched)):
+        await connection.execute(QUERIES.advance, {"locked_at": locked_at, **_advance_arrays(touched)})
+    else:
+        await connection.execute(QUERIES.write, {"locked_at": locked_at, **_step_arrays(touched)})
     warnings = [row for draft in touched for row in draft.warnings]
     for kind, reason in _WARNINGS.items() if warnings else ():
         if rows := [row for row in warnings if row.kind == kind]:
@@ -48,6 +54,16 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
         if due := [draft.row.task_id for draft in moved if draft.wants_undo]:
             await connection.execute(UNDOS.note_due, {"task_ids": due})
     await count_calls(connection, [bill for draft in touched for bill in draft.bills], locked_at)
+
+
+def _only_advances(draft: Draft) -> bool:
+    """Whether the draft changes nothing of calls, of bills and of the budget."""
+    return not draft.bills and not draft.budget.changed and draft.row.only_advanced
+
+
+def _advance_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
+    entries = [entry for draft in drafts for entry in draft.entries]
+    return {**ADVANCES.of([draft.row for draft in drafts]), **ENTRIES.of(entries)}
 
 
 def _step_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:

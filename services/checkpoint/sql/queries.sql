@@ -26,6 +26,25 @@ select {locked}, clock_timestamp() as locked_at,
 -- Changes how long this transaction waits for the lock of a row.
 select set_config('lock_timeout', %(lock_timeout)b::text, true);
 
+-- part: appended_entries
+-- The new entries of locked tasks.
+  insert into entries ({entries.columns}, recorded_at)
+  select {entries.values}, %(locked_at)b::timestamptz
+    from (select %(entry_numbers)b::bigint[] as n) as one,
+         unnest({entries.arrays}) with ordinality as c({entries.names}, i)
+
+-- name: advance
+-- Writes what each commit changes in locked tasks, and nothing of model calls and tool calls: the rows in ten columns,
+-- and the entries. Half of the parameters of `write`, and no other table to open.
+with advanced as (
+  update tasks t
+     set {advances.set}, updated_at = %(locked_at)b::timestamptz
+    from (select %(numbers)b::bigint[] as n) as one,
+         unnest({advances.arrays}) with ordinality as c({advances.names}, i)
+   where t.task_id = c.task_id
+)
+{appended_entries};
+
 -- name: write
 -- Writes what a step changes in locked tasks: rows, entries, bills and budgets in one round trip. The numbers of all rows
 -- travel as one array of two dimensions: n[i][1] is the first number of row i. Each array costs as much as many numbers.
@@ -36,10 +55,7 @@ with advanced as (
          unnest({steps.arrays}) with ordinality as c({steps.names}, i)
    where t.task_id = c.task_id
 ), appended as (
-  insert into entries ({entries.columns}, recorded_at)
-  select {entries.values}, %(locked_at)b::timestamptz
-    from (select %(entry_numbers)b::bigint[] as n) as one,
-         unnest({entries.arrays}) with ordinality as c({entries.names}, i)
+{appended_entries}
 ), billed as (
   insert into token_usage ({bills.columns}, settled_at)
   select {bills.values}, %(locked_at)b::timestamptz

@@ -160,9 +160,13 @@ class Batcher(Generic[Item, Result]):
     async def _rest(self, seconds: float | None) -> None:
         """Waits for an item, or until the suspects are due."""
         self._arrived.clear()
-        with resting(), suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+        with resting():
+            if seconds is None:
                 await self._arrived.wait()
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._arrived.wait()
 
     def _take(self) -> list[_Waiting[Item, Result]]:
         """Removes the oldest items that fit in one batch from the queue and returns them.

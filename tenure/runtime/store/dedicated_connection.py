@@ -128,8 +128,11 @@ class _Use(Generic[_Used]):
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         try:
-            with _refusals(), domain_errors():
+            try:
                 await self._end(error)
+            except psycopg.Error:
+                with _refusals(), domain_errors():  # entered only here: nearly every use ends without an error
+                    raise
         except BaseException as failure:
             if not self._owner.is_kept_after(failure):
                 await self._owner.close()

@@ -223,17 +223,26 @@ class PreparedStatements:
         text, names, wanted = _parsed(query)
         if not names:
             return text, (), (), ()
-        given = [params[name] for name in names]
-        others = [value for value in given if not isinstance(value, Column)]
-        transformer = self.transformer
-        values = transformer.dump_sequence(others, wanted[: len(others)])
-        dumped = zip(values, transformer.types or (), transformer.formats or (), strict=True)  # an empty list is text
-        bound = [
-            (value.packed(), value.array_oid, Format.BINARY) if isinstance(value, Column) else next(dumped)
-            for value in given
-        ]
-        values, types, formats = zip(*bound, strict=True)
-        return text, types, values, formats
+        values: list[Any] = []
+        types: list[int] = []
+        formats: list[Format] = [Format.BINARY] * len(names)
+        plain: list[int] = []
+        for place, name in enumerate(names):
+            value = params[name]
+            if isinstance(value, Column):
+                values.append(value.packed())
+                types.append(value.array_oid)
+            else:
+                values.append(value)
+                types.append(0)
+                plain.append(place)
+        if plain:
+            transformer = self.transformer
+            dumped = transformer.dump_sequence([values[place] for place in plain], wanted[: len(plain)])
+            known = transformer.types or (), transformer.formats or ()  # an empty list is text
+            for place, value, oid, form in zip(plain, dumped, *known, strict=True):
+                values[place], types[place], formats[place] = value, oid, form
+        return text, tuple(types), values, formats
 
     async def run(self, queued: Sequence[_Queued]) -> None:
         """Runs statements in one round trip. Raises the error of the first that failed; those after it did not run."""
