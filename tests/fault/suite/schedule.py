@@ -7,7 +7,7 @@ LIVENESS: fewer faults, which are over at `heal_at`; then every acknowledged tas
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -97,11 +97,11 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStop:
-    """A stop of an operator. `seconds`: from its answer to its end. `selectors`: fields of the request."""
+    """A stop of an operator. `seconds`: from its answer to its end. `selectors`: it covers everything without one."""
 
     at: float
     seconds: float
-    selectors: tuple[tuple[str, str | bool], ...]
+    selectors: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,13 @@ def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
     )
 
 
-STOPPED: Final[Sequence[tuple[tuple[str, str | bool], ...]]] = (
-    (("all", True),),
-    (("tenant", DEFAULT_TENANT),),
-    (("tenant", GUEST),),
-    (("queue", "default"),),
-    (("tool", "append_*"),),
-    (("tool", "append_record"), ("tenant", DEFAULT_TENANT)),
+STOPPED: Final[Sequence[Mapping[str, str]]] = (
+    {},
+    {"tenant": DEFAULT_TENANT},
+    {"tenant": GUEST},
+    {"queue": "default"},
+    {"tool": "append_*"},
+    {"tool": "append_record", "tenant": DEFAULT_TENANT},
 )
 
 

@@ -31,8 +31,14 @@ async def stop_and_resume(traffic: Traffic, planned: PlannedStop) -> None:
     """Stops at its time, for so long once all services have confirmed it, or without that."""
     await asyncio.sleep(planned.at)
     if await _stopped(traffic, planned):
-        named = {name: value for name, value in planned.selectors if name != "all"}
-        traffic.log.stops.append(StopRecord(answered_at=time.time(), **named))
+        selectors = planned.selectors
+        answered = StopRecord(
+            answered_at=time.time(),
+            tenant=selectors.get("tenant", ""),
+            queue=selectors.get("queue", ""),
+            tool=selectors.get("tool", ""),
+        )
+        traffic.log.stops.append(answered)
         await asyncio.sleep(planned.seconds)
         traffic.log.stops[-1] = replace(traffic.log.stops[-1], ended_at=time.time())
     await resume(traffic, planned)
@@ -40,14 +46,14 @@ async def stop_and_resume(traffic: Traffic, planned: PlannedStop) -> None:
 
 async def resume(traffic: Traffic, planned: PlannedStop) -> None:
     """Ends the stop, until that is answered. It may have ended already, or never have begun."""
-    request = admin.EndStopRequest(reason=REASON, **dict(planned.selectors))
+    request = admin.EndStopRequest(reason=REASON, all=not planned.selectors, **planned.selectors)
     with suppress(NotFound):
         await until_answered(partial(traffic.users[0].admin.EndStop, request, timeout=CALL_SECONDS))
 
 
 async def _stopped(traffic: Traffic, planned: PlannedStop) -> bool:
     """Whether all services have confirmed the stop in time."""
-    request = admin.BeginStopRequest(reason=REASON, **dict(planned.selectors))
+    request = admin.BeginStopRequest(reason=REASON, all=not planned.selectors, **planned.selectors)
     ends_at = time.monotonic() + CALL_SECONDS
     while time.monotonic() < ends_at:
         with suppress(TryLater):
