@@ -136,8 +136,7 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I41": Invariant("A task lists the outputs that its calls recorded, as its close-out found them."),
     "I42": Invariant("The receipts of a task are 1, 2, 3 … without gap, and each follows from its call record."),
     "I43": Invariant(
-        "After the answer to a stop nothing that it covers is granted, reserved, accepted or started until its end.",
-        elsewhere="a stop that has ended leaves no history: the tests of stops race it with calls of all kinds",
+        "After the answer to a stop nothing that it covers is granted, reserved, accepted or started until its end."
     ),
     "I44": Invariant(
         "An effect with an effect key happens once in its period, unless it was undone, or a person resolved that it "
@@ -146,4 +145,5 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I45": Invariant(
         "An undo makes the calls of its plan, in their order; an effect is undone once, and no call without effect is."
     ),
+    "I46": Invariant("The calls that began under a rule with bounds never exceed its count or its limit."),
 }

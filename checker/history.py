@@ -334,6 +334,45 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopRecord:
+    """A stop that all services had confirmed at `answered_at`, and that an operator began to end at `ended_at`.
+
+    `ended_at` None: it is in force. Times: Unix seconds of the operator's clock. `tenant`, `queue`, `tool`: "" is each.
+    """
+
+    answered_at: float
+    ended_at: float | None = None
+    tenant: str = ""
+    queue: str = ""
+    tool: str = ""
+
+    def __str__(self) -> str:
+        named = (("tool", self.tool), ("queue", self.queue), ("tenant", self.tenant))
+        return ", ".join(f"{kind} {name}" for kind, name in named if name) or "everything"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundRecord:
+    """A rule with bounds that denies what is beyond them, without an expression and a window, for all of its tool.
+
+    All replicas keep to it from `since` on, until somebody begins to delete it at `until`: Unix seconds.
+    """
+
+    name: str
+    tenant: str
+    tool: str
+    since: float
+    until: float | None = None
+    count: int = 0
+    sum_of: str = ""
+    limit: str = ""
+    per: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.count or 'any number of'} calls, {self.limit or 'any'} in total)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """All collected sources. `grants` are in the order in which etcd created them, over all its lives.
 
@@ -356,6 +395,8 @@ class History:
     model_calls: tuple[BilledModelCall, ...] | None = None
     operations: tuple[Operation, ...] | None = None
     subscriptions: tuple[Subscription, ...] | None = None
+    stops: tuple[StopRecord, ...] | None = None
+    bounds: tuple[BoundRecord, ...] | None = None
     settled: bool = False
     healthy: bool = False
     clock_slack_seconds: float = 0.0
@@ -394,6 +435,8 @@ class TaskHistory:
     model_calls: tuple[BilledModelCall, ...] = ()
     operations: tuple[Operation, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()
+    stops: tuple[StopRecord, ...] = ()
+    bounds: tuple[BoundRecord, ...] = ()
     lost_request_ids: frozenset[str] = frozenset()
     clock_slack_seconds: float = 0.0
     unix_minus_monotonic_seconds: float | None = None
@@ -449,6 +492,8 @@ def _assemble(
         model_calls=tuple(sorted(part["model_calls"], key=lambda call: (call.step, call.attempt_number))),
         operations=tuple(part["operations"]),
         subscriptions=tuple(part["subscriptions"]),
+        stops=tuple(part["stops"]),
+        bounds=tuple(part["bounds"]),
         lost_request_ids=lost,
         clock_slack_seconds=whole.clock_slack_seconds,
         unix_minus_monotonic_seconds=whole.unix_minus_monotonic_seconds,

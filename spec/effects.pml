@@ -8,7 +8,7 @@
  *
  * `code:` names the code that an action models; a test looks the names up. Flags (-D):
  *   NC calls, NT requests of one call, UNSAFE=1: the tool is UNSAFE (else KEYED), NREF refusals of the bank,
- *   NP prunings of a task, NU undos, CHECK=1: the tool declares check_with
+ *   NP prunings of a task, NU undos, CHECK=1: the tool declares check_with, ASK=1: a person decides about a repeat
  * Mutations, each removing one guard:
  *   M_UNIQUE        two calls may have the key at the same time
  *   M_NEW_KEY       a call after one of unknown end gets a new idempotency key
@@ -22,8 +22,9 @@
  *   M_FORGET        a pruned task takes the key with it
  *   M_UNDO_FAILED   a compensation that failed frees the key
  *   M_UNDO_KEY      a call after an undo keeps the idempotency key
+ *   M_PERMIT_ANY    a person's permission of a repeat holds for each later call
  * Properties:
- *   P_ONCE   the effect happens at most once, and again only when it is undone
+ *   P_ONCE   the effect happens at most once, and again only when it is undone or a person permits a repeat
  *   P_TRUE   a call succeeds, or is answered ALREADY_HAPPENED, only while the effect stands
  *   P_FRESH  a call that begins after a proof has a key that the bank has not refused
  *   P_END    at rest no call waits
@@ -50,6 +51,9 @@
 #ifndef CHECK
 #define CHECK 0
 #endif
+#ifndef ASK
+#define ASK 0
+#endif
 #ifdef P_ALL
 #define P_ONCE
 #define P_TRUE
@@ -65,6 +69,7 @@
 #define R_NONE     4    /* an outcome that proves that nothing happened */
 #define R_NOT_MADE 5    /* answered, refused: this call does nothing */
 #define R_PRUNED   6
+#define R_ASKED    7    /* not run: a person decides whether the effect happens again */
 /* the bank, by idempotency key */
 #define B_UNSEEN  0
 #define B_DONE    1
@@ -78,7 +83,7 @@ bit  begun[NC+1];                       /* an earlier attempt or try of this cal
 byte way[NC*NT+1];                      /* requests on their way to the bank: the idempotency key + 1 */
 byte reply[NC*NT+1];                    /* its answers on their way back */
 byte bank[NK];
-byte effects, nref, np, nu;
+byte effects, nref, np, nu, permitted;
 
 #define mx(c, n) (((c) - 1) * NT + (n))
 
@@ -92,6 +97,16 @@ byte effects, nref, np, nu;
 #define MAY_REPEAT (1)
 #else
 #define MAY_REPEAT (!UNSAFE)
+#endif
+#ifdef M_PERMIT_ANY
+#define MAY_ANY (permitted)
+#else
+#define MAY_ANY (0)
+#endif
+#if ASK
+#define NOT_AGAIN(c) rec[c] = R_ASKED; printf("tools: a person is asked about call %d\n", c)
+#else
+#define NOT_AGAIN(c) not_made(c)
 #endif
 #ifdef P_TRUE
 #define TRUE_RULE assert(effects)
@@ -148,9 +163,16 @@ proctype Call(byte c) {
   :: d_step { rec[c] == R_NEW && !holder -> holder = c; run_it(c) }
   :: d_step { rec[c] == R_NEW && holder && FACT == R_NONE && round < NK - 1 -> take(c, 1) }
   :: d_step { rec[c] == R_NEW && holder && FACT == R_UNKNOWN && MAY_REPEAT -> take(c, 0) }
-  :: d_step { rec[c] == R_NEW && holder && FACT == R_UNKNOWN && !MAY_REPEAT -> not_made(c) }
-  :: d_step { rec[c] == R_NEW && holder && FACT == R_HAPPENED ->
-       TRUE_RULE; not_made(c) }
+  :: d_step { rec[c] == R_NEW && holder && FACT == R_UNKNOWN && !MAY_REPEAT && !MAY_ANY -> NOT_AGAIN(c) }
+  :: d_step { rec[c] == R_NEW && holder && FACT == R_HAPPENED && !MAY_ANY -> TRUE_RULE; NOT_AGAIN(c) }
+#if ASK
+  /* ---- a person forbids or permits the repeat of a call; code: services/tools/calls/effect_keys.py _is_permitted */
+  :: d_step { rec[c] == R_ASKED -> not_made(c) }
+  :: d_step { rec[c] == R_ASKED && FACT != R_RUNNING && !permitted && round < NK - 1 -> permitted++; printf("person: call %d may repeat the effect\n", c); take(c, 1) }
+#endif
+#ifdef M_PERMIT_ANY
+  :: d_step { rec[c] == R_NEW && holder && FACT == R_HAPPENED && permitted && round < NK - 1 -> take(c, 1) }
+#endif
 #ifdef M_UNIQUE
   :: d_step { rec[c] == R_NEW && holder && FACT == R_RUNNING -> run_it(c) }
 #endif
@@ -201,7 +223,7 @@ proctype Call(byte c) {
   :: d_step { way[m] && !UNSAFE && bank[way[m]-1] == B_UNSEEN && nref < NREF -> nref++; bank[way[m]-1] = B_REFUSED; answered(m, B_REFUSED); printf("bank: refused, and recorded\n") }
 inline answered(m, r) { way[m] = 0; reply[m] = r }
 #ifdef P_ONCE
-#define ONCE_RULE assert(effects <= 1)
+#define ONCE_RULE assert(effects <= 1 + permitted)
 #else
 #define ONCE_RULE skip
 #endif
@@ -234,6 +256,8 @@ end:
     assert(!(rec[1] == R_UNKNOWN && rec[2] == R_HAPPENED && key[2] == 0 && effects == 1));
 #elif P_REACH == 3  /* what a pruned task did is known */
     assert(!(rec[1] == R_PRUNED && rec[2] == R_NOT_MADE && effects == 1));
+#elif P_REACH == 6  /* a person permits a repeat, and the effect happens twice */
+    assert(!(permitted && rec[1] == R_HAPPENED && rec[2] == R_HAPPENED && effects == 2));
 #elif P_REACH == 5  /* a second call has the effect after an undo, under a new key */
     assert(!(nu && rec[1] == R_HAPPENED && rec[2] == R_HAPPENED && key[2] == 1 && effects == 1));
 #else               /* an UNSAFE call without an answer blocks its key */

@@ -55,6 +55,14 @@ def _effect_mutation(mutation: str, flags: str = "") -> Configuration:
     return _effects(mutation.lower(), f"P_ALL {mutation} {flags}", BREAKS)
 
 
+def _stops(name: str, flags: str, expected: str) -> Configuration:
+    return Configuration(f"stops_{name}", "stops.pml", flags, expected)
+
+
+def _stop_mutation(mutation: str, flags: str = "") -> Configuration:
+    return _stops(mutation.lower(), f"P_ALL {mutation} NC=1 {flags}", BREAKS)
+
+
 SMALL: Final[tuple[Configuration, ...]] = (
     _task("unsafe", "P_ALL NX=0", HOLDS),
     _task("runner_dies", "P_ALL NCAN=0", HOLDS),
@@ -147,6 +155,10 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _effects("pruned", "P_ALL NP=1", HOLDS),
     _effects("undone", "P_ALL NU=1 NP=1", HOLDS),
     _effects("undone_unsafe", "P_ALL NU=1 UNSAFE=1", HOLDS),
+    _effects("asked", "P_ALL ASK=1", HOLDS),
+    _effects("asked_unsafe", "P_ALL ASK=1 UNSAFE=1 NT=1", HOLDS),
+    _effects("reach_permitted", "P_REACH=6 ASK=1", BREAKS),
+    _effect_mutation("M_PERMIT_ANY", "ASK=1 NC=3"),
     _effects("reach_undone", "P_REACH=5 NU=1", BREAKS),
     _effects("reach_new_key", "P_REACH=1", BREAKS),
     _effects("reach_recognised", "P_REACH=2", BREAKS),
@@ -164,6 +176,27 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _effect_mutation("M_SAME_KEY"),
     _effect_mutation("M_CHECK_PROOF", "CHECK=1"),
     _effect_mutation("M_FORGET", "NP=1 NC=3"),
+    _stops("two_calls", "P_ALL", HOLDS),
+    _stops("settled", "P_ALL NR=2 NT=1", HOLDS),
+    _stops("worker_lost", "P_ALL NC=1 NT=1 NL=2", HOLDS),
+    _stops("two_gateways", "P_ALL NC=1 NG=2 NT=1", HOLDS),
+    _stops("model_runner", "P_ALL NC=1 NM=1", HOLDS),
+    _stops("reach_again", "P_REACH=1", BREAKS),
+    _stops("reach_without_worker", "P_REACH=2 NC=1 NL=1", BREAKS),
+    _stops("reach_sent_later", "P_REACH=3 NM=1", BREAKS),
+    _stops("reach_second_stop", "P_REACH=4 NC=1 NG=2", BREAKS),
+    _stop_mutation("M_BARRIER_LEDGER"),
+    _stop_mutation("M_BARRIER_TOOLS"),
+    _stop_mutation("M_BARRIER_RAISED", "NG=2"),
+    _stop_mutation("M_EPOCH"),
+    _stop_mutation("M_SHARED_VIEW"),
+    _stop_mutation("M_TRY_VIEW", "NT=1"),
+    _stop_mutation("M_GRANT"),
+    _stop_mutation("M_OLDER", "NG=2"),
+    _stop_mutation("M_LIST_FIRST"),
+    _stop_mutation("M_LIST_HELD", "NL=1"),
+    _stop_mutation("M_READERS", "NM=1"),
+    _stop_mutation("M_NOTED", "NM=1"),
 )
 """About three minutes of one core, half of them for compilation."""
 
@@ -201,7 +234,11 @@ LARGE: Final[tuple[Configuration, ...]] = (
     _calls("provider_fails", "P_ALL NX=1 NF=1", HOLDS),
     _effects("three_calls", "P_ALL NC=3 NP=1 CHECK=1", HOLDS),
     _effects("three_unsafe_calls", "P_ALL NC=3 NP=1 UNSAFE=1", HOLDS),
+    _effects("three_calls_asked", "P_ALL NC=3 ASK=1", HOLDS),
     _effects("three_calls_undone", "P_ALL NC=3 NU=2", HOLDS),
+    _stops("three_calls", "P_ALL NC=3 NL=1", HOLDS),
+    _stops("two_gateways_two_calls", "P_ALL NG=2 NR=2", HOLDS),
+    _stops("model_runner_and_settled", "P_ALL NM=1 NT=1 NL=1", HOLDS),
     _calls("all_come_to_an_end", "P_LIVE PERFECT_FD=1 NX=1 NDR=1 NT=2 NCAN=1 NL=1 NE=3", HOLDS),
 )
 """About twelve more minutes, and up to 6 GB."""

@@ -6,12 +6,14 @@ from typing import Final
 
 from checker.check import Check, SumCheck
 from checker.checks import (
+    bounds,
     budgets,
     clients,
     effect_keys,
     fencing,
     ledger,
     receipts,
+    stops,
     task_trees,
     tool_calls,
     undos,
@@ -27,4 +29,6 @@ CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *clients.CHECKS,
     *task_trees.CHECKS,
     *undos.CHECKS,
+    *stops.CHECKS,
+    *bounds.CHECKS,
 )

@@ -21,6 +21,7 @@ from tenure.wire.stops import in_force_of, selected
 
 TOOLS_SECONDS: Final = 8.0
 READERS_SECONDS: Final = 2.0
+MAX_TASKS: Final = 1000
 _POLL_SECONDS: Final = 0.05
 TOOLS: Final = "tools"
 
@@ -33,12 +34,17 @@ async def begin_stop(peers: Peers, request: api.BeginStopRequest) -> api.BeginSt
     selected(request)
     stop = (await with_retries(lambda: peers.checkpoint.BeginStop(request))).stop
     covered = ledger.ListStoppedTasksRequest(stop=stop)
-    held = await with_retries(lambda: peers.checkpoint.ListStoppedTasks(covered))
+    before = await with_retries(lambda: peers.checkpoint.ListStoppedTasks(covered))
     unconfirmed = await take_to_services(peers)
-    calls = await _calls_in_flight(peers, stop, held.tasks) if TOOLS not in unconfirmed else []
+    # A task that a worker has opened meanwhile may have begun a call before the tool service had the stop.
+    after = await with_retries(lambda: peers.checkpoint.ListStoppedTasks(covered))
+    tasks = list({task.task_id: task for task in (*before.tasks, *after.tasks)}.values())
+    calls = await _calls_in_flight(peers, stop, tasks[:MAX_TASKS]) if TOOLS not in unconfirmed else []
     if not stop.tool:
-        calls += [_model_call(task) for task in held.tasks if task.model_open]
-    return api.BeginStopResponse(stop=stop, calls=calls, more=held.more, unconfirmed=unconfirmed)
+        reserved = {task.task_id: task for task in (*after.tasks, *before.tasks) if task.model_open}
+        calls += map(_model_call, reserved.values())
+    more = before.more or after.more or len(tasks) > MAX_TASKS
+    return api.BeginStopResponse(stop=stop, calls=calls, more=more, unconfirmed=unconfirmed)
 
 
 async def end_stop(peers: Peers, request: api.EndStopRequest) -> api.EndStopResponse:
@@ -82,12 +88,12 @@ async def _listed(peers: Peers, **applied: Any) -> api.ListStopsResponse:
 
 
 async def _calls_in_flight(
-    peers: Peers, stop: api.Stop, held: Sequence[ledger.ListStoppedTasksResponse.StoppedTask]
+    peers: Peers, stop: api.Stop, tasks: Sequence[ledger.ListStoppedTasksResponse.StoppedTask]
 ) -> list[api.CallInFlight]:
-    if not held:
+    if not tasks:
         return []
     request = tools.ListCallsInFlightRequest(
-        task_ids=[task.task_id for task in held], stop_time=stop.stop_time, tool=stop.tool
+        task_ids=[task.task_id for task in tasks], stop_time=stop.stop_time, tool=stop.tool
     )
     return list((await with_retries(lambda: peers.tools.ListCallsInFlight(request))).calls)
 

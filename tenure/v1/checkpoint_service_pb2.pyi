@@ -2893,7 +2893,7 @@ class ListStoppedTasksRequest(message.Message):
 
 @typing.final
 class ListStoppedTasksResponse(message.Message):
-    """Tasks with a worker."""
+    """Tasks with a worker, and tasks between two workers that have calls without an outcome."""
 
     DESCRIPTOR: descriptor.Descriptor
 

@@ -202,7 +202,7 @@ class CheckpointServiceStub:
     ListStops: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]
     """Lists the stops in force, and records the epoch that the reader keeps to."""
     ListStoppedTasks: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ListStoppedTasksRequest, _checkpoint_service_pb2.ListStoppedTasksResponse]
-    """Lists the held tasks that a stop covers, by task_id."""
+    """Lists the tasks that a stop covers and whose calls may be in flight, by task_id."""
 
 @_typing.type_check_only
 class CheckpointServiceAsyncStub(CheckpointServiceStub):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -15,11 +16,15 @@ from services.gateway.stops import begin_stop
 from tenure.domain.errors import Unavailable
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import ledger_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as pb
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, Owner, answer, entry, reserve
 from tests.support.fix_tools import Grants, Outside, StartTools
-from tests.support.patience import CALL_SECONDS
+from tests.support.fix_tools import Owner as ToolOwner
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+STILL_RUNS = admin_pb.CALL_CERTAINTY_STILL_RUNS
 
 
 def push_between(ledger: Checkpoint, tools: Any) -> StopPush:
@@ -83,6 +88,51 @@ async def test_restored_ledger_takes_stops_back(
     assert [(one.tenant, one.stopped_by) for one in listed.stops] == [(grants.tenant, "user/ann")]
     with pytest.raises(Unavailable):
         await tools.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")
+
+
+async def open_call(ledger: Checkpoint, grants: Grants) -> tuple[Owner, ToolOwner]:
+    """A task whose owner has committed the intent of call 1.0, and what the owner shows to the tool service."""
+    owner = await ledger.claim((await ledger.create()).task_id)
+    await owner.commit(reserve=reserve(step=1))
+    intent = ledger_pb2.ToolIntent(call_id="1.0", tool="append_record_unsafe", arguments_json="{}")
+    await owner.commit(answer(), entry(1, tool_intent=intent))
+    return owner, grants.claim(owner.task.task_id)
+
+
+async def test_stop_lists_the_running_call_of_a_lost_worker(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants
+) -> None:
+    """The call runs on while its task waits for the next worker."""
+    ledger, tools = await checkpoint(), await tool_service()
+    owner, caller = await open_call(ledger, grants)
+    running = tools.begin(caller, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=5000)
+    await tools.started(caller)
+    assert await ledger.requeue(owner) == [owner.task.task_id]
+    wanted = admin_pb.BeginStopRequest(tenant=grants.tenant, reason="wrong bills", actor="user/ann")
+    async with Peers([ledger.address], ["127.0.0.1:1"], [tools.address]) as peers:
+        begun = await begin_stop(peers, wanted)
+    assert [(call.task_id, call.certainty) for call in begun.calls] == [(owner.task.task_id, STILL_RUNS)]
+    await running
+
+
+async def test_stop_lists_a_call_that_began_while_it_was_taken(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants
+) -> None:
+    """A worker takes the task over between the two services: the ledger has the stop, the tool service has not."""
+    ledger, asked, tools = await checkpoint(), await tool_service(), await tool_service()
+    wanted = admin_pb.BeginStopRequest(tool="append_*", reason="wrong bills", actor="user/ann")
+    async with Peers([ledger.address], ["127.0.0.1:1"], [asked.address]) as peers, asyncio.timeout(PATIENCE_SECONDS):
+        asked.freeze()
+        stopping = asyncio.create_task(begin_stop(peers, wanted))
+        while not (await ledger.stub.ListStops(admin_pb.ListStopsRequest(), timeout=TIMEOUT_SECONDS)).stops:
+            await asyncio.sleep(0.02)
+        owner, caller = await open_call(ledger, grants)
+        running = tools.begin(caller, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=5000)
+        await tools.started(caller)
+        asked.thaw()
+        begun = await stopping
+    assert [(call.task_id, call.certainty) for call in begun.calls] == [(owner.task.task_id, STILL_RUNS)]
+    await running
 
 
 async def test_stop_after_a_restore_is_taken_by_the_tools(

@@ -21,12 +21,14 @@ from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.calls.start_and_finish import StartMark, start_batcher
 from services.tools.calls.stops import StopKeeper, StopView
+from services.tools.rules.changes import RuleChanges
 from services.tools.statements import QUERIES, SCHEMA, SESSION_SETTINGS
 from services.tools.tool import Tool, ToolAnswer, ToolInDoubt, ToolWork, define
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
 from tenure.domain.stops import Stop
 from tenure.domain.tools import EffectClass, OutcomeStatus
+from tenure.runtime.failpoints import arm, disarm
 from tenure.runtime.process import Duties, NoLimit
 from tenure.runtime.store.batching import Batcher
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
@@ -34,8 +36,9 @@ from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_service_pb2 as pb
 from tests.support.executors import executor_over, last_outcome
-from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient
+from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, appear
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.tool_rules import ALLOW, rule
 
 CALLERS = 50
 CONNECTIONS = 10
@@ -195,6 +198,64 @@ async def test_settlement_makes_no_try_after_a_stop(replicas: Replicas, tmp_path
             await call
     assert (refusal.value.reason, tries) == ("STOPPED", 2)
     assert await replicas.count("STARTED") == 1
+
+
+async def test_settlement_stops_when_others_read_the_stop(replicas: Replicas, tmp_path: Path) -> None:
+    """The accept of another call tells the replica of the stop, and the duty that cancels calls has not looked yet."""
+    tries, trying, may_end = 0, asyncio.Event(), asyncio.Event()
+
+    async def pay(_context: Any, _arguments: Any) -> ToolAnswer:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            trying.set()
+            await may_end.wait()
+        raise ToolInDoubt("The bank gave no answer.")
+
+    async def look(_context: Any, _arguments: Any) -> ToolAnswer:
+        return ToolAnswer("seen")
+
+    settled, other = request(), request(tool="look", tenant="other")
+    async with executor_over(replicas.dsn, tmp_path) as executor, asyncio.timeout(PATIENCE_SECONDS):
+        job = ExecuteJob(settled, ToolWork(Tool(define("tool", EffectClass.KEYED, "pays", {}), pay), {}))
+        call = asyncio.create_task(last_outcome(executor, job))
+        await trying.wait()
+        await replicas.keeper.take(1, [ACME])
+        looks = Tool(define("look", EffectClass.PURE, "looks", {}), look)
+        assert (await last_outcome(executor, ExecuteJob(other, ToolWork(looks, {})))).content == "seen"
+        may_end.set()
+        with pytest.raises(Unavailable) as refusal:
+            await call
+    assert (refusal.value.reason, tries) == ("STOPPED", 2)
+
+
+async def test_accept_decides_by_its_own_read_of_the_stops(replicas: Replicas, tmp_path: Path) -> None:
+    """A read from before the stop reaches the replica while a transaction from after its answer decides."""
+    never, locked, go_on = request(), tmp_path / "locked", tmp_path / "go-on"
+
+    async def never_called(_context: Any, _arguments: Any) -> ToolAnswer:
+        raise AssertionError("a stopped call ran")
+
+    work = ToolWork(Tool(define("tool", EffectClass.KEYED, "pays", {}), never_called), {})
+    async with executor_over(replicas.dsn, tmp_path) as executor, asyncio.timeout(PATIENCE_SECONDS):
+        ruled = executor._ruled
+        made = admin_pb.SetToolRuleRequest(tool_rule=rule("all", ALLOW, tool="tool"), actor="user/ann")
+        await RuleChanges(ruled._pool, ruled.book, ruled._expressions).set("acme", made)
+        async with replicas.kept[0].statements() as postgres:
+            late_read = await (await postgres.execute(QUERIES.read_stops)).fetchall()
+        await replicas.keeper.take(1, [ACME])
+        arm(f"tools.bounds_locked=touch({locked})->wait({go_on})")
+        try:
+            call = asyncio.create_task(last_outcome(executor, ExecuteJob(never, work)))
+            await appear(locked)
+            executor._stops.take(late_read)
+            go_on.touch()
+            with pytest.raises(Unavailable) as refusal:
+                await call
+        finally:
+            disarm()
+    assert refusal.value.reason == "STOPPED"
+    assert await replicas.count("ACCEPTED") == 0
 
 
 class _Life:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,11 +20,14 @@ from uuid import uuid4
 
 from checker.collect import collect_tasks, read_effects
 from checker.history import (
+    BoundRecord,
     History,
     Method,
     Operation,
     OperationResult,
+    StopRecord,
 )
+from services.tools.rules.book import FRESH_SECONDS
 from tenure.client import Client
 from tenure.domain.in_doubt import CallInDoubt, Decision, Resolution
 from tenure.domain.states import Reason, TaskState
@@ -74,6 +78,8 @@ class Arena:
     folder: Path
     task_ids: list[str] = field(default_factory=list)
     arguments_json: str = ""
+    stops: list[StopRecord] = field(default_factory=list)
+    bounds: list[BoundRecord] = field(default_factory=list)
 
     async def task(self) -> str:
         """A queued task that the history will tell of."""
@@ -96,14 +102,50 @@ class Arena:
         await owner.commit(*_asked_for(arguments, tool, calls))
         return owner
 
+    async def stop(self, tools: Any = None) -> None:
+        """A stop of all calls, until the tool service has confirmed it. `resume` ends it."""
+        request = tool_service_pb2.SetStopsRequest(epoch=time.time_ns(), stops=[admin_service_pb2.Stop(epoch=1)])
+        request.stops[0].stop_time.GetCurrentTime()
+        await (tools or self.tools).SetStops(request, timeout=CALL_SECONDS)
+        self.stops.append(StopRecord(answered_at=time.time()))
+
+    async def resume(self) -> None:
+        """The end of all stops."""
+        self.stops = [replace(stop, ended_at=time.time()) for stop in self.stops]
+        await self.tools.SetStops(tool_service_pb2.SetStopsRequest(epoch=time.time_ns()), timeout=CALL_SECONDS)
+
+    @asynccontextmanager
+    async def bounded(self, count: int) -> AsyncIterator[None]:
+        """A rule that allows so many calls of TOOL while this lasts. All replicas know of it."""
+        name = f"few-{uuid4()}"
+        allowed = tool_pb2.ToolRule(
+            name=name,
+            tool=TOOL,
+            verdict=tool_pb2.RULE_VERDICT_ALLOW,
+            bounds=tool_pb2.RuleBounds(count=count),
+        )
+        await self.auditor.admin.SetToolRule(admin_service_pb2.SetToolRuleRequest(tool_rule=allowed))
+        await asyncio.sleep(2 * FRESH_SECONDS)
+        self.bounds.append(BoundRecord(name=name, tenant="default", tool=TOOL, since=time.time(), count=count))
+        try:
+            yield
+        finally:
+            self.bounds = [replace(bound, until=time.time()) for bound in self.bounds]
+            await self.auditor.admin.DeleteToolRule(admin_service_pb2.DeleteToolRuleRequest(name=name))
+
     async def execute(
-        self, owner: Owner, tools: Any = None, word: Resolution | None = None, tool: str = TOOL
+        self,
+        owner: Owner,
+        tools: Any = None,
+        word: Resolution | None = None,
+        tool: str = TOOL,
+        call_id: str = CALL,
     ) -> Outcome:
         """The call of owner_with_a_call, to its outcome. Raises what the tool service refuses. `word`: of a person who
         knows what came of it.
         """
         request = tool_service_pb2.ExecuteRequest(
-            token=owner.token, call_id=CALL, tool=tool, arguments_json=self.arguments_json
+            token=owner.token, call_id=call_id, tool=tool, arguments_json=self.arguments_json
         )
         if word is not None:
             request.resolution.CopyFrom(resolution_to_wire(word))
@@ -245,6 +287,8 @@ class Arena:
             await collect_tasks(self.auditor, self.task_ids),
             grants=without_overlap(self.remembered.grants),
             operations=tuple(self.remembered.operations),
+            stops=tuple(self.stops),
+            bounds=tuple(self.bounds),
             effects=tuple(effect for effect in read_effects(self.records) if effect.task_id in self.task_ids),
         )
 

@@ -12,8 +12,10 @@ from contextlib import suppress
 from tenure.domain.errors import TenureError
 from tenure.domain.states import TaskState
 from tenure.domain.tools import NOT_RUN
+from tenure.runtime.rpc.client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, tool_pb2
+from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.fault import resolution_scenarios
 from tests.fault.mutation_bench import OWN_TOOL, REPEATABLE_TOOL, TOOL, Arena
 from tests.support.fix_checkpoint import (
@@ -309,6 +311,54 @@ async def a_task_is_undone_twice(arena: Arena) -> None:
             await arena.undo(owner.task.task_id)
 
 
+async def a_bound_is_used_twice(arena: Arena) -> None:
+    """The model asks twice for a call of which one may run."""
+    async with arena.bounded(1):
+        owner = await arena.owner_with_a_call(calls=2)
+        for call_id in ("1.0", "1.1"):
+            await arena.execute(owner, call_id=call_id)
+
+
+async def two_replicas_read_a_bound(arena: Arena) -> None:
+    """One of them has read the counter and waits; the other one has its call meanwhile, or waits for the lock."""
+    async with arena.bounded(1):
+        first = await arena.owner_with_a_call()
+        other = await arena.start_tools("", alike=True)
+        async with open_channel(other.address) as channel:
+            calls = [asyncio.create_task(arena.execute(first))]
+            await appear(arena.folder / "accepted")
+            second = await arena.owner_with_a_call()
+            calls.append(asyncio.create_task(arena.execute(second, ToolServiceStub(channel))))
+            await asyncio.wait(calls, timeout=2.0, return_when=asyncio.FIRST_COMPLETED)
+            (arena.folder / "go-on").touch()
+            await asyncio.gather(*calls)
+
+
+async def a_stopped_tool_is_called(arena: Arena) -> None:
+    owner = await arena.owner_with_a_call()
+    await arena.stop()
+    with REFUSED:
+        await arena.execute(owner)
+    await arena.resume()
+
+
+async def a_stop_comes_while_a_call_is_accepted(arena: Arena) -> None:
+    """The accept has read the stops and waits. A stop of another replica waits for it, or answers at once."""
+    async with arena.bounded(5):
+        owner = await arena.owner_with_a_call()
+        other = await arena.start_tools("", alike=True)
+        async with open_channel(other.address) as channel:
+            call = asyncio.create_task(arena.execute(owner))
+            await appear(arena.folder / "accepted")
+            stopping = asyncio.create_task(arena.stop(ToolServiceStub(channel)))
+            await asyncio.wait([stopping], timeout=1.0)
+            (arena.folder / "go-on").touch()
+            await stopping
+            with REFUSED:
+                await call
+        await arena.resume()
+
+
 SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     **resolution_scenarios.SCENARIOS,
     "ledger_fence": a_fenced_owner_commits,
@@ -341,7 +391,18 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
     "effect_key": an_effect_is_planned_twice,
     "undone_key": an_effect_is_planned_again_after_a_failed_undo,
+    "bound_counted": a_bound_is_used_twice,
+    "bound_locked": two_replicas_read_a_bound,
+    "stop_covers": a_stopped_tool_is_called,
+    "stop_waits": a_stop_comes_while_a_call_is_accepted,
     "repeated_with_its_key": the_keyed_call_of_a_dead_runner_is_asked_for_again,
 }
 HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}
-FAILPOINTS = {"call_started": HELD, "call_off": HELD, **resolution_scenarios.FAILPOINTS}
+BOUNDS_READ = {"tools": "tools.bounds_locked=touch({folder}/accepted)->wait({folder}/go-on)"}
+FAILPOINTS = {
+    "call_started": HELD,
+    "call_off": HELD,
+    "bound_locked": BOUNDS_READ,
+    "stop_waits": BOUNDS_READ,
+    **resolution_scenarios.FAILPOINTS,
+}

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.server
 CLAIM_UNTOLD = {"ledger_claim_id"}
 """Refused for its claim and not its number: the audit of refusals has only numbers, so it is left out there."""
 
-ELSEWHERE = {"intent_before_effect", "session_end_is_conditional", "bound_counted", "bound_locked"}
+ELSEWHERE = {"intent_before_effect", "session_end_is_conditional"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -290,6 +290,8 @@ class Story:
             model_calls=tuple(self.model_calls),
             operations=tuple(self.operations),
             subscriptions=self.streams(),
+            stops=(),
+            bounds=(),
             settled=True,
             healthy=True,
             unix_minus_monotonic_seconds=OFFSET,

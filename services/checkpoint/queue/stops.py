@@ -108,7 +108,7 @@ async def _adopt(pool: Pool, applied: StopsInForce) -> StopsInForce:
 
 
 async def list_stopped_tasks(pool: Pool, stop: Stop) -> pb.ListStoppedTasksResponse:
-    """Returns the held tasks that the stop selects."""
+    """Returns the tasks that the stop selects and whose calls may be in flight, also without a worker."""
     selected = {"tenant": stop.tenant, "agent": stop.agent, "queue": stop.queue, "most": MAX_TASKS + 1}
     async with ledger_connection(pool) as connection:
         rows = await fetch_all(connection, QUEUE.stopped_tasks, selected)

@@ -338,7 +338,18 @@ select reader from stop_readers r cross join stop_epoch e
  where r.epoch < e.epoch and r.seen_at >= clock_timestamp() - interval '20 seconds' order by reader limit 100;
 
 -- name: stopped_tasks
--- The held tasks that a stop covers.
-select t.task_id::text, t.tenant, t.model_open from tasks t
- where t.holds and %(tenant)b in ('', t.tenant) and %(agent)b in ('', t.agent) and %(queue)b in ('', t.queue)
+-- The tasks that a stop covers and whose calls may be in flight: those with a worker, and those between two workers, whose
+-- calls go on. Each branch has the condition of an index (tasks_running, tasks_queue, tasks_due_retries, tasks_endings).
+with busy as (
+  select t.* from tasks t where t.holds
+  union all
+  select t.* from tasks t where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null and not (t.claim_count = 0)
+  union all
+  select t.* from tasks t where t.state = 'RETRY_SCHEDULED' and t.ending_state = ''
+  union all
+  select t.* from tasks t where t.ended_at is null and t.ending_state <> '' and not t.holds
+)
+select t.task_id::text, t.tenant, t.model_open from busy t
+ where (t.holds or t.open_calls <> '{}' or t.model_open)
+   and %(tenant)b in ('', t.tenant) and %(agent)b in ('', t.agent) and %(queue)b in ('', t.queue)
  order by t.task_id limit %(most)b;

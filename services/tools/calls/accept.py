@@ -27,11 +27,11 @@ from services.tools.calls.accept_rules import (
 from services.tools.calls.call_log import RefusedCall, insert_refusals
 from services.tools.calls.effect_keys import free_undone_effects, note_effect_calls, once_each, undone_by
 from services.tools.calls.records import CallKey, CallRequest, CallRow, doubt_note, pack_outcome
-from services.tools.calls.stops import StopView
+from services.tools.calls.stops import StopView, covering
 from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
-from tenure.domain.stops import Stop, stopped
+from tenure.domain.stops import StopsInForce, stopped
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.runtime.store.postgres import Connection
 
@@ -141,6 +141,7 @@ class AcceptBatch:
 
     fences: dict[UUID, ToolFenceRow]
     rows: dict[CallKey, CallRow]
+    stops: StopsInForce
     raised: dict[UUID, ToolFenceRow] = field(default_factory=dict)
     inserts: list[_Change] = field(default_factory=list)
     changes: list[_Change] = field(default_factory=list)
@@ -153,12 +154,11 @@ class AcceptBatch:
         return is_admitted and request.key not in self.rows
 
     def decide(
-        self, request: CallRequest, here: RunnerIdentity, stop: Stop | None, by_rules: Verdict | None = None
+        self, request: CallRequest, here: RunnerIdentity, by_rules: Verdict | None = None
     ) -> Verdict | TenureError:
         """Decides one call; `note` comes after it. Earlier calls of the batch may have raised its fence.
 
-        `stop`: one that covers the call. `by_rules`: the verdict of the tenant's rules on a call without a record,
-        unless they allow it.
+        `by_rules`: the verdict of the tenant's rules on a call without a record, unless they allow it.
         """
         task_id = request.key.task_id
         fence = admit(self.fences[task_id], request.fence)
@@ -169,7 +169,7 @@ class AcceptBatch:
             self.fences[task_id] = self.raised[task_id] = fence
         row = self.rows.get(request.key)
         verdict = decide(row, request, here)
-        if isinstance(verdict, RunCall) and stop is not None:
+        if isinstance(verdict, RunCall) and (stop := covering(self.stops, request)) is not None:
             return stopped(stop)
         return by_rules if isinstance(verdict, RunCall) and row is None and by_rules is not None else verdict
 
@@ -219,19 +219,22 @@ class AcceptBatch:
 
 
 async def begin_accepting(postgres: Connection, batch: Sequence[CallRequest], stops: StopView) -> AcceptBatch:
-    """Reads the stops, then locks and reads the rows of a batch: the fences first, then the calls."""
+    """Reads the stops, then locks and reads the rows of a batch: the fences first, then the calls.
+
+    The batch decides by its own read. A stop waits for a transaction that has read an earlier epoch.
+    """
     stop_query = await postgres.execute(QUERIES.read_stops)
     tenants = {request.key.task_id: request.claims.tenant for request in batch}
     fence_query = await send_fence_query(postgres, tenants)
     call_query = await send_call_query(postgres, [request.key for request in batch])
-    stops.take(await stop_query.fetchall())
+    in_force = stops.take(await stop_query.fetchall())
     fences, rows = await locked_fences(fence_query), await locked_calls(call_query)
     if missing := {task_id: tenant for task_id, tenant in tenants.items() if task_id not in fences}:
         fences |= await make_fences(postgres, missing)
         # The first read of these calls had no fence lock: another replica may have inserted fence and call since.
         unlocked = [request.key for request in batch if request.key.task_id in missing]
         rows |= await locked_calls(await send_call_query(postgres, unlocked))
-    return AcceptBatch(fences, rows)
+    return AcceptBatch(fences, rows, in_force)
 
 
 async def conclude(

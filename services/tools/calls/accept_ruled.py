@@ -90,8 +90,7 @@ class RuledAccepts:
                 if verdicts and monotonic() > ends_at:
                     break
                 by_rules = await bounds.verdict(request) if accepting.is_new(request) else None
-                stop = self._stops.of(request)
-                verdicts.append(accepting.decide(request, identity(request.key), stop, by_rules))
+                verdicts.append(accepting.decide(request, identity(request.key), by_rules))
                 if by_rules is not None and verdicts[-1] is by_rules:
                     refused.add(request.key)
             some = batch[: len(verdicts)]

@@ -295,8 +295,7 @@ class Executor:
             accepting = await begin_accepting(postgres, [job.request for job in batch], self._stops)
             requests = [job.request for job in batch]
             verdicts = [
-                accepting.decide(request, self._runner.runs.identity(runner_id, request.key), self._stops.of(request))
-                for request in requests
+                accepting.decide(request, self._runner.runs.identity(runner_id, request.key)) for request in requests
             ]
             await conclude(postgres, accepting, requests, verdicts, runner_id)
         log_refusals(accepting.refusals)

@@ -36,7 +36,7 @@ from tenure.domain.settlement import (
     read_check,
     unreadable,
 )
-from tenure.domain.stops import stopped
+from tenure.domain.stops import StopsInForce, stopped
 from tenure.domain.tools import CheckWith, EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
@@ -235,8 +235,12 @@ class Settler:
         except TryLater:  # the life of this runner is over
             raise RunnerStopped from None
         standing = await self._interruptible(run, self._stand(run))
-        if standing.stop_epoch != self._stops.in_force.epoch:
-            await self._interruptible(run, self._read_stops(run))
+        in_force = self._stops.in_force
+        if standing.stop_epoch != in_force.epoch:
+            in_force = await self._interruptible(run, self._read_stops())
+        # Whoever read the stops for this replica may not have cancelled the run yet.
+        self._stops.stop_covered(run, in_force)
+        self._check_stop(run)
         progress.began_at = _now() - standing.elapsed_seconds
         if standing.epoch > run.request.claims.epoch:
             await self._release(run)
@@ -264,15 +268,14 @@ class Settler:
 
         return await until_written(write)
 
-    async def _read_stops(self, run: RunningCall) -> None:
-        """Stops the run if the newest stops cover it: no try begins after the answer of a stop at another replica."""
+    async def _read_stops(self) -> StopsInForce:
+        """Reads the newest stops: no try begins after the answer of a stop at another replica."""
 
-        async def read() -> None:
+        async def read() -> StopsInForce:
             async with connection(self._pool) as postgres:
-                await self._stops.refresh(postgres)
+                return await self._stops.refresh(postgres)
 
-        await until_written(read)
-        self._stops.stop_covered(run)
+        return await until_written(read)
 
     async def _release(self, run: RunningCall) -> None:
         """Lets another attempt go on at once, for as long as it takes: a mark that stays would make others wait.

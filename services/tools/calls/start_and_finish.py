@@ -71,7 +71,7 @@ def start_batcher(kept: DedicatedConnection, liveness: Liveness, stops: StopView
                 cursor = await postgres.execute(QUERIES.start_calls, parameters)
                 started = {row[0] for row in await cursor.fetchall()}
                 # When the stops have changed, the statement starts nothing, or a call is covered no more: decide again.
-                if len(started) == len(batch) or not await stops.refresh(postgres):
+                if len(started) == len(batch) or (await stops.refresh(postgres)).epoch == parameters["stop_epoch"]:
                     return [covered.get(ordinal, ordinal in started) for ordinal in range(len(batch))]
 
     return Batcher("starts", write, key=lambda start: start.key, size=lambda _: _SIZE_BYTES)

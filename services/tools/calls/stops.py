@@ -41,29 +41,36 @@ class StopView:
 
     def of(self, request: CallRequest) -> Stop | None:
         """Returns a stop that covers the call."""
-        claims = request.claims
-        return self.in_force.of_call(Subject(claims.tenant, claims.agent, claims.queue), request.tool)
+        return covering(self.in_force, request)
 
-    def stop_covered(self, run: RunningCall) -> bool:
-        """Stops a run that a stop covers and that may run again. An UNSAFE call that has begun may finish."""
-        stop = self.of(run.request)
+    def stop_covered(self, run: RunningCall, in_force: StopsInForce | None = None) -> bool:
+        """Stops a run that a stop covers and that may run again. An UNSAFE call that has begun may finish.
+
+        `in_force`: the stops, if the caller has read them itself.
+        """
+        stop = covering(self.in_force if in_force is None else in_force, run.request)
         if stop is None or run.stop is not None or run.effect is None or not run.request.effect_class.may_run_again:
             return False
         run.stopped_by = stop
         run.request_stop(StopReason.STOPPED)
         return True
 
-    async def refresh(self, postgres: Connection) -> bool:
-        """Reads the stops. Returns whether they had changed."""
+    async def refresh(self, postgres: Connection) -> StopsInForce:
+        """Reads the stops, and returns them: another read, of an earlier moment, may replace `in_force` at any time."""
         return self.take(await (await postgres.execute(QUERIES.read_stops)).fetchall())
 
-    def take(self, rows: Sequence[tuple[Any, ...]]) -> bool:
-        """Takes the rows of `read_stops`. Returns whether the stops had changed."""
+    def take(self, rows: Sequence[tuple[Any, ...]]) -> StopsInForce:
+        """Takes the rows of `read_stops`, and returns them as stops."""
         epoch: int = rows[0][0]
-        if epoch == self.in_force.epoch:
-            return False
-        self.in_force = StopsInForce(epoch, tuple(Stop(*row[1:]) for row in rows if row[1] is not None))
-        return True
+        if epoch != self.in_force.epoch:
+            self.in_force = StopsInForce(epoch, tuple(Stop(*row[1:]) for row in rows if row[1] is not None))
+        return self.in_force
+
+
+def covering(in_force: StopsInForce, request: CallRequest) -> Stop | None:
+    """Returns a stop that covers the call."""
+    claims = request.claims
+    return in_force.of_call(Subject(claims.tenant, claims.agent, claims.queue), request.tool)
 
 
 class StopKeeper:

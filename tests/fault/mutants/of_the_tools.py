@@ -155,20 +155,46 @@ MUTATIONS = (
         "bound_counted",
         "tools",
         "the transaction that records a call also counts it against the bounds of its rules",
-        (),
+        ("I46",),
         (Edit(ACCEPT_RULED, "            await bounds.write(postgres)\n", ""),),
     ),
     Mutation(
         "bound_locked",
         "tools",
         "a counter is read under its lock, which lasts until the call is recorded",
-        (),
+        ("I46",),
         (
             Edit(
                 ACCEPT_RULED,
                 "            bounds = await lock_bounds(postgres, judgements, ",
                 "            async with self._pool.connection() as other:\n"
                 "                bounds = await lock_bounds(other, judgements, ",
+            ),
+        ),
+    ),
+    Mutation(
+        "stop_covers",
+        "tools",
+        "a call that a stop covers is neither accepted nor started",
+        ("I43",),
+        (
+            Edit(
+                "tenure.domain.stops",
+                "        return self._selects(subject) and covers_tool",
+                "        return False and covers_tool",
+            ),
+        ),
+    ),
+    Mutation(
+        "stop_waits",
+        "tools",
+        "the answer to a stop waits for transactions that have read the stops before",
+        ("I43",),
+        (
+            Edit(
+                "services.tools.calls.stops",
+                "        if not await earlier_have_ended(self._pool, BARRIER_SECONDS):\n",
+                "        if False:\n",
             ),
         ),
     ),

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from checker.history import (
+    BoundRecord,
     Delivered,
     Method,
     Operation,
     OperationResult,
+    StopRecord,
     Subscription,
 )
 from tenure.domain.errors import Refused, TenureError, TryLater
@@ -58,11 +60,13 @@ class Stream:
 
 @dataclass(slots=True)
 class ClientLog:
-    """`surprises`: answers that the contract does not know, in words."""
+    """`surprises`: answers that the contract does not know, in words. `stops`, `bounds`: as they were confirmed."""
 
     operations: list[Operation] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
     surprises: list[str] = field(default_factory=list)
+    stops: list[StopRecord] = field(default_factory=list)
+    bounds: list[BoundRecord] = field(default_factory=list)
 
     @contextmanager
     def call(self, client: str, method: Method, **known: object) -> Iterator[Call]:

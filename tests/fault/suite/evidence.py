@@ -51,6 +51,8 @@ async def collect(install: Installation, traffic: Traffic, marks: Marks, *, sett
         model_calls=tuple(one for one in model_calls(marks.since(model_log)) if one.task_id in known),
         operations=tuple(traffic.log.operations),
         subscriptions=traffic.log.subscriptions(),
+        stops=tuple(traffic.log.stops),
+        bounds=tuple(traffic.log.bounds),
         settled=settled,
         unix_minus_monotonic_seconds=time.time() - time.monotonic(),
     )

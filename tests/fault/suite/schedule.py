@@ -7,12 +7,14 @@ LIVENESS: fewer faults, which are over at `heal_at`; then every acknowledged tas
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from checker.history import BoundRecord
 from tenure.runtime.failpoints import FAILPOINTS
+from tenure.runtime.request_context import DEFAULT_TENANT
 from tests.fault.suite.scenarios import FAMILY, WEIGHTS
 
 TRAFFIC_SECONDS: Final = 12.0
@@ -94,11 +96,24 @@ class PlannedFault:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStop:
+    """A stop of an operator. `seconds`: from its answer to its end. `selectors`: it covers everything without one."""
+
+    at: float
+    seconds: float
+    selectors: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
+    """`bounds`: of rules of the tenant GUEST, from before the first task to after the last one."""
+
     seed: int
     mode: Mode
     tasks: tuple[PlannedTask, ...]
     faults: tuple[PlannedFault, ...]
+    stop: PlannedStop | None = None
+    bounds: tuple[BoundRecord, ...] = ()
 
     @property
     def heal_at(self) -> float:
@@ -126,6 +141,38 @@ def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
         chosen,
         tuple(sorted(tasks, key=lambda task: task.at)),
         tuple(sorted(faults, key=lambda fault: fault.at)),
+        _stop(random.Random(f"stop {seed}")),
+        _bounds(random.Random(f"bounds {seed}"), seed),
+    )
+
+
+STOPPED: Final[Sequence[Mapping[str, str]]] = (
+    {},
+    {"tenant": DEFAULT_TENANT},
+    {"tenant": GUEST},
+    {"queue": "default"},
+    {"tool": "append_*"},
+    {"tool": "append_record", "tenant": DEFAULT_TENANT},
+)
+
+
+def _stop(rng: random.Random) -> PlannedStop | None:
+    """Half of the seeds have one. It has an `rng` of its own, as the bounds have: tasks and faults stay as they are."""
+    if rng.random() < 0.5:
+        return None
+    return PlannedStop(rng.uniform(1.0, TRAFFIC_SECONDS * 0.6), rng.uniform(0.5, 2.0), rng.choice(STOPPED))
+
+
+def _bounds(rng: random.Random, seed: int) -> tuple[BoundRecord, ...]:
+    """Of calls of one task, and of all guests together."""
+    if rng.random() < 0.5:
+        return ()
+    calls, most = rng.randint(2, 5), rng.randint(3, 12)
+    return (
+        BoundRecord(name=f"few-{seed}", tenant=GUEST, tool="append_record", since=0.0, count=calls, per="task"),
+        BoundRecord(
+            name=f"short-{seed}", tenant=GUEST, tool="append_*", since=0.0, sum_of="args.delay_ms", limit=f"{most}00"
+        ),
     )
 
 

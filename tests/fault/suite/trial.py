@@ -13,6 +13,7 @@ from checker.verify import Violation, examine
 from tenure.client import Client
 from tenure.domain.errors import TryLater
 from tenure.domain.states import TERMINAL, WAITING, TaskState
+from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import task_pb2
 from tenure.wire.common import STATES
 from tests.fault.suite import faults
@@ -21,6 +22,7 @@ from tests.fault.suite.installation import Installation
 from tests.fault.suite.operators import Operators, careful_words_repeat_nothing
 from tests.fault.suite.scenarios import FAMILY
 from tests.fault.suite.schedule import Manner, Mode, Schedule
+from tests.fault.suite.stops import delete_bounds, resume, set_bounds, stop_and_resume
 from tests.fault.suite.traffic import Submitted, Traffic, cancel, tenant_of
 from tests.fault.suite.verdict import violations_of
 from tests.support.patience import slowness_now
@@ -62,11 +64,17 @@ class Trial:
         traffic = Traffic(self.install.users, self.install.guests, self.schedule)
         self.install.traffic = traffic
         people = Operators(traffic, self.install.stack.layout.records)
+        await set_bounds(traffic)
         async with asyncio.timeout(PATIENCE_SECONDS * 2), asyncio.TaskGroup() as running:
             clients = running.create_task(traffic.carry_out())
             settling = running.create_task(people.run())
+            stop = self.schedule.stop
+            stopping = running.create_task(stop_and_resume(traffic, stop)) if stop is not None else None
             await faults.carry_out(self.install, self.schedule, self.injected)
             await faults.mend(self.install)
+            if stop is not None and stopping is not None:
+                await stopping
+                await resume(traffic, stop)  # a request whose answer was lost may have begun it again
             slowness = slowness_now()
             rested = await self._rest(traffic, REST_SECONDS * slowness)
             settling.cancel()
@@ -77,6 +85,7 @@ class Trial:
                 self.late.append(Violation("I30", "", "a client was not done long after everything worked again"))
                 clients.cancel()
         await self._claims_go(traffic, REST_SECONDS * slowness)
+        await delete_bounds(traffic)
         settled = not self.late
         history = await collect(self.install, traffic, marks, settled=settled)
         died = self.install.keeper.deaths[deaths:]
@@ -176,4 +185,8 @@ def figures_of(traffic: Traffic, history: History) -> Counter[str]:
     counts["words on calls in doubt"] = sum(one.answer is OperationResult.OK for one in words)
     counts["words refused"] = sum(one.answer is OperationResult.FAILED for one in words)
     counts["streams"] = len(history.subscriptions or ())
+    counts["stops"], counts["bounds"] = len(history.stops or ()), len(history.bounds or ())
+    counts["calls that rules denied"] = sum(
+        call.outcome is not None and call.outcome.status is OutcomeStatus.NOT_ALLOWED for call in history.calls or ()
+    )
     return counts
