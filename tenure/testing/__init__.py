@@ -19,6 +19,7 @@ task.py            TaskHandle: a task, its model calls and what it did
 worker.py          WorkerHandle: kill, freeze, drain, at a point
 forks.py           starts workers as forks of a process that has imported their program
 worker_program.py  what runs in it: the user's program up to its worker
+answer_schemas.py  builds the schemas of model answers before the fork
 points.py          the named points of a worker's loop
 gate.py            stops workers at points, and holds tasks until the test looks
 script.py          the scripted model

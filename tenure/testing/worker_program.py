@@ -22,6 +22,7 @@ from tenure.runtime.fast_start import imports_kept
 from tenure.runtime.fork_server import forked
 from tenure.runtime.forks import READY
 from tenure.server_packages import server_packages
+from tenure.testing.answer_schemas import build_answer_schemas
 from tenure.testing.forks import MODULES
 
 _SERVICE: Final = "services.worker.main"
@@ -104,6 +105,7 @@ def _serve(sock: socket.socket, files: ReadFiles) -> None:
     for module in filter(None, os.environ.get(MODULES, "").split(",")):
         with suppress(Exception):
             import_module(module)
+    build_answer_schemas()
     _fork(sock, files)
     sys.argv[:] = ["tenure serve worker"]
     sys.exit(service.main())
@@ -115,6 +117,7 @@ def _run(program: str, sock: socket.socket, files: ReadFiles) -> None:
 
     def run_forked(worker: Worker) -> None:
         _imported_service()
+        build_answer_schemas()
         _fork(sock, files)
         run(worker)
 

@@ -17,7 +17,7 @@ from typing import Final
 from tenure import Client, Event, SyncClient, UsedBeforeFork
 from tenure.v1.task_service_pb2 import ListTasksRequest
 
-FORKS: Final = 4 * int(os.environ.get("TENURE_EXAMPLES", "1"))
+FORKS: Final = 2 * int(os.environ.get("TENURE_EXAMPLES", "1"))
 CLIENT: Final = SyncClient()
 
 
@@ -80,7 +80,7 @@ def forked(is_right: Callable[[], object]) -> int:
 
 
 def call_until(has_ended: threading.Event) -> None:
-    """Calls without a pause, so that calls run during each fork."""
+    """Calls without a pause, so that calls run during each fork; no longer, for that takes all cores."""
     while not has_ended.is_set():
         tasks()
 
@@ -98,11 +98,11 @@ def main() -> None:
         caller.start()
     statuses = [forked(lambda: all_refused(stream)) for _ in range(FORKS)]
     statuses += [asyncio.run(child_of_a_client()) for _ in range(FORKS)]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        spawned = pool.map(tasks, [0])
     has_ended.set()
     for caller in callers:
         caller.join()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        spawned = pool.map(tasks, [0])
     seen += [event.sequence for event in stream if event.sequence is not None]
     result = {"before": before, "statuses": statuses, "spawned": spawned, "seen": seen}
     sys.stdout.write(json.dumps({**result, "entries": len(list(task.entries()))}))

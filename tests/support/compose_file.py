@@ -14,7 +14,11 @@ SERVICES: Final = ("gateway", "coordinator", "checkpoint", "tools", "models", "w
 _VARIABLE: Final = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 
-class NothingReplaced(yaml.SafeLoader):
+FAST_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The parser in C takes a tenth of the time."""
+
+
+class NothingReplaced(FAST_LOADER):  # type: ignore[misc]
     """Refuses a key beside a merged mapping that has the key already: the merged value would be lost silently."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:

@@ -1,9 +1,9 @@
 """The server process of `tests.support.forked`: imports the services once, then forks a child for each program.
 
-python -P -m tests.support.fork_server LISTENING_SOCKET_FD
+python -P -m tests.support.fork_server LISTENING_SOCKET_FD [agents]
 
 All processes of a run share it. Each that connects gets a server of its own, which is a fork, too, and ends with the
-connection.
+connection. `agents`: several will connect, so their libraries are imported once, before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ import sys
 from importlib import import_module
 from typing import Any, Final
 
+import click
+
+from devstack.simulator.scenario import shipped_scenarios
 from tenure.runtime.fork_server import die_with_parent, forked, run_program
 from tenure.serve_forks import import_programs
+from tenure.testing.answer_schemas import build_answer_schemas
 from tenure.testing.forks import MODULES
 
 LIBRARIES_OF_AGENTS: Final = (
@@ -33,7 +37,10 @@ LIBRARIES_OF_AGENTS: Final = (
 def main() -> None:
     """Serves until it is killed; in a child, runs `python -m MODULE` as its request says."""
     ending = import_programs()
-    import_module("tenure.cli.main")
+    import_commands(import_module("tenure.cli.main").cli)
+    shipped_scenarios()
+    if "agents" in sys.argv[2:]:
+        import_agents()
     run_program(forked(accepted(socket.socket(fileno=int(sys.argv[1]))), import_libraries), ending)
 
 
@@ -51,13 +58,26 @@ def accepted(listener: socket.socket) -> socket.socket:
         connection.close()
 
 
+def import_commands(group: click.Group) -> None:
+    """Imports the modules of all commands, each of which a command of a user imports when it runs."""
+    for command in list(group.commands.values()):
+        if isinstance(command, click.Group):
+            import_commands(command)
+
+
 def import_libraries(request: Any) -> bool:
     """Imports the libraries of agents before the first worker that runs control functions is forked. Returns True."""
     if request["environment"].get(MODULES):
-        for name in LIBRARIES_OF_AGENTS:
-            import_module(name)
+        import_agents()
         gc.freeze()
     return True
+
+
+def import_agents() -> None:
+    """Imports the libraries of agents, and builds what they put off until the first answer of a model."""
+    for name in LIBRARIES_OF_AGENTS:
+        import_module(name)
+    build_answer_schemas()
 
 
 if __name__ == "__main__":

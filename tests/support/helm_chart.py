@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.support.compose_file import DEPLOY
+from tests.support.compose_file import DEPLOY, FAST_LOADER
 
 CHART: Final = DEPLOY / "helm" / "tenure"
 VALUES: Final = DEPLOY / "helm" / "values"
@@ -29,7 +29,7 @@ def helm() -> Any:
 
 def example(name: str) -> Document:
     """The values of an example."""
-    loaded: Document = yaml.safe_load((VALUES / f"{name}.yaml").read_text(encoding="utf-8"))
+    loaded: Document = yaml.load((VALUES / f"{name}.yaml").read_text(encoding="utf-8"), FAST_LOADER)
     return loaded
 
 
@@ -46,7 +46,7 @@ def render(values: Mapping[str, Any]) -> list[Document]:
         chart.validate_schema(dict(values))
         files = chart.render(dict(values), name=RELEASE, namespace=NAMESPACE)
     texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
-    return [document for text in texts for document in yaml.safe_load_all(text) if document]
+    return [document for text in texts for document in yaml.load_all(text, FAST_LOADER) if document]
 
 
 @cache

@@ -94,7 +94,7 @@ class SharedStores:
             listener.bind(address)
             listener.listen()
             process = watchdog.launch(
-                [sys.executable, "-m", "tests.support.fork_server", str(listener.fileno())],
+                [sys.executable, "-m", "tests.support.fork_server", str(listener.fileno()), *self._shared],
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
@@ -103,6 +103,11 @@ class SharedStores:
         self._opened.callback(process.wait)
         self._opened.callback(process.kill)
         return address
+
+    @property
+    def _shared(self) -> list[str]:
+        """What the server of forks imports because several processes of the run will connect to it."""
+        return ["agents"] if self._listener is not None else []
 
     def _serve(self, listener: Listener) -> None:
         while True:

@@ -27,6 +27,17 @@ from tests.support.journal_work import JournalWork
 from tests.support.pydantic_script import Script, call, text_response
 
 
+def test_agents_of_one_model_import_its_library_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    inferred: list[str] = []
+    monkeypatch.setattr("tenure.agents.pydantic_ai.agent.infer_model", inferred.append)
+    model = "anthropic:of-two-agents"
+    for name in ("first", "second"):
+        prepare = Agent(name, model=model).durable_function.prepare
+        assert prepare is not None
+        prepare()
+    assert inferred == [model]
+
+
 async def test_a_later_execution_calls_no_model_and_no_tool() -> None:
     script = Script(call("refund", order="7", cents=5), call("look_up", order="7"), text_response("Refunded."))
     agent = Agent("support", model=FunctionModel(script))

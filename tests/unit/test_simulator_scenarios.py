@@ -80,6 +80,7 @@ def load(tmp_path: Path) -> Any:
         ("- {text: a, stop_reason: tool_use}", "turn 0", "needs calls"),
         ("- {text: a, repeat: 100000}\n- {text: b, repeat: 2}", "mine.yaml", "at most 100000"),
         ("- text: [", "mine.yaml", "while parsing"),
+        ("- text: a: b", "mine.yaml", "- text: a: b"),  # the line itself
     ],
 )
 def test_invalid_file_is_refused_with_its_turn(load: Any, text: str, place: str, words: str) -> None:
@@ -139,6 +140,11 @@ def test_a_first_token_is_part_of_the_latency(tmp_path: Path) -> None:
         load_scenario(path)
     path.write_text("- {text: late, latency_ms: 2000, first_token_ms: 2000}")
     assert load_scenario(path).turn(0).first_token_ms == 2000
+
+
+def test_a_process_reads_the_shipped_scenarios_once() -> None:
+    first, second = ScenarioLibrary(), ScenarioLibrary()
+    assert first.find("sim-hello") is second.find("sim-hello")
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, Final, TypeVar, overload
 
 import pydantic_ai
@@ -102,9 +102,15 @@ def _import_model(agent: pydantic_ai.Agent[Any, Any]) -> None:
     """Imports the library of the agent's model. It takes seconds, and in a run all tasks of the worker wait for it."""
     if isinstance(agent.model, str):
         try:
-            infer_model(agent.model)
+            _infer_once(agent.model)
         except Exception as error:  # noqa: BLE001  its tasks report it, unless their runs name another model
             _log.info("the model of an agent is not usable", extra={"agent": agent.name, "error": str(error)})
+
+
+@cache
+def _infer_once(model: str) -> None:
+    """Agents of one model need its library once: a model reads all root certificates for a client of its own."""
+    infer_model(model)
 
 
 def _install() -> None:
