@@ -1,4 +1,4 @@
-"""Workers of agents are forked with the schemas of model answers built, so that none builds them at its first answer."""
+"""Workers of agents are forked with built schemas of model answers, so that none builds them at its first answer."""
 
 from __future__ import annotations
 
