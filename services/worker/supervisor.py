@@ -95,9 +95,9 @@ def loop_of(dependencies: Dependencies, held_task: HeldTask) -> Loop:
     """Returns the loop that drives the task. The claim names it."""
     if offered_function(held_task.loop):
         return ControlLoop(dependencies, held_task)
-    replay = ReplayControlLoop if dependencies.functions else ReplayLoop  # a worker with a record has one kind of task
-    others: dict[str, type[Loop]] = {REPLAY_LOOP: replay, UNDO_LOOP: UndoLoop}
-    return others.get(held_task.loop, TaskLoop)(dependencies, held_task)
+    if held_task.loop == REPLAY_LOOP:  # a worker with a record has one kind of task
+        return (ReplayControlLoop if dependencies.functions else ReplayLoop)(dependencies, held_task)
+    return (UndoLoop if held_task.loop == UNDO_LOOP else TaskLoop)(dependencies, held_task)
 
 
 def _ignore(_key_id: str) -> None:
