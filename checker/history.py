@@ -355,7 +355,7 @@ class StopRecord:
 class BoundRecord:
     """A rule with bounds that denies what is beyond them, without an expression and a window, for all of its tool.
 
-    All replicas keep to it from `since` on, until somebody begins to delete it at `until`: Unix seconds.
+    All replicas keep to it from `since` on, until an operator begins to delete it at `until`: Unix seconds.
     """
 
     name: str

@@ -39,7 +39,7 @@ def reserved_at() -> float:
     return at
 
 
-def test_whatever_begins_during_a_stop_is_reported() -> None:
+def test_beginnings_during_a_stop_are_reported() -> None:
     messages = violations("I43", stops=(EVERYTHING,))
     assert [re.sub(r" \d+\.\d+ s after.*", "", message) for message in messages] == [
         "entry 4 (model_attempt) reserves a model call,",
@@ -59,7 +59,7 @@ def test_whatever_begins_during_a_stop_is_reported() -> None:
     ],
     ids=["another tenant", "another queue", "another tool", "ended before", "answered later"],
 )
-def test_what_a_stop_does_not_cover_may_begin(stop: Any) -> None:
+def test_stop_covers_only_its_selectors(stop: Any) -> None:
     assert violations("I43", stops=(replace(EVERYTHING, **stop),)) == []
 
 
@@ -69,7 +69,7 @@ def test_stop_of_a_tool_covers_its_calls_only() -> None:
     assert not [message for message in messages if "reserves" in message]
 
 
-def test_what_begins_in_the_millisecond_of_the_answer_may() -> None:
+def test_millisecond_of_the_answer_is_allowed() -> None:
     assert len(violations("I43", stops=(replace(EVERYTHING, answered_at=reserved_at() - 0.0005),))) == 6
     assert len(violations("I43", stops=(replace(EVERYTHING, answered_at=reserved_at() - 0.1),))) == 7
 

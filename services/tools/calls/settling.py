@@ -238,7 +238,7 @@ class Settler:
         in_force = self._stops.in_force
         if standing.stop_epoch != in_force.epoch:
             in_force = await self._interruptible(run, self._read_stops())
-        # Whoever read the stops for this replica may not have cancelled the run yet.
+        # The part of this replica that read the stops may not have cancelled the run yet.
         self._stops.stop_covered(run, in_force)
         self._check_stop(run)
         progress.began_at = _now() - standing.elapsed_seconds

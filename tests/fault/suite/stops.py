@@ -1,6 +1,6 @@
 """An operator who stops something in the middle of a seed, and a tenant whose rules bound its calls.
 
-What they were told goes to the client log: the checker compares it with what began.
+The client log has the answers: the checker compares them with the calls that began.
 """
 
 from __future__ import annotations
