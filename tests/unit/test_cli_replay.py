@@ -51,7 +51,7 @@ def replaying(gateway: Gateway, tmp_path: Path) -> asyncio.Task[Any]:
 @pytest.mark.parametrize("has_ended", [False, True])
 async def test_ctrl_c_cancels_the_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_ended: bool) -> None:
     @asynccontextmanager
-    async def worker(_environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[str]]:
+    async def worker(_environment: Mapping[str, str], _program: Path | None) -> AsyncIterator[asyncio.Task[str]]:
         running = asyncio.create_task(asyncio.sleep(3600, "log"))
         yield running
         running.cancel()
@@ -70,7 +70,7 @@ async def test_a_worker_that_ends_too_early_is_reported(monkeypatch: pytest.Monk
     """With the end of its log, also if the task ended at the same moment."""
 
     @asynccontextmanager
-    async def worker(_environment: Mapping[str, str]) -> AsyncIterator[asyncio.Task[str]]:
+    async def worker(_environment: Mapping[str, str], _program: Path | None) -> AsyncIterator[asyncio.Task[str]]:
         yield asyncio.create_task(asyncio.sleep(0, "no key of the model"))
 
     monkeypatch.setattr(replay, "replay_worker", worker)
