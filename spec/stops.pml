@@ -216,7 +216,7 @@ inline answers(c) {
      :: else fi
 }
 
-/* BeginStop; code: services/gateway/stops.py begin_stop _take_to_services; services/checkpoint/queue/stops.py begin_stop; tenure/runtime/store/barrier.py earlier_have_ended */
+/* BeginStop; code: services/gateway/stops.py begin_stop take_to_services; services/checkpoint/queue/stops.py begin_stop; tenure/runtime/store/barrier.py earlier_have_ended */
 proctype Gateway(byte g) {
   byte left, e, tasks; bit o, raised;
   d_step { lep++; lon = 1; valid[g] = 1; printf("ledger: gateway %d begins the stop, epoch %d\n", g, lep) };
