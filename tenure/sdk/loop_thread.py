@@ -45,12 +45,15 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread, in which it cannot wait for the loop."""
+        return threading.current_thread() is self._thread
+
     def start(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Runs `work` in the loop and returns its future. Raises RuntimeError in the loop's own thread."""
+        """Runs `work` in the loop and returns its future."""
         if self._is_stopped:
             raise Unavailable("the interpreter ends", reason="CLIENT_CLOSED")
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a SyncClient cannot be used in its own event loop, for example in api_key")
 
         async def awaited() -> T:
             return await work()
@@ -90,13 +93,17 @@ class LoopCalls:
         """Returns what `work` returns in the loop. An exception in the waiting thread, as by Ctrl-C, cancels it.
 
         `begun`: `work` continues a call that began before; it does not run after `end`.
-        Raises UsedBeforeFork in a child of a process that had already called Tenure.
+        Raises UsedBeforeFork in a child of a process that had already called Tenure, and RuntimeError in the loop's own
+        thread.
         """
         refuse_after_fork()
         with _lock:  # so that `end` finds each call that it does not prevent
             if begun and self._has_ended:
                 raise _closed()
-            future = _shared_thread().start(work)
+            thread = _shared_thread()
+            if thread.is_current:
+                raise RuntimeError("a SyncClient cannot be used in its own event loop, for example in api_key")
+            future = thread.start(work)
             self._running.add(future)
         try:
             return future.result()
@@ -130,7 +137,17 @@ class LoopCalls:
         finally:
             # The client was closed meanwhile, and with it the generator; or it belongs to the parent of this process.
             with suppress(Unavailable, UsedBeforeFork):
-                self.run(close)
+                self._finish(close)
+
+    def _finish(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Runs `close`, and waits for its end, except where the garbage collector ends an iteration in the loop."""
+        refuse_after_fork()
+        with _lock:
+            thread = _shared_thread()
+            if thread.is_current:
+                thread.start(close)
+                return
+        self.run(close)
 
     def end(self, close: Callable[[], Awaitable[None]]) -> None:
         """Cancels the calls that still run, ends the iterations and runs `close`.

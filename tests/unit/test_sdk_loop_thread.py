@@ -53,3 +53,25 @@ async def test_a_stream_that_was_closed_during_a_wait_ends() -> None:
 
 def test_a_stream_is_read_to_its_end() -> None:
     assert list(LoopCalls().iterate(numbers)) == [1, 2]
+
+
+def test_stream_that_the_loops_thread_drops_is_closed() -> None:
+    """The garbage collector ends an abandoned stream in any thread, also in the one that has to close it."""
+    closed = threading.Event()
+
+    async def endless() -> AsyncGenerator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    calls = LoopCalls()
+    streams = [calls.iterate(endless)]
+    assert next(streams[0]) == 1
+
+    async def drop() -> None:
+        streams.clear()
+
+    calls.run(drop)
+    assert closed.wait(PATIENCE_SECONDS)
