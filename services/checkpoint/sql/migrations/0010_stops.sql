@@ -17,9 +17,7 @@ create table stops (
   actor      text        not null,
   stopped_at timestamptz not null default clock_timestamp(),
   epoch      bigint      not null check (epoch >= 1),
-  -- A quota of 0 of the tenant is the stop, beside one of an operator.
-  by_quota   boolean     not null default false,
-  primary key (tenant, agent, queue, tool, by_quota)
+  primary key (tenant, agent, queue, tool)
 );
 
 -- The processes that keep stops in memory, and the epoch that each one keeps to.

@@ -15,6 +15,5 @@ create table stops (
   actor      text        not null,
   stopped_at timestamptz not null,
   epoch      bigint      not null check (epoch >= 1),
-  by_quota   boolean     not null default false,
-  primary key (tenant, agent, queue, tool, by_quota)
+  primary key (tenant, agent, queue, tool)
 );
