@@ -295,6 +295,24 @@ async def test_a_quota_and_an_operator_each_end_their_own_stop(replica: Checkpoi
     assert await stops_of(replica) == []
 
 
+async def test_a_stop_by_quotas_names_those_that_are_0(replica: Checkpoint) -> None:
+    """Also when others become 0 while it is in force; it is one stop, with the time of its begin."""
+    first = (await limit(replica, RUNNING, 0)).stopped
+    both = (await limit(replica, MONEY, 0)).stopped
+    unrelated = (await limit(replica, SUBMITS, 700)).stopped
+    second = (await limit(replica, RUNNING, 5)).stopped
+    assert [one.reason for one in (first, both, unrelated, second)] == [
+        "its quota of running tasks is 0: a test",
+        "its quota of running tasks and of dollars a day is 0: a test",
+        "its quota of running tasks and of dollars a day is 0: a test",
+        "its quota of dollars a day is 0: a test",
+    ]
+    assert {one.stop_time.ToNanoseconds() for one in (first, both, unrelated, second)} == {
+        first.stop_time.ToNanoseconds()
+    }
+    assert await stops_of(replica) == [(second.reason, True)]
+
+
 async def test_a_quota_of_0_submits_stops_no_task(replica: Checkpoint) -> None:
     owner = await replica.claim((await replica.create()).task_id)
     assert not (await limit(replica, SUBMITS, 0)).HasField("stopped")

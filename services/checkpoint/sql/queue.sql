@@ -304,10 +304,14 @@ select e.epoch, s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped
 update stop_epoch set epoch = greatest(epoch, %(seen)b::bigint) + 1 returning epoch;
 
 -- name: begin_stop
--- Begins a stop, or gives the present one of the same selectors the next epoch.
+-- Begins a stop, or gives the present one of the same selectors the next epoch. A stop by a quota takes
+-- the reason and the author, too.
 insert into stops as s (tenant, agent, queue, tool, reason, actor, epoch, by_quota)
 values (%(tenant)b, %(agent)b, %(queue)b, %(tool)b, %(reason)b, %(actor)b, %(epoch)b::bigint, %(by_quota)b)
-on conflict (tenant, agent, queue, tool, by_quota) do update set epoch = excluded.epoch
+on conflict (tenant, agent, queue, tool, by_quota) do update
+   set epoch = excluded.epoch,
+       reason = case when s.by_quota then excluded.reason else s.reason end,
+       actor = case when s.by_quota then excluded.actor else s.actor end
 returning s.tenant, s.agent, s.queue, s.tool, s.reason, s.actor, s.stopped_at, s.epoch, s.by_quota;
 
 -- name: end_stop

@@ -145,7 +145,9 @@ async def _update_limits(connection: Connection, tenant: str, request: pb.Update
         await write_quotas(connection, tenant, quotas, own, request.actor, request.reason)
         await connection.execute(TENANTS.wake, {"tenant": tenant, "limit": MAX_WOKEN})
         await connection.execute(TENANTS.wake_emails, {"tenant": tenant})
-    await _stop_or_resume(connection, stop_of(tenant, quotas, own, request.actor, request.reason), tenant)
+    stop = stop_of(tenant, quotas, own, request.actor, request.reason)
+    others = stop_of(tenant, row.quotas, row.own, "", "") != stop_of(tenant, quotas, own, "", "")
+    await _stop_or_resume(connection, tenant, stop, other_quotas=others)
     return (await _to_messages(connection, [await ensured(connection, tenant)]))[0]
 
 
@@ -180,13 +182,16 @@ async def _requested_quotas(
     return quotas, sorted(own)
 
 
-async def _stop_or_resume(connection: Connection, wanted: Stop | None, tenant: str) -> None:
-    """Writes or ends the stop that a quota of 0 is. The caller has locked the tenant's row."""
-    present = await _stops(connection, [tenant])
-    if wanted is not None and not present:
+async def _stop_or_resume(connection: Connection, tenant: str, wanted: Stop | None, *, other_quotas: bool) -> None:
+    """Writes or ends the stop that a quota of 0 is. The caller has locked the tenant's row.
+
+    `other_quotas`: others are 0 now than before, so that a stop in force gets the new reason.
+    """
+    present = (await _stops(connection, [tenant])).get(tenant)
+    if wanted is not None and (other_quotas or present is None):
         await write_stop(connection, wanted)
-    elif wanted is None and present:
-        await delete_stop(connection, present[tenant])
+    elif wanted is None and present is not None:
+        await delete_stop(connection, present)
 
 
 async def _stops(connection: Connection, tenants: list[str]) -> dict[str, Stop]:
