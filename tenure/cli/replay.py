@@ -27,9 +27,9 @@ from tenure.cli.parameters import find_task
 from tenure.cli.tasks import result_of
 from tenure.client import Client
 from tenure.client.replays import (
-    NotReplayableSo,
+    ReplayError,
     UnreadableLedger,
-    check_way,
+    check_replay,
     compare_runs,
     copied_files,
     read_ledger,
@@ -112,9 +112,9 @@ async def replay(
     try:
         name, entries = (ledger.name, read_ledger(ledger)) if ledger else await _recorded(client, task or "")
         spec = spec_of(entries, "TASK")
-        check_way(spec, "TASK", _CODE, has_code=code.is_named, has_model=bool(model), system=system is not None)
+        check_replay(spec, "TASK", _CODE, has_code=code.is_named, has_model=bool(model), system=system is not None)
         request = replay_request(spec, name, model, system=system)
-    except (UnreadableLedger, NotReplayableSo) as error:
+    except (UnreadableLedger, ReplayError) as error:
         raise click.ClickException(str(error)) from error
     return await replay_in_task(context, client, request, entries, "" if ledger else name, code)
 

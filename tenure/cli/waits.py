@@ -38,10 +38,10 @@ from tenure.cli.formatting import (
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, MESSAGE_FILES, find_task, task_argument
 from tenure.client import Client
-from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.states import Reason
+from tenure.domain.tools import PlannedCalls
 from tenure.domain.waits import APPROVE, EDIT, call_digest
 from tenure.sdk.option_values import files as input_files
 from tenure.v1 import task_pb2, tool_pb2

@@ -67,24 +67,26 @@ def spec_of(entries: Sequence[ledger_pb2.Entry], name: str) -> task_pb2.TaskSpec
     return spec
 
 
-class NotReplayableSo(ValueError):  # noqa: N818  the name says what is wrong
+class ReplayError(ValueError):
     """The run cannot be replayed in the way that was asked for. The message says why, and what to do."""
 
 
-def check_way(spec: task_pb2.TaskSpec, name: str, code: str, *, has_code: bool, has_model: bool, system: bool) -> None:
-    """Raises NotReplayableSo. `code`: how the caller names the code of a function, or of an agent in Python."""
+def check_replay(
+    spec: task_pb2.TaskSpec, name: str, code: str, *, has_code: bool, has_model: bool, system: bool
+) -> None:
+    """Raises ReplayError. `code`: how the caller names the code of a function, or of an agent in Python."""
     function = spec.control.function
     if not function and has_code:
-        raise NotReplayableSo(f"{name} is the run of an agent without code: replay it without {code}")
+        raise ReplayError(f"{name} is the run of an agent without code: replay it without {code}")
     if not function and not has_model:
-        raise NotReplayableSo(f"{name} is the run of an agent without code: name the model of the replay")
+        raise ReplayError(f"{name} is the run of an agent without code: name the model of the replay")
     if function and not has_code:
-        raise NotReplayableSo(
+        raise ReplayError(
             f"{name} is the run of {function}, a function or an agent in Python. Its code runs again in a replay: name "
             f"the code by {code}"
         )
     if function and system:
-        raise NotReplayableSo(f"{name} is the run of {function}, whose code has the system prompt: change it there")
+        raise ReplayError(f"{name} is the run of {function}, whose code has the system prompt: change it there")
 
 
 def replay_request(

@@ -18,7 +18,7 @@ ledger
   admission.py          whether an Open or a Commit passes the fence
 claim
   fairness.py           the order of the queue, and free slots by tier
-  stops.py              what an operator's stop covers, and what is certain of a call in flight
+  stops.py              what a stop covers, and what is certain of a call in flight
   pools.py              which queues, loops and tenants a worker may serve
 step
   next_action.py        the next action of the `messages` loop
@@ -34,6 +34,7 @@ step
   json_pointers.py      one value of a JSON document
   tool_arguments.py     strict JSON, and arguments of tools that the ledger answers
   tool_rules.py         rules of tenants on tool calls: verdicts, and what bounds count
+  call_plans.py         plans of calls: what an answer may approve at once, and what a call takes of a plan
   control.py            the loop of control functions
 waits
   waits.py              wait kinds, answers, outcomes

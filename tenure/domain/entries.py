@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
-from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.images import SubmittedFile
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
 from tenure.domain.outputs import TaskOutput
@@ -14,7 +13,7 @@ from tenure.domain.quotas import QuotaWarning
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.texts import KeptContent
-from tenure.domain.tools import Outcome, ToolDefinition
+from tenure.domain.tools import Outcome, PlannedCalls, ToolDefinition
 from tenure.domain.waits import BeginWait, EscalationStep, Wait, WaitAnswerKind, WaitKind
 
 # Entries about sub-agents. The rules are in sub_agents.py.

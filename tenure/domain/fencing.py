@@ -15,9 +15,9 @@ from enum import StrEnum, unique
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.effect_keys import TaskScopes
 from tenure.domain.errors import PermissionDenied
+from tenure.domain.tools import PlannedCalls
 
 REVISION_BITS: Final = 40
 FIRST_GENERATION: Final = 1

@@ -16,10 +16,9 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tenure.domain.budget import Budget, BudgetRequest, missing_of, usd
-from tenure.domain.call_plans import PlannedCalls
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
 from tenure.domain.states import Reason
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import Outcome, OutcomeStatus, PlannedCalls
 
 DEFAULT_PERSON_SECONDS: Final = 24 * 3600.0
 DEFAULT_EVENT_SECONDS: Final = 2 * 3600.0

@@ -142,7 +142,7 @@ class Task(Generic[T]):
         `arguments`: runs the tool call with these instead. `extra_cost` (US dollars) and `extra_tokens`: raise the caps
         of the tree; a wait for budget without them gets `wait.budget_need.suggested_…`. `comment`: the agent reads it.
         `files`: as those of a message, see `send`; the agent reads their names with the answer.
-        `plan`: later calls that need no approval of their own, see `CallPlan`; only for a tool call.
+        `plan`: later calls that need no approval of their own, see `CallPlan`.
         `request_id`: makes your own repeat of this call safe; retries of the client are safe without it.
 
         Raises InvalidRequest for a wait that asks no yes or no: use `answer`. Raises WrongState, NotFound,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from tenure.client import Client as GatewayClient
-from tenure.client.replays import check_way, compare_runs, record_for_worker, replay_request, worker_settings
+from tenure.client.replays import check_replay, compare_runs, record_for_worker, replay_request, worker_settings
 from tenure.domain.errors import WrongState
 from tenure.domain.states import TERMINAL
 from tenure.sdk.client import Client
@@ -189,12 +189,12 @@ class Tenure:
         functions, program: the code of an agent in Python or of a function, as in `worker`. It runs again; its steps
         and its own tools do not, and get the recorded results. model "": the record also answers its model calls.
 
-        Raises UnreadableLedger, NotReplayableSo, and TimeoutError, which says what the task did.
+        Raises UnreadableLedger, ReplayError, and TimeoutError, which says what the task did.
         """
         recorded = recording if isinstance(recording, Recording) else Recording(recording)
         modules = (functions,) if isinstance(functions, str) else tuple(functions)
         has_code = bool(modules or program)
-        check_way(recorded.spec, recorded.path.name, _CODE, has_code=has_code, has_model=bool(model), system=False)
+        check_replay(recorded.spec, recorded.path.name, _CODE, has_code=has_code, has_model=bool(model), system=False)
         request = replay_request(recorded.spec, recorded.path.name, model)
         with tempfile.TemporaryDirectory(prefix="tenure-replay-") as folder:
             record = Path(folder) / "entries"

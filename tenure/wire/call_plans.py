@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 
-from tenure.domain.call_plans import PlannedCalls
+from tenure.domain.tools import PlannedCalls
 from tenure.v1 import tool_pb2
 from tenure.wire.codec import pair
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tenure.domain.call_plans import PlannedCalls
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import Outcome, OutcomeStatus, PlannedCalls
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.wire.tool import outcome_to_domain
 from tests.support.fix_tools import Grants, Outside, Owner, StartTools, ToolClient, execute_request

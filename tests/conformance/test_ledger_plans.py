@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tenure.domain.call_plans import MAX_PLANS
 from tenure.domain.errors import InvalidRequest, LimitReached, WrongState
-from tenure.domain.planned_calls import MAX_PLANS
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as tasks
 from tenure.v1 import tool_pb2

@@ -10,7 +10,7 @@ import pytest
 
 from tenure import TaskState, ToolOutcomeEvent
 from tenure.cli.exit_codes import Exit
-from tenure.client.replays import NotReplayableSo, UnreadableLedger
+from tenure.client.replays import ReplayError, UnreadableLedger
 from tenure.sdk.events import SubAgentsSpawnedEvent, UserMessageEvent
 from tenure.testing import Recording, TaskHandle, Tenure, tool
 from tests.testing.recorded import APPEND, ASK, EDITED, SPAWN, command, exported, recorded_run
@@ -119,7 +119,7 @@ def test_an_incomplete_ledger_file_is_refused(tenure: Tenure, tmp_path: Path) ->
         with pytest.raises(UnreadableLedger, match=why):
             tenure.replay(bad)
     of_function = exported(tenure, function, tmp_path)
-    with pytest.raises(NotReplayableSo, match="is the run of book"):
+    with pytest.raises(ReplayError, match="is the run of book"):
         tenure.replay(of_function)
     done = command(tenure, "tasks", "replay", "--ledger", str(of_function), "--model", "sim-other", "--recorded-tools")
     assert (done.exit_code, "is the run of book" in done.stderr) == (1, True)

@@ -11,7 +11,7 @@ import pytest
 
 from tenure import TaskState, ToolOutcomeEvent, TransitionEvent
 from tenure.cli.exit_codes import Exit
-from tenure.client.replays import NotReplayableSo
+from tenure.client.replays import ReplayError
 from tenure.sdk.events import UserMessageEvent
 from tenure.testing import Recording, Replay, TaskHandle, Tenure, tool
 from tests.testing.recorded import command, exported
@@ -184,5 +184,5 @@ def test_the_command_replays_code(tenure: Tenure, program: Program) -> None:
     other.write_text("from tenure.agents import Agent, Worker\nWorker([Agent('other')]).run()\n")
     wrong = command(tenure, *words, "--program", str(other))
     assert "this worker has no agent and no function of this name; it has other" in " ".join(wrong.stderr.split())
-    with pytest.raises(NotReplayableSo, match="is the run of shop"):
+    with pytest.raises(ReplayError, match="is the run of shop"):
         tenure.replay(program.recording(task))

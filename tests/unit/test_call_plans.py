@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tenure.domain.call_plans import PlannedCalls
+from tenure.domain.call_plans import approve, finding_of, rule_of, share_of_plan
 from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.domain.planned_calls import approve, finding_of, rule_of, share_of_plan
 from tenure.domain.tool_rules import (
     Counter,
     RuledCall,
@@ -22,7 +21,7 @@ from tenure.domain.tool_rules import (
     decide_call,
     read_arguments,
 )
-from tenure.domain.tools import OutcomeStatus
+from tenure.domain.tools import OutcomeStatus, PlannedCalls
 
 NOW = 1_000_000.25
 ASKED = (("refund", '{"customer": 7, "amount": "20.00"}'),)

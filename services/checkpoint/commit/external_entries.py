@@ -26,13 +26,13 @@ from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.waits import waits
 from services.checkpoint.waits.operator_waits import keep_starts
 from services.checkpoint.watch.announcement import Announcement, announcement_of
-from tenure.domain.call_plans import PlannedCalls
+from tenure.domain.call_plans import MAX_PLANS
 from tenure.domain.close_out import PendingEnding, refuse_message
 from tenure.domain.errors import AlreadyExists, LimitReached, WrongState
 from tenure.domain.images import ANSWER_TEXT
-from tenure.domain.planned_calls import MAX_PLANS
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
+from tenure.domain.tools import PlannedCalls
 from tenure.domain.waits import call_digest
 from tenure.runtime.failpoints import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb

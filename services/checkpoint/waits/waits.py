@@ -15,14 +15,13 @@ from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait
 from services.checkpoint.entries import KINDS
 from tenure.domain.approvals import refuse_answerer, refuse_other_view, shown_digest
-from tenure.domain.call_plans import PlannedCalls
+from tenure.domain.call_plans import approve
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import TenureError
-from tenure.domain.planned_calls import approve
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import STOPPED
-from tenure.domain.tools import NOT_RUN, Outcome
+from tenure.domain.tools import NOT_RUN, Outcome, PlannedCalls
 from tenure.domain.waits import (
     APPROVE,
     NO_ANSWER,
@@ -134,23 +133,23 @@ def answer_wait(
         if leaves_call_open(own.kind, one.kind, one.text)
     ]
     if message.plan is not None:
-        message = replace(message, plan=_approved_plan(draft, wait, message, calls, message.addressee or actor))
+        plan_id, by = f"{draft.row.task_id}/{wait.wait_id}", message.addressee or actor
+        allowed = _planned_like(wait, message, calls)
+        plan = approve(message.plan, allowed, plan_id, by, draft.row.locked_at.timestamp())
+        message = replace(message, plan=plan)
     plan_call = calls[0].call_id if calls else wait.call_id
     end_wait_with_answer(draft, wait, RecordedAnswer(message, actor, request_id, plan_call=plan_call))
     return Approved(calls, message.plan)
 
 
-def _approved_plan(
-    draft: Draft, wait: Wait, answer: WaitAnswer, calls: Sequence[ToolIntent], by: str
-) -> PlannedCalls | None:
-    """Returns the plan as it is approved: beside allowed calls, or when the agent itself asked for an approval."""
-    if answer.plan is None:
-        return None
-    allowed = [(call.tool, call.arguments_json) for call in calls]
-    if wait.kind is WaitKind.APPROVAL and answer.text == APPROVE and answer.plan.tool:
-        allowed = [(answer.plan.tool, "{}")]
-    plan_id = f"{draft.row.task_id}/{wait.wait_id}"
-    return approve(answer.plan, allowed, plan_id, by, draft.row.locked_at.timestamp())
+def _planned_like(wait: Wait, answer: WaitAnswer, calls: Sequence[ToolIntent]) -> list[tuple[str, str]]:
+    """Returns tool and arguments of the calls that the plan of an answer continues: the calls that the answer allows.
+
+    For an agent that asked for an approval itself it is the plan's tool, without arguments.
+    """
+    if wait.kind is WaitKind.APPROVAL and answer.text == APPROVE and answer.plan is not None and answer.plan.tool:
+        return [(answer.plan.tool, "{}")]
+    return [(call.tool, call.arguments_json) for call in calls]
 
 
 def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:

@@ -18,7 +18,7 @@ from services.tools.calls.accept_rules import AnswerFromRecord, AskFirst, RunCal
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.rules.evaluating import Judgement, judge, judge_plans
 from services.tools.statements import RULES
-from tenure.domain.planned_calls import plan_id_of
+from tenure.domain.call_plans import plan_id_of
 from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use, read_arguments
 from tenure.runtime.process import note_progress
 

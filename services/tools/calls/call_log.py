@@ -65,8 +65,8 @@ def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
         outcome = unpack_outcome(packed)
         logged.outcome_hash = outcome_hash(outcome.status, outcome.detail, outcome.content)
         logged.record.outcome.CopyFrom(_without_content(outcome))
-    logged.receipt_number, logged.receipt_link, idempotency_key, *times = rest
-    accepted_at, started_at, finished_at, settling_since, logged.plan_id = times
+    logged.receipt_number, logged.receipt_link, idempotency_key, *rest = rest
+    accepted_at, started_at, finished_at, settling_since, logged.plan_id = rest
     logged.idempotency_key = idempotency_key
     if logged.receipt_number and packed is not None:
         logged.outcome_message_hash = hashlib.sha256(packed).digest()

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.domain.call_plans import PlannedCalls
-from tenure.domain.planned_calls import finding_of, share_of_plan
+from tenure.domain.call_plans import finding_of, share_of_plan
 from tenure.domain.tool_rules import (
     Counter,
     Counts,
@@ -24,6 +23,7 @@ from tenure.domain.tool_rules import (
     decide_call,
     share_of,
 )
+from tenure.domain.tools import PlannedCalls
 from tenure.runtime.expressions import Expressions
 
 
