@@ -56,7 +56,7 @@ PATIENT: Final[Mapping[str, Mapping[str, str]]] = {
 )
 @click.option("--reset", is_flag=True, help="Delete the data directory of the stack that ran here, and start nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask before --reset.")
-@click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="The number of workers.")
+@click.option("--workers", type=click.IntRange(0, 64), default=1, show_default=True, help="The number of workers.")
 @click.option(
     "--replicas",
     type=REPLICAS,

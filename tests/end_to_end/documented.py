@@ -1,4 +1,4 @@
-"""Runs the commands of docs/commands.md, in order, as a terminal would, beside what a plain `tenure dev` starts.
+"""Runs the commands of docs/commands.md, in order, as a terminal would, beside what `tenure dev --workers 2` starts.
 
 The page says how it is written.
 
@@ -124,8 +124,8 @@ def options_of_dev(folder: Path, *words: str) -> StackOptions:
 
 @asynccontextmanager
 async def plain_dev(folder: Path) -> AsyncIterator[Installation]:
-    """An installation as a reader of the page has it: nothing but `tenure dev`, whose workers outlast a standstill."""
-    usual = options_of_dev(folder)
+    """An installation as a reader of the page has it: `tenure dev --workers 2`, whose workers outlast a standstill."""
+    usual = options_of_dev(folder, "--workers", "2")
     environment = {**usual.environment, "*": {**usual.environment["*"], **SHORT_LIFE}}
     async with Stack(replace(usual, environment=environment)) as stack, Client(stack.gateway_address) as client:
         yield Installation(stack, client)

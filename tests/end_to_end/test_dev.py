@@ -199,7 +199,7 @@ def _resolves_below(link: Path, folder: Path) -> bool:
         (("--postgres-binaries", "{folder}"), "has no postgres, initdb"),
         (("--postgres", "postgresql://127.0.0.1:1/x"), "cannot connect to the Postgres"),
         (("--set", "checkpoint.SWEEP_INTERVAL=5"), "did you mean TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS?"),
-        (("--set", "worker-2.SLOTS=many"), "TENURE_WORKER_SLOTS"),
+        (("--set", "worker-1.SLOTS=many"), "TENURE_WORKER_SLOTS"),
         (("--set", "models.MAX_CALLS=0"), "TENURE_MODELS_MAX_CALLS"),
     ],
 )

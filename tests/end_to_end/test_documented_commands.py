@@ -1,4 +1,4 @@
-"""docs/commands.md shows what the commands say after a plain `tenure dev`."""
+"""docs/commands.md shows what the commands say after `tenure dev --workers 2`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_the_page_is_right_on_every_day_of_the_week() -> None:
 
 def test_the_page_is_run_on_what_tenure_dev_starts_by_itself(tmp_path: Path) -> None:
     plain, usual = options_of_dev(tmp_path), StackOptions(data_dir=tmp_path / "data")
-    assert (plain.workers, plain.scenarios, plain.scenario_files, plain.tools_config) == (2, None, (), None)
+    assert (plain.workers, plain.scenarios, plain.scenario_files, plain.tools_config) == (1, None, (), None)
     assert (plain.model, plain.replicas, plain.slots) == (usual.model, usual.replicas, usual.slots)
     assert {name: each for name, each in plain.environment.items() if name != "*"} == PATIENT
