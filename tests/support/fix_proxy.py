@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from devstack.options import choose_address
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -88,8 +90,8 @@ class TcpProxy:
         await self._end_connections()
 
     async def _listen(self, port: int) -> socket.socket:
-        """A socket that is bound; port 0: any."""
-        return socket.create_server((HOST, port))
+        """A socket that is bound; port 0: any that no connection is given while this proxy is stopped."""
+        return socket.create_server((HOST, port or int(choose_address("proxy", usual=False).rpartition(":")[2])))
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(*self._target)
