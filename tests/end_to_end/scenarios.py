@@ -49,6 +49,11 @@ def asking_leave(line: str) -> dict[str, Any]:
     return {"text": f"Line {line}.", "calls": [append("append_record_unsafe", line)]}
 
 
+def asking_by_goal() -> dict[str, Any]:
+    arguments = {"file": "leaves", "line": "{{goal}}"}
+    return {"text": "A line.", "calls": [{"name": "append_record_unsafe", "arguments": arguments}]}
+
+
 def one_slow(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"text": "One call.", "calls": [{"name": tool, "arguments": arguments}]}, {"text": "That was it."}]
 
@@ -105,7 +110,14 @@ SCENARIOS: Final[dict[str, Any]] = {
         },
         last_words("{{goal}}"),
     ],
-    # The same, but the root goes on writing, and its last two leaves would never end: no parent waits for them long.
+    # A call that asks, then two sub-agents with such a call each, for the model sim-by-goal.
+    "asking-tree": [
+        asking_by_goal(),
+        spawning("Two.", "asking-leaf a {{goal}}", "asking-leaf b {{goal}}"),
+        {"text": "That was it."},
+    ],
+    "asking-leaf": [asking_by_goal(), {"text": "That was it."}],
+    # As the tree, but the root goes on writing, and its last two leaves would never end: no parent waits for them long.
     "dear-tree": [
         spawning("Five.", *branches("hasty")),
         {

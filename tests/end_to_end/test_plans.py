@@ -13,6 +13,7 @@ from tenure import CallPlan, Client, InvalidRequest, TaskWait, WaitResolutionEve
 from tenure.runtime.http.outbound_http import http_tls_context
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
+from tests.end_to_end.test_sub_agents import tree_of
 from tests.support.patience import CALL_SECONDS
 
 pytestmark = pytest.mark.server
@@ -67,3 +68,21 @@ async def test_later_call_runs_by_the_plan_of_an_approval(installation: Installa
     assert [one for one in audit.values if task.id in one["target"] and "plan.count=2" in one["target"]], audit.out
     log = await tenure("watch", task.id, address=address)
     assert f"and without asking up to 2 calls of {UNSAFE}, args.file" in log.out
+
+
+async def test_calls_of_sub_agents_run_by_the_plan_of_their_root(installation: Installation) -> None:
+    address = installation.stack.gateway_address
+    async with Client(address) as client:
+        task = await client.submit(f"asking-tree {uuid.uuid4().hex}", model="sim-by-goal", approve_tools=[UNSAFE])
+        wait = await anext(wait async for event in task.events() if (wait := getattr(event, "wait", None)) is not None)
+        await task.approve(wait, plan=CallPlan(count=2, same=("args.file",)))
+        await task.result()
+    used = [
+        (one.depth, call.plan_id)
+        for one in await tree_of(installation, task.id)
+        async for page in installation.client.calls(one.task_id)
+        for call in page.calls
+        if call.record.tool == UNSAFE
+    ]
+    plan_id = f"{task.id}/{wait.wait_id}"
+    assert used == [(0, ""), (1, plan_id), (1, plan_id)]
