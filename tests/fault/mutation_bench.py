@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
+import psycopg
+
 from checker.collect import collect_tasks, read_effects
 from checker.history import (
     BoundRecord,
@@ -76,6 +78,7 @@ class Arena:
     start_tools: Callable[..., Awaitable[ServiceProcess]]
     records: Path
     folder: Path
+    tools_dsn: str
     task_ids: list[str] = field(default_factory=list)
     arguments_json: str = ""
     stops: list[StopRecord] = field(default_factory=list)
@@ -113,6 +116,16 @@ class Arena:
         """The end of all stops."""
         self.stops = [replace(stop, ended_at=time.time()) for stop in self.stops]
         await self.tools.SetStops(tool_service_pb2.SetStopsRequest(epoch=time.time_ns()), timeout=CALL_SECONDS)
+
+    async def done_or_blocked(self, call: asyncio.Task[Any]) -> None:
+        """Returns when the call to a tool service is done, or waits for a lock in the database."""
+        waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        async with (
+            asyncio.timeout(PATIENCE_SECONDS),
+            await psycopg.AsyncConnection.connect(self.tools_dsn, autocommit=True) as postgres,
+        ):
+            while not call.done() and await (await postgres.execute(waiting)).fetchone() is None:
+                await asyncio.sleep(0.01)
 
     @asynccontextmanager
     async def bounded(self, count: int) -> AsyncIterator[None]:
@@ -335,7 +348,8 @@ class MutationBench:
                 return await self._start(stack, "tools", failpoints=points, mutation=without)
 
             records = self._folder / "records"
-            yield Arena(replica, remembered, ToolServiceStub(tools), auditor, start_tools, records, folder)
+            stub, dsn = ToolServiceStub(tools), self._dsns["tools"]
+            yield Arena(replica, remembered, stub, auditor, start_tools, records, folder, dsn)
 
     async def _start(
         self, stack: AsyncExitStack, name: str, *, failpoints: str = "", mutation: str = ""

@@ -329,7 +329,7 @@ async def two_replicas_read_a_bound(arena: Arena) -> None:
             await appear(arena.folder / "accepted")
             second = await arena.owner_with_a_call()
             calls.append(asyncio.create_task(arena.execute(second, ToolServiceStub(channel))))
-            await asyncio.wait(calls, timeout=2.0, return_when=asyncio.FIRST_COMPLETED)
+            await arena.done_or_blocked(calls[1])
             (arena.folder / "go-on").touch()
             await asyncio.gather(*calls)
 

@@ -41,11 +41,11 @@ class Edit:
 def load_mutated(main: str, edits: Sequence[Edit]) -> ModuleType:
     """The module `main`, imported with all edits in what it imports. Raises NothingToMutate."""
     modules: dict[str, list[Edit]] = {}
+    statements: dict[str, list[Edit]] = {}
     for edit in edits:
-        if edit.sql:
-            _edit_statements(edit)
-        else:
-            modules.setdefault(edit.where, []).append(edit)
+        (statements if edit.sql else modules).setdefault(edit.where, []).append(edit)
+    for package, edits_of_package in statements.items():
+        _edit_statements(package, edits_of_package)
     sys.meta_path.insert(0, _Finder(modules))
     imported = importlib.import_module(main)
     for name in modules:
@@ -79,21 +79,25 @@ class _Loader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """Called by the import system."""
-        text = self.get_source(fullname) or ""
-        for edit in self._edits:
-            text = edit.apply(text)
+        text = _edited(self.get_source(fullname) or "", self._edits)
         return compile(text, self.path, "exec", dont_inherit=True)
 
 
-def _edit_statements(edit: Edit) -> None:
-    """From here on the package's statements are loaded with the edit; those of others as they are."""
+def _edited(text: str, edits: Sequence[Edit]) -> str:
+    for edit in edits:
+        text = edit.apply(text)
+    return text
+
+
+def _edit_statements(edited: str, edits: Sequence[Edit]) -> None:
+    """From here on the package's statements are loaded with the edits; those of others as they are."""
     from tenure.runtime.store.sql import Queries  # here, since it imports modules that other mutations edit
 
     load = Queries.load
-    text = edit.apply(resources.files(edit.where).joinpath(STATEMENTS).read_text(encoding="utf-8"))
+    text = _edited(resources.files(edited).joinpath(STATEMENTS).read_text(encoding="utf-8"), edits)
 
     def load_edited(package: str, path: str = STATEMENTS, parts: Mapping[str, str] | None = None) -> Queries:
-        is_meant = (package, path) == (edit.where, STATEMENTS)
+        is_meant = (package, path) == (edited, STATEMENTS)
         return Queries(text, f"{package}/{path}", parts) if is_meant else load(package, path, parts)
 
     Queries.load = load_edited  # type: ignore[method-assign]  # for the life of this process
