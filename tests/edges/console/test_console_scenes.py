@@ -352,6 +352,23 @@ async def test_everything_is_done_with_the_keyboard(installation: Installation, 
     await sees(page, "worker-1")
 
 
+async def test_a_plan_shows_what_is_left_and_is_ended(installation: Installation, viewer: Viewer) -> None:
+    async with tenure.Client(installation.stack.gateway_address) as client:
+        task = await client.submit(uuid.uuid4().hex, model="sim-e2e-leave", approve_tools=["append_record_unsafe"])
+        page = await viewer.opens(f"tasks/{task.id}")
+        await installation.in_state(task.id, "WAITING_USER")
+        wait = (await task.refresh()).wait
+        assert wait is not None
+        await task.approve(wait, plan=tenure.CallPlan(count=5))
+        await task.result()
+    await sees(page, "The plan has counted 2 of 5 calls, 3 left", ".timeline")
+    await page.get_by_role("button", name="End the plan …").click()
+    await page.get_by_label("Reason").fill("enough of them")
+    await page.get_by_role("button", name="End the plan", exact=True).click()
+    await sees(page, re.compile("The plan has counted 2 of 5 calls · ended by .*: enough of them"), ".timeline")
+    assert await page.get_by_role("button", name="End the plan …").count() == 0
+
+
 async def test_a_message_and_a_fork_are_sent(installation: Installation, viewer: Viewer) -> None:
     task_id = await installation.submit("sim-question")
     await installation.in_state(task_id, "WAITING_USER")

@@ -26,7 +26,8 @@ function at(value, pointer) {
 
 export default async function effectsPage(context) {
   const tool = h("input", { type: "search", "data-search": true, placeholder: "tool  ( / )", "aria-label": "Tool", value: context.query.get("tool") ?? "" });
-  const keys = h("span.filters");
+  const filters = h("div.filters", { role: "search" }, tool);
+  const keys = [];
   const message = h("div");
   const list = section("Calls", "No call has such an effect key.", [
     { name: "Accepted", cell: (one) => timeMark(one.accepted_at) },
@@ -43,18 +44,19 @@ export default async function effectsPage(context) {
   let token = "";
   let calls = [];
   const more = h("button", { type: "button", hidden: true, onclick: () => load(true) }, "Show later calls");
-  fill(context.root, h("h1", "Effects"), h("p.dim", "The calls with an effect key, over all tasks, in the order of their acceptance. A call whose effect another one had made did nothing: already happened."), h("div.filters", { role: "search" }, tool, keys), message, list.element, more);
+  fill(context.root, h("h1", "Effects"), h("p.dim", "The calls with an effect key, over all tasks, in the order of their acceptance. A call whose effect another one had made did nothing: already happened."), filters, message, list.element, more);
 
   function addKey(value = "") {
     const input = h("input", { type: "search", placeholder: "order=7", "aria-label": "Argument of the key", value });
     input.addEventListener("change", () => load());
-    keys.append(input);
+    keys.push(input);
+    filters.append(input);
   }
 
   async function load(later = false) {
     try {
-      const pairs = [...keys.children].map((input) => input.value.trim()).filter(Boolean);
-      if (pairs.length === keys.children.length && pairs.length < MOST_ARGUMENTS) addKey();
+      const pairs = keys.map((input) => input.value.trim()).filter(Boolean);
+      if (pairs.length === keys.length && pairs.length < MOST_ARGUMENTS) addKey();
       const wrong = pairs.find((pair) => pair.indexOf("=") < 1);
       if (wrong !== undefined) throw new Error(`${wrong}: write an argument and its value, as in order=7.`);
       const name = tool.value.trim();

@@ -24,6 +24,7 @@ const LIVE_LIMIT = 64 * 1024; // Characters of live text that are kept, counted 
 export class Timeline {
   // on.marker(text): what a person should hear of. on.budget(budget), on.owner(worker, epoch), on.tools(names): the tools
   // that the model is offered. on.prompt(step): shows what the model read; null: the ledger does not have it.
+  // on.plan(id): the element with what a plan has left.
   constructor(on = {}) {
     this.element = h("ol.timeline", { "aria-label": "Timeline" });
     this.on = on;
@@ -228,7 +229,7 @@ const HANDLERS = {
     const link = event.addressee ? ` by the link sent to ${event.addressee}` : "";
     const text = `${event.actor || "Unknown"} ${said}${more ? `, ${more}` : ""}${link}`;
     this.on.marker?.(text);
-    this.mark(event, "»", "person", text, event.comment ? h("p.comment", event.comment) : null, edited);
+    this.mark(event, "»", "person", text, event.comment ? h("p.comment", event.comment) : null, edited, event.plan ? this.on.plan?.(event.plan.plan_id) : null);
   },
   control_step(event) {
     if (this.step?.number === event.step && this.step.hasAnswer) return; // The answer of its model call is shown.
@@ -468,7 +469,7 @@ function planWords(plan) {
   const bounds = plan.same.map((path, index) => `${path} ${plan.same_values[index]}`);
   if (plan.when) bounds.push(plan.when);
   if (plan.limit) bounds.push(`${plan.sum_of} at most ${plan.limit} in all`);
-  return [`later calls of ${plan.tool}: up to ${number(plan.count)}`, ...bounds, `until ${plan.ends_at}`].join(", ");
+  return [`later calls of ${plan.tool}: up to ${number(plan.count)}`, ...bounds, `until ${exact(plan.ends_at)}`].join(", ");
 }
 
 function resolutionWords(resolution) {
