@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import click
 from rich.text import Text
 
 from tenure.cli.context import Context, with_client
-from tenure.cli.formatting import ago, harmless, make_table, short_id
+from tenure.cli.formatting import ago, harmless, make_table, seconds_text, short_id
 from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
 from tenure.v1 import task_service_pb2 as api
@@ -52,7 +53,7 @@ def _show_plans(context: Context, listed: Sequence[tool_pb2.CountedPlan]) -> Non
             f"{one.calls_left:,}",
             one.total if one.plan.sum_of else "",
             one.total_left,
-            ago(one.plan.end_time),
+            _until(one.plan),
             one.plan.approved_by,
             plan_to_domain(one.plan).describe(),
         )
@@ -61,3 +62,8 @@ def _show_plans(context: Context, listed: Sequence[tool_pb2.CountedPlan]) -> Non
             why = f"ended {ago(one.early_end_time)} by {one.ended_by}: {one.end_reason}"
             table.add_row(*[Text("")] * 7, Text(harmless(why)))
     context.console.print(table)
+
+
+def _until(plan: tool_pb2.CallPlan) -> str:
+    left_seconds = plan.end_time.seconds - time.time()
+    return f"in {seconds_text(left_seconds)}" if left_seconds > 0 else ago(plan.end_time)

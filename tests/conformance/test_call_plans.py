@@ -112,7 +112,9 @@ async def test_race_for_a_plan_shows_a_missing_guard(tool_service: StartTools, g
 
 async def counted(tools: ToolClient, planned: PlannedCalls, *, end: bool = False) -> tool_pb2.CountedPlan:
     request = tool_service_pb2.CountPlannedCallsRequest(plans=[plan_to_wire(planned)], end=end)
-    return (await tools.stub.CountPlannedCalls(request, timeout=CALL_SECONDS)).plans[0]
+    (one,) = (await tools.stub.CountPlannedCalls(request, timeout=CALL_SECONDS)).plans
+    assert isinstance(one, tool_pb2.CountedPlan)
+    return one
 
 
 def figures(plan: tool_pb2.CountedPlan) -> tuple[int, int, str, str]:

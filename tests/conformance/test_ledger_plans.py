@@ -107,7 +107,8 @@ async def test_plan_is_for_the_tree_and_not_for_a_fork(replica: Checkpoint) -> N
 
 async def end(replica: Checkpoint, task_id: str, plan_id: str, actor: str) -> tool_pb2.CountedPlan:
     request = tasks.EndCallPlanRequest(task_id=task_id, plan_id=plan_id, actor=actor, reason=f"{actor} says so")
-    return (await replica.stub.EndCallPlan(request, timeout=TIMEOUT_SECONDS)).plan
+    ended: tasks.EndCallPlanResponse = await replica.stub.EndCallPlan(request, timeout=TIMEOUT_SECONDS)
+    return ended.plan
 
 
 async def test_ended_plan_is_in_no_offer_and_stays_listed(replica: Checkpoint) -> None:
