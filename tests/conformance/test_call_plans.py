@@ -141,14 +141,17 @@ async def test_ended_plan_counts_no_call_of_any_claim(tools: ToolClient, grants:
     assert await asked_call(tools, other, "1.0", line="1") == RAN, "another plan is in force"
 
 
-async def race_with_end(replicas: Sequence[ToolClient], grants: Grants) -> tuple[int, int, int]:
-    """Twenty callers and the end of their plan. Returns what it had counted when its end was answered, what it has
-    counted at last, and how many calls ran.
+async def race_with_end(
+    replicas: Sequence[ToolClient], grants: Grants, within: float | None = None
+) -> tuple[int, int, int]:
+    """Twenty callers and the end of their plan, which begins after the first answer, or `within` this time.
+
+    Returns what the plan had counted when its end was answered, what it has counted at last, and how many calls ran.
     """
     shared = plan(40, plan_id=f"task/{uuid.uuid4().hex}")
     owners = [grants.claim(plans=(shared,)) for _ in range(20)]
     calls = [asyncio.create_task(asked_call(replicas[at % 2], owner, "1.0")) for at, owner in enumerate(owners)]
-    await asyncio.sleep(0.3)  # the first callers are in their transactions
+    await asyncio.wait(calls, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     ended = await counted(replicas[1], shared, end=True)
     late = await asyncio.gather(*(asked_call(replicas[0], owner, "1.1") for owner in owners[:5]))
     assert set(late) == {ASKED}
@@ -165,7 +168,8 @@ async def test_no_call_is_counted_after_the_end_of_a_plan(tool_service: StartToo
 @pytest.mark.faults
 async def test_race_with_the_end_shows_a_missing_lock(tool_service: StartTools, grants: Grants) -> None:
     both = {"mutation": "bound_locked", "failpoints": "tools.bounds_locked=1#sleep(3000)"}
-    at_end, at_last, _ = await race_with_end([await tool_service(**both), await tool_service(**both)], grants)
+    replicas = [await tool_service(**both), await tool_service(**both)]
+    at_end, at_last, _ = await race_with_end(replicas, grants, within=1.5)
     assert at_end < at_last
 
 
