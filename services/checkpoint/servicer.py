@@ -24,7 +24,7 @@ from services.checkpoint.standby import LedgerReads
 from services.checkpoint.submit import create, forking, undoing
 from services.checkpoint.submit.creator import LedgerCreator
 from services.checkpoint.task_defaults import TaskDefaults
-from services.checkpoint.waits import in_doubt, signals
+from services.checkpoint.waits import call_plans, in_doubt, signals
 from services.checkpoint.watch.announcement import Announcement
 from services.checkpoint.watch.change_stream import ChangeStream
 from services.checkpoint.watch.task_stream import EntryWatch
@@ -83,6 +83,14 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         created = await undoing.undo_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
         self._ledger.announce(created.announcement)
         return tasks_pb.UndoTaskResponse(task=created.task)
+
+    async def ListCallPlans(
+        self, request: tasks_pb.ListCallPlansRequest, context: Context
+    ) -> tasks_pb.ListCallPlansResponse:
+        return await call_plans.list_call_plans(self._ledger.pool, current_tenant(), request)
+
+    async def EndCallPlan(self, request: tasks_pb.EndCallPlanRequest, context: Context) -> tasks_pb.EndCallPlanResponse:
+        return await call_plans.end_call_plan(self._ledger.pool, current_tenant(), request)
 
     async def PrepareFork(self, request: pb.PrepareForkRequest, context: Context) -> pb.PrepareForkResponse:
         return await forking.prepare_fork(self._ledger.pool, current_tenant(), request.fork, self._ledger.defaults)

@@ -15,7 +15,7 @@ from services.gateway.external_entries import append_external, copy_shared
 from services.gateway.forwarder import Forwarder
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
-from services.gateway.plans import check_expression
+from services.gateway.plans import check_expression, end_call_plan, list_call_plans
 from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
 from services.gateway.undo import plan_undo, undo_task
@@ -266,6 +266,12 @@ class TaskServicer(Forwarder):
 
     async def UndoTask(self, request: api.UndoTaskRequest, _context: Any) -> api.UndoTaskResponse:
         return await undo_task(self._peers, request)
+
+    async def ListCallPlans(self, request: api.ListCallPlansRequest, _context: Any) -> api.ListCallPlansResponse:
+        return await list_call_plans(self._peers, request)
+
+    async def EndCallPlan(self, request: api.EndCallPlanRequest, _context: Any) -> api.EndCallPlanResponse:
+        return await end_call_plan(self._peers, request)
 
     async def ListFiles(self, request: api.ListFilesRequest, _context: Any) -> api.ListFilesResponse:
         return await list_files(self._peers, request)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from services.tools.calls.answers import execute_response, fence_response, refused_write
+from services.tools.calls.bounds import count_planned_calls
 from services.tools.calls.call_log import list_calls, list_refusals
 from services.tools.calls.caller_runs import CallerRuns
 from services.tools.calls.closing import CallForgetter, FenceCloser
@@ -213,6 +214,12 @@ class ToolServicer(ToolServiceServicer):
     async def TryToolRule(self, request: admin_pb.TryToolRuleRequest, _context: Any) -> admin_pb.TryToolRuleResponse:
         """Tries a rule on the tenant's recorded calls."""
         return await try_rule(self._pool, self._registry.form_of, current_tenant(), request)
+
+    async def CountPlannedCalls(
+        self, request: tool_service_pb2.CountPlannedCallsRequest, _context: Any
+    ) -> tool_service_pb2.CountPlannedCallsResponse:
+        """Returns what plans have counted, and ends them on request."""
+        return await count_planned_calls(self._pool, current_tenant(), request)
 
     async def ListRefusedCalls(
         self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any

@@ -20,6 +20,7 @@ entry_lines.py    one line for one entry
 submit.py         submit; task_options.py has the options of a task, also for schedules
 send_and_fork.py  tasks send, fork
 undo.py           tasks undo
+plans.py          tasks plans: what plans of calls have left, and the end of one
 task_list.py      list
 tasks.py          get, cancel, explain; tasks tree, entries, wait
 trace.py          tasks trace: the waterfall of a task

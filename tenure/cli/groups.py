@@ -17,6 +17,7 @@ _TASKS: Final = {
     "tree": "tenure.cli.tasks:tree",
     "trace": "tenure.cli.trace:trace",
     "refusals": "tenure.cli.workers:refusals",
+    "plans": "tenure.cli.plans:plans",
     "undo": "tenure.cli.undo:undo",
     "replay": "tenure.cli.replay:replay",
     "export": "tenure.cli.export:export",

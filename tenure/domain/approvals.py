@@ -81,13 +81,22 @@ def _compared(identity: str) -> str:
 
 def refuse_answerer(wait: Wait, members: Mapping[str, Iterable[str]], identity: str) -> PermissionDenied | None:
     """Returns the error if the identity may not answer the wait."""
-    if may_answer(wait.approvers, members, identity):
+    refusal = refuse_identity(wait.approvers, members, identity, f"answer {wait.wait_id}")
+    if refusal is not None:
+        refusal.metadata["wait_id"] = wait.wait_id
+    return refusal
+
+
+def refuse_identity(
+    approvers: Iterable[str], members: Mapping[str, Iterable[str]], identity: str, act: str
+) -> PermissionDenied | None:
+    """Returns the error if the identity is none of the approvers. `act`: what they may do."""
+    approvers = list(approvers)
+    if may_answer(approvers, members, identity):
         return None
-    return PermissionDenied(
-        f"{identity} may not answer {wait.wait_id}: only {', '.join(wait.approvers)} may",
-        reason="NOT_AN_APPROVER",
-        metadata={"wait_id": wait.wait_id, "approvers": ", ".join(wait.approvers)},
-    )
+    listed = ", ".join(approvers)
+    message = f"{identity} may not {act}: only {listed} may"
+    return PermissionDenied(message, reason="NOT_AN_APPROVER", metadata={"approvers": listed})
 
 
 # What was shown.

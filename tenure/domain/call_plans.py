@@ -22,6 +22,7 @@ from tenure.domain.tool_rules import (
     RuleVerdict,
     ToolRule,
     Undecided,
+    Use,
     amount_of,
     as_received,
     problems_of_rule,
@@ -50,6 +51,21 @@ def plan_id_of(rule: str) -> str:
     return rule.removeprefix(_PREFIX)
 
 
+def counter_of(plan: PlannedCalls, tenant: str) -> Counter:
+    """Returns the counter that belongs to the plan."""
+    return Counter(tenant, rule_of(plan).name, b"", plan.end_time - plan.approve_time, plan.approve_time)
+
+
+def left_of_plan(plan: PlannedCalls, use: Use, now: float) -> tuple[int, str]:
+    """Returns how many calls the plan may still count, and what is left of its limit; "": it has none.
+
+    `now`: Unix time.
+    """
+    if use.ended or now >= plan.end_time:
+        return 0, "0" if plan.limit else ""
+    return max(plan.count - use.calls, 0), f"{use.left_of(plan.limit):f}" if plan.limit else ""
+
+
 def share_of_plan(plan: PlannedCalls, call: RuledCall, now: float) -> BoundShare | None:
     """Returns what the call would take of the plan; None: the plan is not about the call, or is over.
 
@@ -59,9 +75,7 @@ def share_of_plan(plan: PlannedCalls, call: RuledCall, now: float) -> BoundShare
         return None
     if any(_value_text(call.at(path)) != value for path, value in zip(plan.same, plan.same_values, strict=True)):
         return None
-    lasts = plan.end_time - plan.approve_time
-    counter = Counter(call.tenant, rule_of(plan).name, b"", lasts, plan.approve_time)
-    return BoundShare(counter, amount_of(call.at(plan.sum_of)) if plan.sum_of else amount_of(0))
+    return BoundShare(counter_of(plan, call.tenant), amount_of(call.at(plan.sum_of)) if plan.sum_of else amount_of(0))
 
 
 def finding_of(plan: PlannedCalls, share: BoundShare) -> RuleFinding:

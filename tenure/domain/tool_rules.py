@@ -228,18 +228,23 @@ class Counter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a counter has counted."""
+    """What a counter has counted. `ended`: a person has ended its plan early."""
 
     calls: int = 0
     total: Decimal = Decimal(0)
+    ended: bool = False
 
     def plus(self, amount: Decimal) -> Use:
         """Returns the use with one call more."""
-        return Use(self.calls + 1, _EXACT.add(self.total, amount))
+        return Use(self.calls + 1, _EXACT.add(self.total, amount), self.ended)
 
     def minus(self, amount: Decimal) -> Use:
         """Returns the use without one call that never ran."""
-        return Use(self.calls - 1, _EXACT.subtract(self.total, amount))
+        return Use(self.calls - 1, _EXACT.subtract(self.total, amount), self.ended)
+
+    def left_of(self, limit: str) -> Decimal:
+        """Returns what is left of a limit of the amounts."""
+        return max(_EXACT.subtract(amount_of(limit), self.total), Decimal(0))
 
 
 class BoundShare(NamedTuple):
@@ -332,7 +337,7 @@ def decide_call(
     for plan in plans:
         assert plan.rule.bounds is not None, "a plan counts its calls"
         assert plan.share is not None, "a plan counts its calls"
-        exceeded = _exceeded(plan.rule.bounds, plan.share, plan.use)
+        exceeded = "was ended early" if plan.use.ended else _exceeded(plan.rule.bounds, plan.share, plan.use)
         if not exceeded:
             return Ruling(shares=(*shares, plan.share), permitted_by=plan.rule.name)
         asks.append(f"The plan of an earlier approval {exceeded}.")
@@ -355,7 +360,7 @@ def _exceeded(bounds: RuleBounds, share: BoundShare, use: Use) -> str:
     if bounds.count and use.calls >= bounds.count:
         return f"allows {bounds.count:,} calls{where}, and {use.calls:,} are counted"
     if bounds.limit and use.plus(share.amount).total > amount_of(bounds.limit):
-        left = max(_EXACT.subtract(amount_of(bounds.limit), use.total), Decimal(0))
+        left = use.left_of(bounds.limit)
         return f"allows {bounds.limit} in total{where}: {left} is left, and this call needs {share.amount}"
     return ""
 

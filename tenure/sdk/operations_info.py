@@ -22,7 +22,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.task import Priority, TaskPolicy
 from tenure.sdk.from_wire import public
 from tenure.sdk.json_shape import PublicValue, public_class
-from tenure.sdk.task_info import FunctionCall, ModelParametersInfo, TaskLimits
+from tenure.sdk.task_info import CallPlan, FunctionCall, ModelParametersInfo, TaskLimits
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import api_key_service_pb2 as api_key_pb
 from tenure.v1 import approval_service_pb2 as approval_pb
@@ -41,6 +41,7 @@ _CLASSES: Final[dict[str, Any]] = {
     "google.protobuf.Timestamp": datetime,
     "google.protobuf.Duration": float,
     "tenure.v1.TokenUsage": TokenUsage,
+    "tenure.v1.CallPlan": CallPlan,
 }
 """The types of fields, by the full names of their messages."""
 
@@ -483,6 +484,14 @@ InDoubtCallInfo: Final[Any] = _shape(
     "runner_id runner_instance runner_gone acts_elsewhere note task_state task_reason resolvable",
     within=("call",),
     rename={"in_doubt_at": "call.doubt_time"},
+)
+PlanInfo: Final[Any] = _shape(
+    "PlanInfo",
+    tool_pb2.CountedPlan,
+    'A plan with what it has counted. `calls_left`, `total_left`: 0 when it is over; `total_left` "": it has no limit. '
+    "`ended_early_at`: when `ended_by` ended it before its time.",
+    "plan calls calls_left total total_left ended_early_at ended_by end_reason",
+    rename={"ended_early_at": "early_end_time"},
 )
 EffectCallInfo: Final[Any] = _shape(
     "EffectCallInfo",

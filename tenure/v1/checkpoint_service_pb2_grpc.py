@@ -250,6 +250,16 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.FromString,
                 _registered_method=True)
+        self.ListCallPlans = channel.unary_unary(
+                '/tenure.v1.CheckpointService/ListCallPlans',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ListCallPlansRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListCallPlansResponse.FromString,
+                _registered_method=True)
+        self.EndCallPlan = channel.unary_unary(
+                '/tenure.v1.CheckpointService/EndCallPlan',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.EndCallPlanRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.EndCallPlanResponse.FromString,
+                _registered_method=True)
         self.BeginStop = channel.unary_unary(
                 '/tenure.v1.CheckpointService/BeginStop',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginStopRequest.SerializeToString,
@@ -490,6 +500,16 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UndoTask(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCallPlans(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndCallPlan(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -736,6 +756,16 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.UndoTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.UndoTaskResponse.SerializeToString,
+            ),
+            'ListCallPlans': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCallPlans,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListCallPlansRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ListCallPlansResponse.SerializeToString,
+            ),
+            'EndCallPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndCallPlan,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.EndCallPlanRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.EndCallPlanResponse.SerializeToString,
             ),
             'BeginStop': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginStop,

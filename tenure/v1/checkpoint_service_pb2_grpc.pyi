@@ -193,6 +193,10 @@ class CheckpointServiceStub:
     """Creates the task of an undo, see TaskService.UndoTask. One undo at a time has an effect: a row of the call's name is
     its exclusive right.
     """
+    ListCallPlans: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListCallPlansRequest, _task_service_pb2.ListCallPlansResponse]
+    """Lists the plans of a tree, see TaskService.ListCallPlans, without what they have counted."""
+    EndCallPlan: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.EndCallPlanRequest, _task_service_pb2.EndCallPlanResponse]
+    """Records that a person ends a plan, see TaskService.EndCallPlan: no later token has it. The tool service ends it."""
     BeginStop: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]
     """Stops what the selectors name, for an operator: AdminService.BeginStop. When it answers, no grant and no reservation
     of a model call that it covers can be committed any more. The answer has no calls.
@@ -252,6 +256,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     RequeueSettled: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RequeueSettledRequest, _checkpoint_service_pb2.RequeueSettledResponse]  # type: ignore[assignment]
     PlanUndo: _aio.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]  # type: ignore[assignment]
     UndoTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]  # type: ignore[assignment]
+    ListCallPlans: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListCallPlansRequest, _task_service_pb2.ListCallPlansResponse]  # type: ignore[assignment]
+    EndCallPlan: _aio.UnaryUnaryMultiCallable[_task_service_pb2.EndCallPlanRequest, _task_service_pb2.EndCallPlanResponse]  # type: ignore[assignment]
     BeginStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginStopRequest, _admin_service_pb2.BeginStopResponse]  # type: ignore[assignment]
     EndStop: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.EndStopRequest, _admin_service_pb2.EndStopResponse]  # type: ignore[assignment]
     ListStops: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListStopsRequest, _admin_service_pb2.ListStopsResponse]  # type: ignore[assignment]
@@ -609,6 +615,22 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.UndoTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.UndoTaskResponse, _abc.Awaitable[_task_service_pb2.UndoTaskResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListCallPlans(
+        self,
+        request: _task_service_pb2.ListCallPlansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.ListCallPlansResponse, _abc.Awaitable[_task_service_pb2.ListCallPlansResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def EndCallPlan(
+        self,
+        request: _task_service_pb2.EndCallPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.EndCallPlanResponse, _abc.Awaitable[_task_service_pb2.EndCallPlanResponse]]:
         ...
 
     @_abc_1.abstractmethod

@@ -302,6 +302,102 @@ class UndoTaskResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ListCallPlansRequest(message.Message):
+    """The plans to list."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """A task of the tree."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListCallPlansResponse(message.Message):
+    """The plans of a tree."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def plans(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CountedPlan]:
+        """Those that end last first, at most 100."""
+
+    def __init__(
+        self,
+        *,
+        plans: abc.Iterable[tool_pb2.CountedPlan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EndCallPlanRequest(message.Message):
+    """The plan to end."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PLAN_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """A task of its tree."""
+    plan_id: builtins.str
+    """The plan."""
+    reason: builtins.str
+    """Why, for people."""
+    actor: builtins.str
+    """For the ledger, set by the gateway: who asks."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        plan_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        actor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "plan_id", b"plan_id", "reason", b"reason", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EndCallPlanResponse(message.Message):
+    """The plan has ended."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def plan(self) -> tool_pb2.CountedPlan:
+        """The plan, with what it had counted when it ended."""
+
+    def __init__(
+        self,
+        *,
+        plan: tool_pb2.CountedPlan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListFilesRequest(message.Message):
     """The files to list."""
 

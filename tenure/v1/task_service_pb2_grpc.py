@@ -88,6 +88,16 @@ class TaskServiceStub:
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.FromString,
                 _registered_method=True)
+        self.ListCallPlans = channel.unary_unary(
+                '/tenure.v1.TaskService/ListCallPlans',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.ListCallPlansRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.ListCallPlansResponse.FromString,
+                _registered_method=True)
+        self.EndCallPlan = channel.unary_unary(
+                '/tenure.v1.TaskService/EndCallPlan',
+                request_serializer=tenure_dot_v1_dot_task__service__pb2.EndCallPlanRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_task__service__pb2.EndCallPlanResponse.FromString,
+                _registered_method=True)
         self.ExplainTask = channel.unary_unary(
                 '/tenure.v1.TaskService/ExplainTask',
                 request_serializer=tenure_dot_v1_dot_task__service__pb2.ExplainTaskRequest.SerializeToString,
@@ -178,6 +188,16 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeTask(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCallPlans(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndCallPlan(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -274,6 +294,16 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.ResumeTask,
                     request_deserializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_task__service__pb2.ResumeTaskResponse.SerializeToString,
+            ),
+            'ListCallPlans': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCallPlans,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.ListCallPlansRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.ListCallPlansResponse.SerializeToString,
+            ),
+            'EndCallPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndCallPlan,
+                    request_deserializer=tenure_dot_v1_dot_task__service__pb2.EndCallPlanRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_task__service__pb2.EndCallPlanResponse.SerializeToString,
             ),
             'ExplainTask': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainTask,

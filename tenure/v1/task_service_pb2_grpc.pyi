@@ -109,6 +109,16 @@ class TaskServiceStub:
     REQUEST_ID_REUSED. PERMISSION_DENIED / NOT_AN_APPROVER {approvers}: the caller is none of the wait's approvers.
     NOT_FOUND.
     """
+    ListCallPlans: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ListCallPlansRequest, _task_service_pb2.ListCallPlansResponse]
+    """Lists the plans of the task's tree that are in force, or ended less than a week ago, with what each has left: those
+    that end last first, at most 100. NOT_FOUND.
+    """
+    EndCallPlan: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.EndCallPlanRequest, _task_service_pb2.EndCallPlanResponse]
+    """Ends a plan of the task's tree early. When it answers, the plan counts no call any more, whatever a token says; calls
+    that it has counted go on. Without an answer repeat it: a repeat gets the first answer. PERMISSION_DENIED /
+    NOT_AN_APPROVER {approvers}: the caller was none of the approvers of its wait. FAILED_PRECONDITION / PLAN_OVER: its
+    time was over before. NOT_FOUND; NOT_FOUND / PLAN_NOT_FOUND.
+    """
     ExplainTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]
     """Explains in at most ten lines why a task is in its state and what would change that: from the ledger, the
     coordinators and the tool service. If one of them does not answer, a line says so, except for the ledger:
@@ -164,6 +174,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     SendMessage: _aio.UnaryUnaryMultiCallable[_task_service_pb2.SendMessageRequest, _task_service_pb2.SendMessageResponse]  # type: ignore[assignment]
     ForkTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]  # type: ignore[assignment]
     ResumeTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]  # type: ignore[assignment]
+    ListCallPlans: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListCallPlansRequest, _task_service_pb2.ListCallPlansResponse]  # type: ignore[assignment]
+    EndCallPlan: _aio.UnaryUnaryMultiCallable[_task_service_pb2.EndCallPlanRequest, _task_service_pb2.EndCallPlanResponse]  # type: ignore[assignment]
     ExplainTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ExplainTaskRequest, _task_service_pb2.ExplainTaskResponse]  # type: ignore[assignment]
     ListFiles: _aio.UnaryUnaryMultiCallable[_task_service_pb2.ListFilesRequest, _task_service_pb2.ListFilesResponse]  # type: ignore[assignment]
     ReadFile: _aio.UnaryStreamMultiCallable[_task_service_pb2.ReadFileRequest, _task_service_pb2.ReadFileResponse]  # type: ignore[assignment]
@@ -267,6 +279,22 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _task_service_pb2.ResumeTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_task_service_pb2.ResumeTaskResponse, _abc.Awaitable[_task_service_pb2.ResumeTaskResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def ListCallPlans(
+        self,
+        request: _task_service_pb2.ListCallPlansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.ListCallPlansResponse, _abc.Awaitable[_task_service_pb2.ListCallPlansResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def EndCallPlan(
+        self,
+        request: _task_service_pb2.EndCallPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_task_service_pb2.EndCallPlanResponse, _abc.Awaitable[_task_service_pb2.EndCallPlanResponse]]:
         ...
 
     @_abc_1.abstractmethod

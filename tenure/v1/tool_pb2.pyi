@@ -1466,6 +1466,58 @@ class CallPlan(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class CountedPlan(message.Message):
+    """A plan, with what it has counted."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    CALLS_LEFT_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    TOTAL_LEFT_FIELD_NUMBER: builtins.int
+    EARLY_END_TIME_FIELD_NUMBER: builtins.int
+    ENDED_BY_FIELD_NUMBER: builtins.int
+    END_REASON_FIELD_NUMBER: builtins.int
+    calls: builtins.int
+    """How many calls it has counted."""
+    calls_left: builtins.int
+    """How many it may still count; 0 when it is over."""
+    total: builtins.str
+    """The amounts of its calls together, as an exact decimal; 0 without `sum_of`."""
+    total_left: builtins.str
+    """What is left of `limit`; 0 when the plan is over, empty without a limit."""
+    ended_by: builtins.str
+    """Who ended it."""
+    end_reason: builtins.str
+    """Why."""
+    @builtins.property
+    def plan(self) -> CallPlan:
+        """The plan."""
+
+    @builtins.property
+    def early_end_time(self) -> timestamp_pb2.Timestamp:
+        """When a person ended it early; absent: no person did."""
+
+    def __init__(
+        self,
+        *,
+        plan: CallPlan | None = ...,
+        calls: builtins.int = ...,
+        calls_left: builtins.int = ...,
+        total: builtins.str = ...,
+        total_left: builtins.str = ...,
+        early_end_time: timestamp_pb2.Timestamp | None = ...,
+        ended_by: builtins.str = ...,
+        end_reason: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["early_end_time", b"early_end_time", "plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "calls_left", b"calls_left", "early_end_time", b"early_end_time", "end_reason", b"end_reason", "ended_by", b"ended_by", "plan", b"plan", "total", b"total", "total_left", b"total_left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Settlement(message.Message):
     """How the tool service learns the end of a call whose answer was lost."""
 

@@ -25,6 +25,54 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class CountPlannedCallsRequest(message.Message):
+    """The plans to count."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    end: builtins.bool
+    """Ends them."""
+    @builtins.property
+    def plans(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallPlan]:
+        """The plans, as the ledger has recorded them."""
+
+    def __init__(
+        self,
+        *,
+        plans: abc.Iterable[tool_pb2.CallPlan] | None = ...,
+        end: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["end", b"end", "plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CountPlannedCallsResponse(message.Message):
+    """What plans have counted."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def plans(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CountedPlan]:
+        """In the order of the request, without who ended them."""
+
+    def __init__(
+        self,
+        *,
+        plans: abc.Iterable[tool_pb2.CountedPlan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class KeepContentRequest(message.Message):
     """A part of content to keep."""
 

@@ -160,6 +160,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.TryToolRuleRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.TryToolRuleResponse.FromString,
                 _registered_method=True)
+        self.CountPlannedCalls = channel.unary_unary(
+                '/tenure.v1.ToolService/CountPlannedCalls',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.CountPlannedCallsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.CountPlannedCallsResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer:
@@ -290,6 +295,11 @@ class ToolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TryToolRule(self, request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountPlannedCalls(self, request, context):
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -426,6 +436,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.TryToolRule,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.TryToolRuleRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.TryToolRuleResponse.SerializeToString,
+            ),
+            'CountPlannedCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountPlannedCalls,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.CountPlannedCallsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.CountPlannedCallsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(

@@ -136,6 +136,10 @@ class ToolServiceStub:
     """Deletes a rule: AdminService.DeleteToolRule."""
     TryToolRule: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TryToolRuleRequest, _admin_service_pb2.TryToolRuleResponse]
     """Tries a rule on recorded calls: AdminService.TryToolRule."""
+    CountPlannedCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.CountPlannedCallsRequest, _tool_service_pb2.CountPlannedCallsResponse]
+    """Returns what plans have counted, and ends them on request, under the locks of their counters: when it answers, they
+    count no call any more, at any replica.
+    """
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -167,6 +171,7 @@ class ToolServiceAsyncStub(ToolServiceStub):
     ListToolRules: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolRulesRequest, _admin_service_pb2.ListToolRulesResponse]  # type: ignore[assignment]
     DeleteToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteToolRuleRequest, _admin_service_pb2.DeleteToolRuleResponse]  # type: ignore[assignment]
     TryToolRule: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TryToolRuleRequest, _admin_service_pb2.TryToolRuleResponse]  # type: ignore[assignment]
+    CountPlannedCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CountPlannedCallsRequest, _tool_service_pb2.CountPlannedCallsResponse]  # type: ignore[assignment]
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
 
@@ -376,6 +381,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.TryToolRuleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.TryToolRuleResponse, _abc.Awaitable[_admin_service_pb2.TryToolRuleResponse]]:
+        ...
+
+    @_abc_1.abstractmethod
+    def CountPlannedCalls(
+        self,
+        request: _tool_service_pb2.CountPlannedCallsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.CountPlannedCallsResponse, _abc.Awaitable[_tool_service_pb2.CountPlannedCallsResponse]]:
         ...
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from tenure.domain.tools import Outcome, OutcomeStatus, PlannedCalls
 from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.wire.call_plans import plan_to_wire
 from tenure.wire.tool import outcome_to_domain
 from tests.support.fix_tools import Grants, Outside, Owner, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
@@ -105,6 +108,69 @@ async def test_race_for_a_plan_shows_a_missing_guard(tool_service: StartTools, g
     both = {"mutation": mutation, "failpoints": "tools.bounds_locked=1#sleep(3000)"}
     replicas = [await tool_service(**both), await tool_service(**both)]
     assert (await race(replicas, grants)).count(RAN) > 5
+
+
+async def counted(tools: ToolClient, planned: PlannedCalls, *, end: bool = False) -> tool_pb2.CountedPlan:
+    request = tool_service_pb2.CountPlannedCallsRequest(plans=[plan_to_wire(planned)], end=end)
+    (one,) = (await tools.stub.CountPlannedCalls(request, timeout=CALL_SECONDS)).plans
+    assert isinstance(one, tool_pb2.CountedPlan)
+    return one
+
+
+def figures(plan: tool_pb2.CountedPlan) -> tuple[int, int, str, str]:
+    return plan.calls, plan.calls_left, plan.total, plan.total_left
+
+
+async def test_ended_plan_counts_no_call_of_any_claim(tools: ToolClient, grants: Grants) -> None:
+    limited = plan(5, sum_of="args.line", limit="10.50")
+    assert figures(await counted(tools, limited)) == (0, 5, "0", "10.50")
+    owner = grants.claim(plans=(limited,))
+    assert await asked_call(tools, owner, "1.0", line="4.25") == RAN
+    assert figures(await counted(tools, limited)) == (1, 4, "4.25", "6.25")
+    ended = await counted(tools, limited, end=True)
+    assert figures(ended) == (1, 0, "4.25", "0")
+    assert await asked_call(tools, owner, "1.1", line="1") == ASKED
+    later = grants.claim(owner.task_id, epoch=11, plans=(limited,))
+    assert await asked_call(tools, later, "1.1", line="1") == ASKED
+    assert (
+        "The plan of an earlier approval was ended early." in (await outcome_of(tools, later, "1.1", line="1")).content
+    )
+    assert await asked_call(tools, later, "1.0", line="4.25") == RAN, "the counted call goes on"
+    assert await counted(tools, limited, end=True) == await counted(tools, limited) == ended
+    other = grants.claim(plans=(plan(1, plan_id="task/w2"), limited))
+    assert await asked_call(tools, other, "1.0", line="1") == RAN, "another plan is in force"
+
+
+async def race_with_end(
+    replicas: Sequence[ToolClient], grants: Grants, within: float | None = None
+) -> tuple[int, int, int]:
+    """Twenty callers and the end of their plan, which begins after the first answer, or `within` this time.
+
+    Returns what the plan had counted when its end was answered, what it has counted at last, and how many calls ran.
+    """
+    shared = plan(40, plan_id=f"task/{uuid.uuid4().hex}")
+    owners = [grants.claim(plans=(shared,)) for _ in range(20)]
+    calls = [asyncio.create_task(asked_call(replicas[at % 2], owner, "1.0")) for at, owner in enumerate(owners)]
+    await asyncio.wait(calls, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+    ended = await counted(replicas[1], shared, end=True)
+    late = await asyncio.gather(*(asked_call(replicas[0], owner, "1.1") for owner in owners[:5]))
+    assert set(late) == {ASKED}
+    outcomes = await asyncio.gather(*calls)
+    return ended.calls, (await counted(replicas[0], shared)).calls, outcomes.count(RAN)
+
+
+async def test_no_call_is_counted_after_the_end_of_a_plan(tool_service: StartTools, grants: Grants) -> None:
+    replicas = [await tool_service(failpoints="tools.bounds_locked=1#sleep(1000)") for _ in range(2)]
+    at_end, at_last, ran = await race_with_end(replicas, grants)
+    assert at_end == at_last == ran > 0
+
+
+@pytest.mark.faults
+async def test_race_with_the_end_shows_a_missing_lock(tool_service: StartTools, grants: Grants) -> None:
+    both = {"mutation": "bound_locked", "failpoints": "tools.bounds_locked=1#sleep(3000)"}
+    replicas = [await tool_service(**both), await tool_service(**both)]
+    at_end, at_last, _ = await race_with_end(replicas, grants, within=1.5)
+    assert at_end < at_last
 
 
 @pytest.mark.parametrize("failpoint", ["tools.bounds_locked", "tools.after_ruled_accept", "tools.after_effect"])

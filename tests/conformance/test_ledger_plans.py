@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tenure.domain.call_plans import MAX_PLANS
-from tenure.domain.errors import InvalidRequest, LimitReached, WrongState
+from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, PermissionDenied, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks
-from tenure.v1 import tool_pb2
 from tests.conformance.test_ledger_waits import approval, leave_of_a_person, say, waiting
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 
@@ -103,6 +103,42 @@ async def test_plan_is_for_the_tree_and_not_for_a_fork(replica: Checkpoint) -> N
     await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", task.task_id, child)
     plan_id = f"{task.task_id}/{task.wait.wait_id}"
     assert await offered_plans(replica) == {task.task_id: [plan_id], child: [plan_id], fork: []}
+
+
+async def end(replica: Checkpoint, task_id: str, plan_id: str, actor: str) -> tool_pb2.CountedPlan:
+    request = tasks.EndCallPlanRequest(task_id=task_id, plan_id=plan_id, actor=actor, reason=f"{actor} says so")
+    ended: tasks.EndCallPlanResponse = await replica.stub.EndCallPlan(request, timeout=TIMEOUT_SECONDS)
+    return ended.plan
+
+
+async def test_ended_plan_is_in_no_offer_and_stays_listed(replica: Checkpoint) -> None:
+    task = await waiting(replica, leave_of_a_person())
+    await say(replica, task, decision="allow", plan=TWO)
+    other, plan_id = (await replica.create()).task_id, f"{task.task_id}/{task.wait.wait_id}"
+    with pytest.raises(NotFound) as unknown:
+        await end(replica, other, plan_id, "user/bob")
+    assert unknown.value.reason == "PLAN_NOT_FOUND"
+    ended = await end(replica, task.task_id, plan_id, "user/bob")
+    assert (ended.plan.plan_id, ended.ended_by, ended.end_reason) == (plan_id, "user/bob", "user/bob says so")
+    assert await offered_plans(replica) == {task.task_id: [], other: []}
+    assert await end(replica, task.task_id, plan_id, "user/eve") == ended, "the first end stays"
+    request = tasks.ListCallPlansRequest(task_id=task.task_id)
+    assert list((await replica.stub.ListCallPlans(request, timeout=TIMEOUT_SECONDS)).plans) == [ended]
+    await replica.query("update ledger.call_plans set ended_by = '' where plan_id = %s", plan_id)
+    with pytest.raises(WrongState) as over:
+        await end(replica, task.task_id, plan_id, "user/bob")
+    assert over.value.reason == "PLAN_OVER"
+
+
+async def test_only_approvers_of_its_wait_end_a_plan(replica: Checkpoint) -> None:
+    policy = task_pb2.TaskPolicy(approvers=["user/ann"])
+    task = await waiting(replica, leave_of_a_person(), policy=policy)
+    await say(replica, task, actor="user/ann", decision="allow", plan=TWO)
+    plan_id = f"{task.task_id}/{task.wait.wait_id}"
+    with pytest.raises(PermissionDenied) as refused:
+        await end(replica, task.task_id, plan_id, "user/bob")
+    assert (refused.value.reason, refused.value.metadata["approvers"]) == ("NOT_AN_APPROVER", "user/ann")
+    assert (await end(replica, task.task_id, plan_id, "user/ann")).ended_by == "user/ann"
 
 
 async def forked(replica: Checkpoint, task_id: str) -> str:

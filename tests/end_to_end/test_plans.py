@@ -86,3 +86,32 @@ async def test_calls_of_sub_agents_run_by_the_plan_of_their_root(installation: I
     ]
     plan_id = f"{task.id}/{wait.wait_id}"
     assert used == [(0, ""), (1, plan_id), (1, plan_id)]
+
+
+async def test_plan_is_shown_and_ended_from_each_surface(installation: Installation) -> None:
+    address = installation.stack.gateway_address
+    async with Client(address) as client:
+        task = await client.submit(uuid.uuid4().hex, model="sim-e2e-leave", approve_tools=[UNSAFE])
+        await installation.in_state(task.id, "WAITING_USER")
+        wait = (await task.refresh()).wait
+        assert wait is not None
+        await task.approve(wait, plan=CallPlan(count=5, when="args.file == ''", sum_of="args.line", limit="9.50"))
+        shown = await tenure("tasks", "plans", task.id, address=address)
+        assert f"/{wait.wait_id}" in shown.out, shown.err
+        without_reason = await tenure("tasks", "plans", task.id, "--end", wait.wait_id, address=address)
+        assert without_reason.code == 2
+        end = ("--end", wait.wait_id, "--reason", "enough")
+        ended = await tenure("--json", "tasks", "plans", task.id, *end, address=address)
+        assert ended.code == 0, ended.err
+        plan = ended.values[0]
+        assert (plan["calls"], plan["calls_left"], plan["total_left"], plan["end_reason"]) == (0, 0, "0", "enough")
+        assert plan["ended_by"] == plan["plan"]["approved_by"]
+        url = f"{installation.stack.http_url}/v1/tasks/{task.id}/plans"
+        async with httpx2.AsyncClient(verify=http_tls_context(), timeout=CALL_SECONDS, trust_env=False) as http:
+            again = await http.post(f"{url}/end", json={"plan_id": plan["plan"]["plan_id"], "reason": "again"})
+            assert (again.status_code, again.json()) == (200, plan), "a repeat gets the first answer"
+            assert (await http.get(url)).json() == {"plans": [plan]}
+        await task.cancel()
+    audit = await tenure("--json", "admin", "audit", "list", "--method", "TaskService/EndCallPlan", address=address)
+    reasons = [one["reason"] for one in audit.values if plan["plan"]["plan_id"] in one["target"]]
+    assert reasons == ["again", "enough"], audit.out

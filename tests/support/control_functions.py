@@ -5,10 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tenure.control import StepFailed, ToolFailed, TryAgain, Work
+from tenure.control import (
+    EffectClass,
+    EffectKey,
+    EffectScope,
+    OwnTool,
+    OwnToolContext,
+    StepFailed,
+    ToolFailed,
+    TryAgain,
+    Work,
+)
 
 
 def trace(given: dict[str, Any], line: str) -> None:
@@ -148,6 +159,26 @@ async def returning(work: Work, given: Any) -> Any:
     return given
 
 
+async def refunding(work: Work, given: dict[str, Any]) -> list[str]:
+    """Refunds an order, once in the tenant."""
+
+    async def refund(context: OwnToolContext, _arguments: Mapping[str, Any]) -> str:
+        return f"refunded by {context.task_id}"
+
+    schema = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+    key = EffectKey(("/order",), EffectScope.TENANT, 3600.0)
+    tool = OwnTool(
+        name="refund",
+        description="Refunds an order.",
+        input_schema=schema,
+        effect=EffectClass.KEYED,
+        run=refund,
+        effect_key=key,
+    )
+    (outcome,) = await work.call_own_tools([(tool, {"order": given["order"]})])
+    return [outcome.status, outcome.detail]
+
+
 FUNCTIONS = {
     "records": records,
     "failing": failing,
@@ -157,4 +188,5 @@ FUNCTIONS = {
     "stubborn": stubborn,
     "changed": changed,
     "returning": returning,
+    "refunding": refunding,
 }

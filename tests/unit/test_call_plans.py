@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenure.domain.call_plans import approve, finding_of, rule_of, share_of_plan
+from tenure.domain.call_plans import approve, finding_of, left_of_plan, rule_of, share_of_plan
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.tool_rules import (
     Counter,
@@ -147,3 +147,18 @@ def test_plan_without_other_bounds_fits_each_call() -> None:
     plan = approve(PlannedCalls(count=1), ASKED, "t/w1", "user/ann", NOW)
     assert share_of_plan(plan, called("{}"), NOW) is not None
     assert rule_of(plan).bounds is not None
+
+
+@pytest.mark.parametrize(
+    ("use", "now", "left"),
+    [
+        (Use(), NOW, (2, "100")),
+        (Use(1, Decimal("20.25")), NOW, (1, "79.75")),
+        (Use(3, Decimal(200)), NOW, (0, "0")),
+        (Use(1, Decimal(1), ended=True), NOW, (0, "0")),
+        (Use(), PLAN.end_time, (0, "0")),
+    ],
+)
+def test_nothing_is_left_of_a_plan_that_has_ended(use: Use, now: float, left: tuple[int, str]) -> None:
+    assert left_of_plan(PLAN, use, now) == left
+    assert left_of_plan(replace(PLAN, limit="", sum_of=""), use, now) == (left[0], "")

@@ -135,6 +135,8 @@ def _answer_of(method: MethodDescriptor) -> Any:
     answer: Any = GetMessageClass(method.output_type)()
     if "task" in method.output_type.fields_by_name:
         answer.task.state = task_pb2.TASK_STATE_RUNNING
+    if method.name == "CountPlannedCalls":
+        answer.plans.add()
     return answer
 
 

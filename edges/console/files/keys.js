@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { dialog } from "./ui.js";
 
-const PAGES = { t: "#/tasks", a: "#/approvals", d: "#/in-doubt", w: "#/workers", s: "#/schedules", h: "#/webhooks", u: "#/usage", l: "#/audit" };
+const PAGES = { t: "#/tasks", a: "#/approvals", d: "#/in-doubt", e: "#/effects", w: "#/workers", s: "#/schedules", h: "#/webhooks", u: "#/usage", l: "#/audit" };
 const KEYS = [
   ["/", "search"],
   ["j, k", "next and previous row"],
@@ -11,6 +11,7 @@ const KEYS = [
   ["g t", "tasks"],
   ["g a", "approvals"],
   ["g d", "calls in doubt"],
+  ["g e", "effects"],
   ["g w", "workers and queues"],
   ["g s", "schedules"],
   ["g h", "webhooks"],

@@ -24,20 +24,18 @@ from services.checkpoint.rows import TaskRow
 from services.checkpoint.submit.create import as_sent, yielding_to_rivals
 from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.waits import waits
+from services.checkpoint.waits.call_plans import check_number_of_plans, keep_plan
 from services.checkpoint.waits.operator_waits import keep_starts
 from services.checkpoint.watch.announcement import Announcement, announcement_of
-from tenure.domain.call_plans import MAX_PLANS
 from tenure.domain.close_out import PendingEnding, refuse_message
-from tenure.domain.errors import AlreadyExists, LimitReached, WrongState
+from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.domain.images import ANSWER_TEXT
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
-from tenure.domain.tools import PlannedCalls
 from tenure.domain.waits import call_digest
 from tenure.runtime.failpoints import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.call_plans import plan_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,23 +168,8 @@ async def _answer(connection: Connection, draft: Draft, request: pb.AppendForeig
     members = await members_for(connection, draft.row.tenant, waits.approvers_of(draft))
     approved = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
     if approved.plan is not None:
-        await _check_number_of_plans(connection, draft.row.root_task_id)
+        await check_number_of_plans(connection, draft.row.root_task_id)
     return approved
-
-
-async def _check_number_of_plans(connection: Connection, root_task_id: str) -> None:
-    """Raises LimitReached (TOO_MANY_PLANS). The caller holds the lock of the tree's budget until it adds a plan."""
-    ((count,),) = await fetch_all(connection, APPROVALS.count_plans, {"root_task_id": root_task_id})
-    if count >= MAX_PLANS:
-        message = f"{MAX_PLANS} plans of the task's tree are in force: answer without a plan, or wait until one ends"
-        raise LimitReached(message, reason="TOO_MANY_PLANS")
-
-
-async def _keep_plan(connection: Connection, root_task_id: str, plan: PlannedCalls) -> None:
-    """Keeps a plan for the tokens of the tree's next grants."""
-    packed = plan_to_wire(plan).SerializeToString()
-    columns = {"plan_id": plan.plan_id, "root_task_id": root_task_id, "plan": packed, "ends_at": plan.end_time}
-    await connection.execute(APPROVALS.keep_plan, columns)
 
 
 def _append_message(draft: Draft, request: pb.AppendForeignRequest, sent: ledger_pb2.UserMessage) -> None:
@@ -202,8 +185,7 @@ async def _append(connection: Connection, draft: Draft, request: pb.AppendForeig
             if call.tool == SPAWN_SUB_AGENTS:
                 await spawn(connection, draft, call, is_approved=True)
         await _keep_approvals(connection, draft.row.task_id, approved.calls)
-        if approved.plan is not None:
-            await _keep_plan(connection, draft.row.root_task_id, approved.plan)
+        await keep_plan(connection, draft.row.root_task_id, approved)
         return
     wanted: OperatorRequest | None = None
     if request.WhichOneof("fact") == "cancel_request":

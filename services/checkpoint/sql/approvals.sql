@@ -56,8 +56,24 @@ returning 1;
 
 -- name: keep_plan
 -- Keeps a plan of a tree for the tokens of its next grants. The caller has locked the budget of the tree.
-insert into call_plans (plan_id, root_task_id, plan, ends_at)
-values (%(plan_id)b, %(root_task_id)b::text::uuid, %(plan)b, to_timestamp(%(ends_at)b::float8));
+insert into call_plans (plan_id, root_task_id, plan, ends_at, approvers)
+values (%(plan_id)b, %(root_task_id)b::text::uuid, %(plan)b, to_timestamp(%(ends_at)b::float8), %(approvers)b::text[]);
+
+-- name: list_plans
+-- The plans of a tree that are in force, or ended less than a week ago: the tool service keeps what they have counted.
+select plan, ended_by, end_reason from call_plans
+ where root_task_id = %(root_task_id)b::text::uuid and ends_at > now() - interval '7 days'
+ order by ends_at desc, plan_id limit 100;
+
+-- name: lock_plan
+-- Locks a plan of a tree for its end.
+select approvers, ends_at <= now(), plan, ended_by, end_reason from call_plans
+ where plan_id = %(plan_id)b and root_task_id = %(root_task_id)b::text::uuid for no key update;
+
+-- name: end_plan
+-- Ends a plan that lock_plan has locked.
+update call_plans set ends_at = least(ends_at, now()), ended_by = %(ended_by)b, end_reason = %(end_reason)b
+ where plan_id = %(plan_id)b;
 
 -- name: count_plans
 -- How many plans of a tree are in force.

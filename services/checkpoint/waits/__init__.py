@@ -2,6 +2,7 @@
 
 waits.py             begins, answers and closes waits in drafts
 escalating.py        takes one step of a wait's escalation
+call_plans.py        plans of calls that answers approve: their number, their list, their end
 signals.py           signals from outside, kept until a wait takes them
 sub_agent_waits.py   a parent's wait for the sub-agents of a call
 sub_agent_events.py  wakes parents whose sub-agents have ended, and cancels sub-agents that no parent awaits

@@ -62,10 +62,11 @@ class RecordedAnswer(NamedTuple):
 
 
 class Approved(NamedTuple):
-    """What an answer approves: calls of the wait, and later calls by a plan."""
+    """What an answer approves: calls of the wait, and later calls by a plan. `approvers`: who could answer the wait."""
 
     calls: list[ToolIntent]
     plan: PlannedCalls | None
+    approvers: tuple[str, ...]
 
 
 def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
@@ -139,7 +140,7 @@ def answer_wait(
         message = replace(message, plan=plan)
     plan_call = calls[0].call_id if calls else wait.call_id
     end_wait_with_answer(draft, wait, RecordedAnswer(message, actor, request_id, plan_call=plan_call))
-    return Approved(calls, message.plan)
+    return Approved(calls, message.plan, wait.approvers)
 
 
 def _planned_like(wait: Wait, answer: WaitAnswer, calls: Sequence[ToolIntent]) -> list[tuple[str, str]]:

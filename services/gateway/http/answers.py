@@ -118,6 +118,9 @@ Queues: Final[Any] = public_class("Queues", "Queued tasks by queue and priority.
 ToolList: Final[Any] = public_class(
     "ToolList", "The tools that the tenant's tasks may call.", tools=tuple[info.ToolInfo, ...]
 )
+PlanList: Final[Any] = public_class(
+    "PlanList", "The plans of a task's tree, those that end last first.", plans=tuple[info.PlanInfo, ...]
+)
 RefusedWrites: Final[Any] = public_class(
     "RefusedWrites",
     "Refused writes of stale workers, the newest first.",

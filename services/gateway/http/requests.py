@@ -261,6 +261,14 @@ class ForkBody:
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPlanBody:
+    """The early end of a plan."""
+
+    plan_id: str = given("the plan")
+    reason: str = given("recorded; at most 1,000 characters")
+
+
 @dataclass(frozen=True, kw_only=True)
 class UndoQuery:
     """The effects to list."""

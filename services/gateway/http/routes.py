@@ -109,6 +109,15 @@ ROUTES: Final = (
         status=201,
     ),
     route_of(
+        *("GET", f"{_TASK}/plans", "TaskService.ListCallPlans", answers.PlanList),
+        "List the plans of a task's tree, with what each has left",
+    ),
+    route_of(
+        *("POST", f"{_TASK}/plans/end", "TaskService.EndCallPlan", info.PlanInfo),
+        "End a plan early",
+        body=req.EndPlanBody,
+    ),
+    route_of(
         *("POST", f"{_TASK}/resume", tasks.resume, TaskInfo),
         "Answer the wait of a task",
         body=req.AnswerBody,

@@ -8,8 +8,9 @@ locks its counter subtracts it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -18,14 +19,17 @@ from services.tools.calls.accept_rules import AnswerFromRecord, AskFirst, RunCal
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.rules.evaluating import Judgement, judge, judge_plans
 from services.tools.statements import RULES
-from tenure.domain.call_plans import plan_id_of
+from tenure.domain.call_plans import counter_of, left_of_plan, plan_id_of
 from tenure.domain.tool_rules import Counter, Counts, RuledCall, Use, read_arguments
 from tenure.runtime.process import note_progress
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.wire.call_plans import plan_to_domain
+from tenure.wire.common import timestamp
 
 if TYPE_CHECKING:
     from services.tools.rules.book import RuleSet
     from tenure.runtime.expressions import Expressions
-    from tenure.runtime.store.postgres import Connection
 
 ASKED: Final = "The task asks a person about each call of {tool}."
 Judgements = Mapping[CallKey, Judgement]
@@ -109,22 +113,26 @@ async def lock_bounds(postgres: Connection, judgements: Judgements, new: Iterabl
     wanted = {each for key, judgement in judgements.items() if key in keys for each in judgement.counters}
     if not wanted:
         return BoundsOfBatch(judgements, Counts({}), {})
-    columns = {
-        "tenants": [counter.tenant for counter in wanted],
-        "rules": [counter.rule for counter in wanted],
-        "subjects": [counter.subject for counter in wanted],
-        "windows": [counter.window_seconds for counter in wanted],
-        "begins": [counter.begins_at for counter in wanted],
-    }
-    rows = await (await postgres.execute(RULES.lock_counters, columns)).fetchall()
-    ids = {Counter(*counter): counter_id for counter_id, *counter, _, _ in rows}
-    used = await _without_returned(postgres, rows)
+    rows = await _lock(postgres, wanted)
+    ids = {Counter(*counter): counter_id for counter_id, *counter, _, _, _ in rows}
+    used = await _without_returned(postgres, {row[0]: Use(*row[-3:]) for row in rows})
     return BoundsOfBatch(judgements, Counts({counter: used[one] for counter, one in ids.items()}), ids)
 
 
-async def _without_returned(postgres: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[int, Use]:
-    """Returns what locked counters have counted, without the calls that never ran. The rows: id, …, calls, total."""
-    used = {counter_id: Use(calls, total) for counter_id, *_, calls, total in rows}
+async def _lock(postgres: Connection, counters: Collection[Counter]) -> Sequence[tuple[Any, ...]]:
+    """Locks counters in one order. Returns a row of each: its id, its parts, and what it has counted."""
+    columns = {
+        "tenants": [counter.tenant for counter in counters],
+        "rules": [counter.rule for counter in counters],
+        "subjects": [counter.subject for counter in counters],
+        "windows": [counter.window_seconds for counter in counters],
+        "begins": [counter.begins_at for counter in counters],
+    }
+    return await (await postgres.execute(RULES.lock_counters, columns)).fetchall()
+
+
+async def _without_returned(postgres: Connection, used: dict[int, Use]) -> dict[int, Use]:
+    """Returns what locked counters have counted, by their ids, without the calls that never ran."""
     returned = await postgres.execute(RULES.take_returned, {"counter_ids": list(used)})
     for counter_id, amount in await returned.fetchall():
         used[counter_id] = used[counter_id].minus(amount)
@@ -140,9 +148,40 @@ async def _write(postgres: Connection, used: Mapping[int, Use]) -> None:
     await postgres.execute(RULES.write_counters, columns)
 
 
+async def count_planned_calls(
+    pool: Pool, tenant: str, request: tool_service_pb2.CountPlannedCallsRequest
+) -> tool_service_pb2.CountPlannedCallsResponse:
+    """Returns what plans have counted, and ends them on request: no transaction that commits later counts by them."""
+    counters = {plan.plan_id: counter_of(plan_to_domain(plan), tenant) for plan in request.plans}
+
+    async def work(postgres: Connection) -> Sequence[tuple[Any, ...]]:
+        if request.end:
+            rows = await _lock(postgres, counters.values())
+            await postgres.execute(RULES.end_counters, {"counter_ids": [counter_id for counter_id, *_ in rows]})
+        columns = {"tenant": tenant, "rules": [counter.rule for counter in counters.values()]}
+        return await (await postgres.execute(RULES.read_counters, columns)).fetchall()
+
+    rows = await in_transaction(pool, work)
+    uses = {plan_id_of(rule): (Use(calls, total, at is not None), at) for rule, calls, total, at in rows}
+    plans = [_counted(plan, *uses.get(plan.plan_id, (Use(), None))) for plan in request.plans]
+    return tool_service_pb2.CountPlannedCallsResponse(plans=plans)
+
+
+def _counted(plan: tool_pb2.CallPlan, use: Use, ended_at: datetime | None) -> tool_pb2.CountedPlan:
+    calls_left, total_left = left_of_plan(plan_to_domain(plan), use, time.time())
+    return tool_pb2.CountedPlan(
+        plan=plan,
+        calls=use.calls,
+        calls_left=calls_left,
+        total=f"{use.total:f}",
+        total_left=total_left,
+        early_end_time=None if ended_at is None else timestamp(ended_at),
+    )
+
+
 async def forget_counted_calls(postgres: Connection, task_id: UUID) -> None:
     """Deletes which calls of a task were counted. Those that never ran are given back; the others stay counted."""
     rows = await (await postgres.execute(RULES.lock_counters_of_task, {"task_id": task_id})).fetchall()
     if rows:
-        await _write(postgres, await _without_returned(postgres, rows))
+        await _write(postgres, await _without_returned(postgres, {one: Use(*use) for one, *use in rows}))
     await postgres.execute(RULES.forget_counted_calls, {"task_id": task_id})

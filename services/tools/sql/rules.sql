@@ -53,7 +53,20 @@ select tenant, rule, subject, window_seconds, to_timestamp(begins_at),
  order by tenant collate "C", rule collate "C", subject, window_seconds, begins_at
 on conflict (tenant, rule, subject, window_seconds, begins_at) do update set calls = c.calls
 returning c.counter_id, c.tenant, c.rule, c.subject, c.window_seconds, extract(epoch from c.begins_at)::float8, c.calls,
-          c.total;
+          c.total, c.ended_early_at is not null;
+
+-- name: end_counters
+-- Ends the counters of plans. lock_counters has locked them, so the transactions that counted by them have committed.
+update rule_counters set ended_early_at = coalesce(ended_early_at, clock_timestamp())
+ where counter_id = any(%(counter_ids)b::bigint[]);
+
+-- name: read_counters
+-- What the counters of plans have counted, without the calls that never ran.
+select c.rule, c.calls - r.calls, c.total - r.total, c.ended_early_at
+  from rule_counters c
+ cross join lateral (select count(*) as calls, coalesce(sum(k.amount), 0) as total
+                       from counted_calls k where k.counter_id = c.counter_id and k.returned) r
+ where c.tenant = %(tenant)b and c.rule = any(%(rules)b::text[]);
 
 -- name: take_returned
 -- The calls of locked counters that never ran.

@@ -183,6 +183,41 @@ async def test_a_function_shows_its_steps_and_its_result(
     assert "1 of" not in header.partition("Attempt")[2]
 
 
+async def test_a_call_leads_to_all_that_touched_its_effect(
+    installation: Installation, functions: Workers, viewer: Viewer
+) -> None:
+    await functions.start()
+    order = f"{uuid.uuid4().hex}, a=b"
+    both = []
+    for _ in range(2):
+        both.append(await submit(installation, functions, "refunding", json.dumps({"order": order})))
+        assert (await installation.ended(both[-1])).state == SUCCEEDED
+    page = await viewer.opens(f"tasks/{both[1]}")
+    await page.locator(".timeline .call summary").click()
+    await page.get_by_role("link", name="All calls with this effect key").click()
+    rows = page.locator("tbody tr")
+    for task_id, said in zip(both, ("succeeded happened", "already happened none"), strict=True):
+        found = rows.filter(has=page.locator(f'a[href="#/tasks/{task_id}"]'))
+        await found.filter(has_text=order).wait_for(timeout=PATIENCE)
+        assert said in " ".join((await found.inner_text()).split())
+    async with page.expect_download() as downloading:
+        await rows.first.get_by_role("link", name="Receipt").click()
+    receipt = json.loads((await (await downloading.value).path()).read_text().splitlines()[0])["receipt"]
+    assert receipt["tool_service"]["record"]["task"] == both[0]
+    key = page.get_by_label("Argument of the key").first
+    assert await key.input_value() == f"/order={order}"
+    await key.fill("order=8")
+    await page.keyboard.press("Enter")
+    await sees(page, "No call has such an effect key.")
+    await key.fill("order")
+    await page.keyboard.press("Enter")
+    await sees(page, "order: write an argument and its value")
+    await key.fill(f"order={order}")
+    await page.keyboard.press("Enter")
+    await page.locator(f'a[href="#/tasks/{both[0]}"]').wait_for(timeout=PATIENCE)
+    assert "tool=refund" in page.url
+
+
 async def test_the_list_has_the_tasks_of_an_agent_or_of_one_revision(
     installation: Installation, viewer: Viewer
 ) -> None:
@@ -317,6 +352,23 @@ async def test_everything_is_done_with_the_keyboard(installation: Installation, 
     await sees(page, "worker-1")
 
 
+async def test_a_plan_shows_what_is_left_and_is_ended(installation: Installation, viewer: Viewer) -> None:
+    async with tenure.Client(installation.stack.gateway_address) as client:
+        task = await client.submit(uuid.uuid4().hex, model="sim-e2e-leave", approve_tools=["append_record_unsafe"])
+        page = await viewer.opens(f"tasks/{task.id}")
+        await installation.in_state(task.id, "WAITING_USER")
+        wait = (await task.refresh()).wait
+        assert wait is not None
+        await task.approve(wait, plan=tenure.CallPlan(count=5))
+        await task.result()
+    await sees(page, "The plan has counted 2 of 5 calls, 3 left", ".timeline")
+    await page.get_by_role("button", name="End the plan …").click()
+    await page.get_by_label("Reason").fill("enough of them")
+    await page.get_by_role("button", name="End the plan", exact=True).click()
+    await sees(page, re.compile("The plan has counted 2 of 5 calls · ended by .*: enough of them"), ".timeline")
+    assert await page.get_by_role("button", name="End the plan …").count() == 0
+
+
 async def test_a_message_and_a_fork_are_sent(installation: Installation, viewer: Viewer) -> None:
     task_id = await installation.submit("sim-question")
     await installation.in_state(task_id, "WAITING_USER")
@@ -334,7 +386,7 @@ async def test_a_message_and_a_fork_are_sent(installation: Installation, viewer:
     await sees(page, "And in German?")
 
 
-PAGES = ("tasks", "approvals", "in-doubt", "workers", "schedules", "webhooks", "usage", "audit")
+PAGES = ("tasks", "approvals", "in-doubt", "effects", "workers", "schedules", "webhooks", "usage", "audit")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

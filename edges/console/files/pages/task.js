@@ -10,6 +10,7 @@ import { announce, errorBox, errorText, longText, may, throttled } from "../ui.j
 import { waitPanel } from "./answer.js";
 import { Aside } from "./aside.js";
 import { showPrompt } from "./contents.js";
+import { Plans } from "./plans.js";
 import { doubtPanel } from "./resolve.js";
 import { actionButtons } from "./steer.js";
 import { listAddress, title } from "./tasks.js";
@@ -30,12 +31,14 @@ export default async function taskPage(context) {
   const link = h("span.link-state", { role: "status" });
   const end = h("div", { "data-end": true });
   const aside = new Aside(task);
+  const plans = new Plans(taskId);
   const timeline = new Timeline({
     marker: announce,
     budget: (budget) => header.budget(budget),
     owner: (worker, claim) => header.owner(worker, claim),
     tree: () => aside.readTree(),
     tools: (names) => aside.showTools(names),
+    plan: (id) => plans.view(id),
     prompt: task.function ? null : (step) => showPrompt(taskId, step),
   });
   const result = h("section.result", { hidden: true });
@@ -113,7 +116,10 @@ export default async function taskPage(context) {
       timeline.apply(event);
       follow();
       if (event.kind === "transition" || event.kind === "assistant_message" || event.kind === "operator_request") refresh();
-      if (event.sequence) waterfall.changed();
+      if (event.sequence) {
+        waterfall.changed();
+        plans.changed();
+      }
     },
     status: (status, error) => {
       setText(link, error && status === "failed" ? errorText(error) : statusWords[status]);
@@ -128,6 +134,7 @@ export default async function taskPage(context) {
   onLeave(() => {
     stream.stop();
     refresh.cancel();
+    plans.read.cancel();
     waterfall.show(false);
     removeEventListener("scroll", scroll);
   });

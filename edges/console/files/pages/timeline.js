@@ -6,8 +6,9 @@ import { allTokens, argumentsLine, clock, count, duration, epoch, exact, money, 
 import { stringify } from "../json.js";
 import { markdown } from "../markdown.js";
 import { isEnded, known, waitLine } from "../states.js";
-import { longText } from "../ui.js";
+import { longText, may } from "../ui.js";
 import { argumentsView, outputView } from "./contents.js";
+import { effectsAddress } from "./effects.js";
 
 const OUTCOMES = { SUCCEEDED: ["✓", "ok"], IN_DOUBT: ["?", "warn"], NOT_RUN: ["·", "dim"] };
 const FAILED = ["✗", "bad"];
@@ -23,6 +24,7 @@ const LIVE_LIMIT = 64 * 1024; // Characters of live text that are kept, counted 
 export class Timeline {
   // on.marker(text): what a person should hear of. on.budget(budget), on.owner(worker, epoch), on.tools(names): the tools
   // that the model is offered. on.prompt(step): shows what the model read; null: the ledger does not have it.
+  // on.plan(id): the element with what a plan has left.
   constructor(on = {}) {
     this.element = h("ol.timeline", { "aria-label": "Timeline" });
     this.on = on;
@@ -34,7 +36,7 @@ export class Timeline {
     this.sequence = 0;
     this.step = null; // The block of the newest step, until a transition closes it.
     this.calls = new Map();
-    this.effects = new Map();
+    this.tools = new Map();
     this.newestStep = 0;
     this.early = [];
   }
@@ -159,9 +161,9 @@ const HANDLERS = {
     this.transition(event);
   },
   tools_defined(event) {
-    for (const tool of event.tools) this.effects.set(tool.name, tool.effect_class);
+    for (const tool of event.tools) this.tools.set(tool.name, tool);
     this.on.tools?.(event.tools.map((tool) => tool.name));
-    for (const call of this.calls.values()) call.effect(this.effects.get(call.tool));
+    for (const call of this.calls.values()) call.define(this.tools.get(call.tool));
     if (event.unknown_names.length > 0) this.mark(event, "!", "warn", `No tool has the name ${event.unknown_names.join(", ")}`);
   },
   model_attempt(event) {
@@ -192,7 +194,7 @@ const HANDLERS = {
     block.answer(event);
   },
   tool_intent(event) {
-    const call = new Call(event, this.effects.get(event.tool));
+    const call = new Call(event, this.tools.get(event.tool));
     this.calls.set(event.call_id, call);
     call.step = this.block(event);
     call.step.call(call);
@@ -227,7 +229,7 @@ const HANDLERS = {
     const link = event.addressee ? ` by the link sent to ${event.addressee}` : "";
     const text = `${event.actor || "Unknown"} ${said}${more ? `, ${more}` : ""}${link}`;
     this.on.marker?.(text);
-    this.mark(event, "»", "person", text, event.comment ? h("p.comment", event.comment) : null, edited);
+    this.mark(event, "»", "person", text, event.comment ? h("p.comment", event.comment) : null, edited, event.plan ? this.on.plan?.(event.plan.plan_id) : null);
   },
   control_step(event) {
     if (this.step?.number === event.step && this.step.hasAnswer) return; // The answer of its model call is shown.
@@ -384,28 +386,34 @@ class StepBlock {
 
 // One tool call: a line, and its arguments and output below it.
 class Call {
-  constructor(event, effect) {
+  constructor(event, definition) {
     this.tool = event.tool;
+    this.arguments = event.arguments;
     this.since = event.recorded_at;
     this.sign = h("span.sign", { "aria-hidden": "true" }, "◌");
     this.tail = h("span.tail", { "data-since": true });
     this.tag = h("span.effect");
+    this.touched = h("p", { hidden: true });
     this.output = h("div.output");
     this.first = h("p.first-line.dim");
     const line = h("summary", this.sign, h("b", event.tool), " ", h("code.args", oneLine(argumentsLine(event.arguments), 400)), this.tag, this.tail);
-    const body = h("div.call-body", h("h4", `Call ${event.call_id}: arguments`), argumentsView(event.arguments), this.output);
+    const body = h("div.call-body", h("h4", `Call ${event.call_id}: arguments`), argumentsView(event.arguments), this.touched, this.output);
     this.details = h("details", line, body);
     this.element = h("div.call.open", this.details, this.first);
     this.tail.addEventListener("tick", () => {
       if (!this.isDone) setText(this.tail, duration(Math.max(0, (Date.now() - Date.parse(this.since)) / 1000)));
     });
-    this.effect(effect);
+    this.define(definition);
   }
 
-  effect(name) {
+  define(definition) {
+    const name = definition?.effect_class;
     setText(this.tag, name ? name.toLowerCase() : "");
     this.tag.title = EFFECTS[name] ?? "";
     if (name === "UNSAFE") this.tag.classList.add("unsafe");
+    const address = may("TENANT_ADMIN") ? effectsAddress(definition, this.arguments) : "";
+    this.touched.hidden = !address;
+    if (address) fill(this.touched, h("a", { href: address }, "All calls with this effect key"));
   }
 
   doubt() {
@@ -461,7 +469,7 @@ function planWords(plan) {
   const bounds = plan.same.map((path, index) => `${path} ${plan.same_values[index]}`);
   if (plan.when) bounds.push(plan.when);
   if (plan.limit) bounds.push(`${plan.sum_of} at most ${plan.limit} in all`);
-  return [`later calls of ${plan.tool}: up to ${number(plan.count)}`, ...bounds, `until ${plan.ends_at}`].join(", ");
+  return [`later calls of ${plan.tool}: up to ${number(plan.count)}`, ...bounds, `until ${exact(plan.ends_at)}`].join(", ");
 }
 
 function resolutionWords(resolution) {

@@ -90,7 +90,7 @@ export default async function workersPage(context) {
   load();
 }
 
-const taskLink = (id) => h("a", { href: `#/tasks/${encodeURIComponent(id)}`, "data-row": true, title: id }, shortId(id));
+export const taskLink = (id) => h("a", { href: `#/tasks/${encodeURIComponent(id)}`, "data-row": true, title: id }, shortId(id));
 
 // A heading, and a table or the sentence for none.
 export function section(name, none, columns) {
