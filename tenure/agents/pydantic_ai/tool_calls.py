@@ -200,7 +200,8 @@ def _written(operation: DurableOperation[Any, Any, Any], encoded: Any) -> str:
         raise ToolError(str(encoded["message"]) if len(encoded) == 2 else framed, detail=kind.upper())
     value = encoded.get("result")
     plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return ForModel(plain) if _framed(operation, value_of(plain)) == encoded else framed
+    load = operation.result_codec.load  # of values: the frame of an object also has a list of its files
+    return ForModel(plain) if load(_framed(operation, value_of(plain))) == load(encoded) else framed
 
 
 def _framed_failure(operation: DurableOperation[Any, Any, Any], outcome: Outcome) -> Any:
