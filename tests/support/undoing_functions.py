@@ -6,11 +6,16 @@ UNDO_TOOLS: the name of the function's own tool for undos: a worker with another
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from tenure.agents import function
+from pydantic_ai import RunContext
+from pydantic_ai.models.function import FunctionModel
+
+from tenure.agents import Agent, Effect, function, tool_call
 from tenure.control import EffectClass, OwnTool, Work, compensate_with
-from tests.support.own_tool_functions import SCHEMA, write
+from tests.support.own_tool_functions import SCHEMA, note, write
+from tests.support.pydantic_script import Script, call, text_response
 
 
 def tool(name: str, effect: EffectClass, **more: Any) -> OwnTool:
@@ -35,4 +40,25 @@ async def shopping(work: Work, given: dict[str, Any]) -> str:
     return "bought"
 
 
-FUNCTIONS = [shopping]
+clerk = Agent(
+    "clerk",
+    model=FunctionModel(Script(call("book", room="blue"), text_response("Booked."))),
+    deps_type=Path,
+    deps=lambda given: Path(given["trace"]),
+)
+
+
+@clerk.tool(effect=Effect.KEYED)
+async def release(context: RunContext[Path], room: str) -> None:
+    """Releases a room, in the file that the input of the undone task names."""
+    note(str(context.deps), tool_call(), f"released-{room}")
+
+
+@clerk.tool(effect=Effect.KEYED, compensation=compensate_with(release, {"room": "/outcome/room"}))
+async def book(context: RunContext[Path], room: str) -> dict[str, str]:
+    """Books a room."""
+    note(str(context.deps), tool_call(), f"booked-{room}")
+    return {"room": room}
+
+
+FUNCTIONS = [shopping, clerk]
