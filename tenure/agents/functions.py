@@ -57,6 +57,10 @@ class HasDurableFunction(Protocol):
     def durable_function(self) -> DurableFunction: ...
 
 
+UndoTool = OwnTool | HasDurableFunction | DurableFunction
+"""An own tool that undoes effects, or an agent whose tools do."""
+
+
 def function_table(items: Iterable[Any]) -> dict[str, Function]:
     """Returns the functions of agents and functions by name. Raises TypeError and ValueError for other items."""
     table: dict[str, Function] = {}
@@ -107,20 +111,20 @@ def function(body: Body, /) -> DurableFunction: ...
 
 @overload
 def function(
-    *, name: str = "", version: str = "", undo_tools: Sequence[OwnTool] = ()
+    *, name: str = "", version: str = "", undo_tools: Sequence[UndoTool] = ()
 ) -> Callable[[Body], DurableFunction]: ...
 
 
 def function(
-    body: Body | None = None, /, *, name: str = "", version: str = "", undo_tools: Sequence[OwnTool] = ()
+    body: Body | None = None, /, *, name: str = "", version: str = "", undo_tools: Sequence[UndoTool] = ()
 ) -> DurableFunction | Callable[[Body], DurableFunction]:
     """Makes a coroutine function durable: `async def month_end(work: Work, order: Order) -> Receipt`.
 
     The parameter after the work, if there is one, is the task's input, validated by its annotation. What the function
     returns is the task's result, written as its annotation says. Its model calls and tools are recorded by `work`, and
     so are those of durable agents that it runs. version: of the code; tasks of one version may go on under any build
-    that has it (docs/versions.md). undo_tools: the own tools with which compensations of its tools are made
-    (docs/undo.md). Raises TypeError for a function of another shape.
+    that has it (docs/versions.md). undo_tools: the own tools with which compensations of its tools are made,
+    and the agents that it runs, for theirs (docs/undo.md). Raises TypeError for a function of another shape.
     """
     tools = tuple(undo_tools)
     if body is None:
@@ -128,7 +132,7 @@ def function(
     return _durable(body, name or body.__name__, version, tools)
 
 
-def _durable(body: Body, name: str, version: str, undo_tools: Sequence[OwnTool]) -> DurableFunction:
+def _durable(body: Body, name: str, version: str, undo_tools: Sequence[UndoTool]) -> DurableFunction:
     takes_input, given_type, result_type = _signature(body)
 
     def describe() -> AgentContent:
@@ -147,7 +151,17 @@ def _durable(body: Body, name: str, version: str, undo_tools: Sequence[OwnTool])
         check_finite(result, f"the function {name}")
         return result_type.dump_python(result, mode="json")
 
-    return DurableFunction(name, run, describe, undo_tools=lambda _given: undo_tools)
+    def undoing(given: Any) -> list[OwnTool]:
+        return [tool for item in undo_tools for tool in _own_tools(item, given)]
+
+    return DurableFunction(name, run, describe, undo_tools=undoing)
+
+
+def _own_tools(item: UndoTool, given: Any) -> Sequence[OwnTool]:
+    if isinstance(item, OwnTool):
+        return [item]
+    named = item.durable_function if isinstance(item, HasDurableFunction) else item
+    return () if named.undo_tools is None else named.undo_tools(given)
 
 
 def schema_json(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> str:
