@@ -11,7 +11,7 @@ from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.stops import Stop
-from tenure.domain.task import Priority, offered_function, plain_loop
+from tenure.domain.task import Priority, is_undo_loop, offered_function, plain_loop
 
 MAX_LINES: Final = 10
 _MAX_NAMES: Final = 3
@@ -345,7 +345,8 @@ def _builds(pin: PinFact) -> str:
 
 
 def _function(facts: Facts) -> str:
-    return f"the agent or function {offered_function(facts.loop)}"
+    code = f"the agent or function {offered_function(facts.loop)}"
+    return f"{code} and its tools that undo effects" if is_undo_loop(facts.loop) else code
 
 
 def _model_call(facts: Facts) -> Iterator[str]:

@@ -15,13 +15,11 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
-    field_validator,
     model_validator,
 )
 
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.access import TENANT_NAME
-from tenure.domain.argument_mapping import problems_of_mapping
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.settlement import LONGEST_SECONDS as LONGEST_SETTLEMENT_SECONDS
@@ -153,24 +151,15 @@ class CompensationSettings(Section):
     tool: str
     arguments: Mapping[str, Any] = Field(default_factory=dict)
 
-    @field_validator("tool")
-    @classmethod
-    def _is_name(cls, tool: str) -> str:
-        if not TOOL_NAME.match(tool):
-            raise ValueError("must be the name of a tool: 1 to 64 characters of [a-zA-Z0-9_-]")
-        return tool
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_mapping(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        if problems := list(problems_of_mapping(arguments, ("arguments", "outcome"))):
-            raise ValueError("; ".join(problems))
-        return arguments
+    @model_validator(mode="after")
+    def _fits(self) -> CompensationSettings:
+        self.compensation  # noqa: B018  raises
+        return self
 
     @property
     def compensation(self) -> Compensation:
         """The declaration as a tool definition has it."""
-        return Compensation(self.tool, json.dumps(dict(self.arguments), ensure_ascii=False, separators=(",", ":")))
+        return Compensation.declared(self.tool, self.arguments)
 
 
 TenantName = Annotated[str, Field(pattern=rf"^{TENANT_NAME.pattern}$")]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import grpc
 
-from tenure.agents.functions import content_of
+from tenure.agents.functions import content_of, undo_tools_of
 from tenure.control import Function
 from tenure.domain.agents import AgentContent, AgentKind
 from tenure.domain.errors import Refused, TryLater
@@ -47,6 +47,7 @@ def definitions_of(functions: Mapping[str, Function], build: str) -> dict[str, a
     for name, function in sorted(functions.items()):
         try:
             definitions[name] = definition_to_wire(content_of(function) or plain, build)
+            undo_tools_of(function)  # raises for a compensation that it could not make
         except ValueError as error:
             problems.append(str(error))
     if problems:

@@ -11,7 +11,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from services.worker.replay import RecordedTools, load_record
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
+from tenure.agents.functions import undo_tools_of
 from tenure.agents.vendor_clients import name_missing_keys
 from tenure.control import Function
 from tenure.domain.access import Role
@@ -50,6 +51,7 @@ from tenure.domain.task import (
     UNDO_LOOP,
     Priority,
     offered_loop,
+    undo_loop,
 )
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.model_providers.client import ModelClient
@@ -220,11 +222,17 @@ class WorkerSettings:
             yield f"TENURE_WORKER_ADVERTISE: {self.advertise!r}: {problem}"
 
     def identity(
-        self, port: int, functions: Mapping[str, str], session_secret: bytes, certificate_name: str = ""
+        self,
+        port: int,
+        functions: Mapping[str, str],
+        session_secret: bytes,
+        certificate_name: str = "",
+        undoing: Sequence[str] = (),
     ) -> WorkerIdentity:
         """Returns the identity that Hello sends to coordinators. Each control function is offered as a loop.
 
-        `functions`: the digests of their definitions. A worker with a build also offers these revisions.
+        `functions`: the digests of their definitions. A worker with a build also offers these revisions. `undoing`: the
+        functions with own tools that undo effects.
         A worker bound to all interfaces advertises its host name, if gateways can connect to such a name.
         `certificate_name`: a worker with a certificate may only have its name, or that name with "-" and more.
         """
@@ -234,7 +242,7 @@ class WorkerSettings:
         worker_id = self.id or f"{own_name[:_LONGEST_NAME]}-{os.getpid()}-{secrets.token_hex(3)}"
         revisions = [offered_loop(name, digest) for name, digest in functions.items() if self.build]
         plain = (loop for loop in self.loops if loop != CONTROL_LOOP)
-        loops = (*plain, *map(offered_loop, functions), *revisions, UNDO_LOOP)
+        loops = (*plain, *map(offered_loop, functions), *revisions, UNDO_LOOP, *map(undo_loop, undoing))
         if self.replays:  # whatever functions it has: any other task would be answered from the record
             loops = (REPLAY_LOOP,)
         tiers = tuple(Priority[name] for name in self.priorities)
@@ -301,7 +309,8 @@ async def compose(process: Process, settings: WorkerSettings, functions: Mapping
         process.stopping.set()
 
     addresses = settings.coordinator_address
-    identity = settings.identity(server.port, dependencies.digests, session_secret, security.name)
+    undoing = [name for name, function in functions.items() if undo_tools_of(function)]
+    identity = settings.identity(server.port, dependencies.digests, session_secret, security.name, undoing)
     session = WorkerSession(addresses, identity, held_tasks, trust, free_slots, security)
     supervisor = await process.open(
         Supervisor(dependencies, held_tasks, crash_backoff, session.release, settings.slots, stop)

@@ -24,7 +24,7 @@ from tenure.domain.errors import Fenced, TryLater, Unauthenticated, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
-from tenure.domain.task import REPLAY_LOOP, UNDO_LOOP, offered_function
+from tenure.domain.task import REPLAY_LOOP, is_undo_loop, offered_function
 from tenure.runtime.observability import metrics
 from tenure.runtime.observability.logs import log_context
 from tenure.runtime.request_context import set_tenant
@@ -93,11 +93,13 @@ Release = Callable[[HeldTask, ReleaseReason, str], None]
 
 def loop_of(dependencies: Dependencies, held_task: HeldTask) -> Loop:
     """Returns the loop that drives the task. The claim names it."""
+    if is_undo_loop(held_task.loop):
+        return UndoLoop(dependencies, held_task)
     if offered_function(held_task.loop):
         return ControlLoop(dependencies, held_task)
     if held_task.loop == REPLAY_LOOP:  # a worker with a record has one kind of task
         return (ReplayControlLoop if dependencies.functions else ReplayLoop)(dependencies, held_task)
-    return (UndoLoop if held_task.loop == UNDO_LOOP else TaskLoop)(dependencies, held_task)
+    return TaskLoop(dependencies, held_task)
 
 
 def _ignore(_key_id: str) -> None:

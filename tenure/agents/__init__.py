@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tenure.agents.vendor_clients import by_runner
     from tenure.agents.worker import Worker
     from tenure.control.failures import TryAgain
-    from tenure.control.own_tools import EffectUnknown
+    from tenure.control.own_tools import EffectUnknown, compensate_with
     from tenure.control.work import Work
     from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
     from tenure.domain.tools import EffectClass as Effect
@@ -62,6 +62,7 @@ _PLACES: Final = {
     "Work": ("tenure.control.work", "Work"),
     "Worker": ("tenure.agents.worker", "Worker"),
     "by_runner": ("tenure.agents.vendor_clients", "by_runner"),
+    "compensate_with": ("tenure.control.own_tools", "compensate_with"),
     "current_work": ("tenure.agents.execution", "current_work"),
     "durable": ("tenure.agents.pydantic_ai.agent", "durable"),
     "function": ("tenure.agents.functions", "function"),
@@ -80,6 +81,7 @@ __all__ = (
     "Work",
     "Worker",
     "by_runner",
+    "compensate_with",
     "current_work",
     "durable",
     "function",

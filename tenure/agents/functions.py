@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, Protocol, get_type_hints, overload, runtime_checkable
@@ -14,6 +14,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from tenure.agents.execution import executing
 from tenure.agents.own_calls import check_finite
+from tenure.control.own_tools import OwnTool
 from tenure.control.work import Function, Work
 from tenure.domain.agents import AgentContent, AgentKind
 
@@ -21,6 +22,9 @@ MAX_PROBLEM_CHARACTERS: Final = 1000
 _CONTENT: Final = "_tenure_content"
 """The attribute of a function in a worker's table that describes it: the table has functions of users, too."""
 _PREPARE: Final = "_tenure_prepare"
+_UNDO_TOOLS: Final = "_tenure_undo_tools"
+UndoTools = Callable[[Any], Sequence[OwnTool]]
+"""Returns the own tools by which effects of a task are undone, for the input of the task."""
 
 
 class InputMismatch(ValueError):  # noqa: N818  the name says what is wrong
@@ -34,13 +38,15 @@ class DurableFunction:
     """A function under the name by which tasks ask for it: `tenure submit --function NAME`, or `--agent NAME`.
 
     `describe`: returns what its revisions fix besides the code, see docs/versions.md; None: nothing else. `prepare`:
-    does what its first run would wait for, before its worker takes tasks.
+    does what its first run would wait for, before its worker takes tasks. `undo_tools`: returns the own tools that
+    undos of its tasks may call; None: there are none.
     """
 
     name: str
     run: Function
     describe: Callable[[], AgentContent] | None = None
     prepare: Callable[[], None] | None = None
+    undo_tools: UndoTools | None = None
 
 
 @runtime_checkable
@@ -49,6 +55,10 @@ class HasDurableFunction(Protocol):
 
     @property
     def durable_function(self) -> DurableFunction: ...
+
+
+UndoTool = OwnTool | HasDurableFunction | DurableFunction
+"""An own tool that undoes effects, or an agent whose tools do."""
 
 
 def function_table(items: Iterable[Any]) -> dict[str, Function]:
@@ -67,6 +77,8 @@ def function_table(items: Iterable[Any]) -> dict[str, Function]:
             vars(named.run)[_CONTENT] = named.describe
         if named.prepare is not None:
             vars(named.run)[_PREPARE] = named.prepare
+        if named.undo_tools is not None:
+            vars(named.run)[_UNDO_TOOLS] = named.undo_tools
         table[named.name] = named.run
     return table
 
@@ -75,6 +87,12 @@ def content_of(run: Function) -> AgentContent | None:
     """Returns the content of a function's revisions besides its code; None: it describes none."""
     describe: Callable[[], AgentContent] | None = vars(run).get(_CONTENT)
     return None if describe is None else describe()
+
+
+def undo_tools_of(run: Function, given: Any = None) -> Sequence[OwnTool]:
+    """Returns the own tools by which effects of the function's tasks are undone. `given`: the input of such a task."""
+    make: UndoTools | None = vars(run).get(_UNDO_TOOLS)
+    return () if make is None else make(given)
 
 
 def prepare(run: Function) -> None:
@@ -92,25 +110,29 @@ def function(body: Body, /) -> DurableFunction: ...
 
 
 @overload
-def function(*, name: str = "", version: str = "") -> Callable[[Body], DurableFunction]: ...
+def function(
+    *, name: str = "", version: str = "", undo_tools: Sequence[UndoTool] = ()
+) -> Callable[[Body], DurableFunction]: ...
 
 
 def function(
-    body: Body | None = None, /, *, name: str = "", version: str = ""
+    body: Body | None = None, /, *, name: str = "", version: str = "", undo_tools: Sequence[UndoTool] = ()
 ) -> DurableFunction | Callable[[Body], DurableFunction]:
     """Makes a coroutine function durable: `async def month_end(work: Work, order: Order) -> Receipt`.
 
     The parameter after the work, if there is one, is the task's input, validated by its annotation. What the function
     returns is the task's result, written as its annotation says. Its model calls and tools are recorded by `work`, and
     so are those of durable agents that it runs. version: of the code; tasks of one version may go on under any build
-    that has it (docs/versions.md). Raises TypeError for a function of another shape.
+    that has it (docs/versions.md). undo_tools: the own tools with which compensations of its tools are made,
+    and the agents that it runs, for theirs (docs/undo.md). Raises TypeError for a function of another shape.
     """
+    tools = tuple(undo_tools)
     if body is None:
-        return lambda decorated: _durable(decorated, name or decorated.__name__, version)
-    return _durable(body, name or body.__name__, version)
+        return lambda decorated: _durable(decorated, name or decorated.__name__, version, tools)
+    return _durable(body, name or body.__name__, version, tools)
 
 
-def _durable(body: Body, name: str, version: str) -> DurableFunction:
+def _durable(body: Body, name: str, version: str, undo_tools: Sequence[UndoTool]) -> DurableFunction:
     takes_input, given_type, result_type = _signature(body)
 
     def describe() -> AgentContent:
@@ -129,7 +151,17 @@ def _durable(body: Body, name: str, version: str) -> DurableFunction:
         check_finite(result, f"the function {name}")
         return result_type.dump_python(result, mode="json")
 
-    return DurableFunction(name, run, describe)
+    def undoing(given: Any) -> list[OwnTool]:
+        return [tool for item in undo_tools for tool in _own_tools(item, given)]
+
+    return DurableFunction(name, run, describe, undo_tools=undoing)
+
+
+def _own_tools(item: UndoTool, given: Any) -> Sequence[OwnTool]:
+    if isinstance(item, OwnTool):
+        return [item]
+    named = item.durable_function if isinstance(item, HasDurableFunction) else item
+    return () if named.undo_tools is None else named.undo_tools(given)
 
 
 def schema_json(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> str:

@@ -19,7 +19,7 @@ work.py           Work: the steps, model calls and tool calls of a control funct
 
 from tenure.control.failures import ResultLost, StepFailed, ToolFailed, TryAgain
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, RunModelCall
-from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext
+from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext, compensate_with
 from tenure.control.work import Function, LookUp, RecordedCall, Work
 from tenure.domain.budget import TokenUsage
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
@@ -46,4 +46,5 @@ __all__ = (
     "ToolFailed",
     "TryAgain",
     "Work",
+    "compensate_with",
 )

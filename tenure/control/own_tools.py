@@ -16,6 +16,7 @@ from tenure.domain.tools import (
     MAX_OWN_SCHEMA,
     OWN_TOOL_NAME,
     USUAL_OUTPUT_BYTES,
+    Compensation,
     EffectClass,
     ToolDefinition,
 )
@@ -95,6 +96,18 @@ async def runs_nowhere(_call: OwnToolContext, _arguments: Mapping[str, Any]) -> 
     raise RuntimeError("this tool is only shown: a call has a tool of its own")
 
 
+def compensate_with(tool: str | Any, arguments: Mapping[str, Any]) -> Compensation:
+    """Returns the compensation of a tool: the call that undoes the effect of its calls (docs/undo.md).
+
+    tool: an own tool, or a function tool of the same agent, as the object; a tool of the tool service by its name.
+    arguments: each a JSON pointer (/arguments/…, /outcome/…) or a value. Raises ValueError for others.
+    """
+    if isinstance(tool, str):
+        return Compensation.declared(tool, arguments)
+    name = getattr(tool, "name", None) or getattr(tool, "__name__", "")
+    return Compensation.declared(str(name), arguments, own_tool=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnTool:
     """A tool that the worker runs itself, as a coroutine of its own process.
@@ -104,7 +117,8 @@ class OwnTool:
     JSON Schema of an object. `effect`: what happens to a call whose worker is lost. `needs_approval`: each call waits
     for a person. `shown_schema`: what people see as the schema, if `run` checks the arguments itself and `input_schema`
     says little. `model_limit_bytes`: the part of `ForModel` content that the model reads. `effect_key`: which of the
-    arguments make two calls the same effect, which then happens once.
+    arguments make two calls the same effect, which then happens once. `compensation`: how an undo takes the effect
+    back, made by `compensate_with`.
     Raises ValueError for a definition that the tool service would refuse.
     """
 
@@ -119,6 +133,7 @@ class OwnTool:
     needs_approval: bool = False
     shown_schema: Mapping[str, Any] | None = None
     effect_key: EffectKey | None = None
+    compensation: Compensation | None = None
 
     def __post_init__(self) -> None:
         if OWN_TOOL_NAME.match(self.name) is None:
@@ -155,4 +170,5 @@ class OwnTool:
             timeout_seconds=self.timeout_seconds,
             output_limit_bytes=self.output_limit_bytes,
             effect_key=self.effect_key,
+            compensation=self.compensation,
         )

@@ -25,7 +25,7 @@ from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.in_doubt import Resolution, ResolveCall, SettledByResolution, apply_resolution
 from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
-from tenure.domain.task import UNDO_LOOP, LeaseLostPolicy, offered_function
+from tenure.domain.task import LeaseLostPolicy, is_undo_loop, offered_function
 from tenure.domain.tools import (
     IN_DOUBT,
     NOT_RUN,
@@ -290,7 +290,7 @@ MAX_FACTS: Final = 1000
 
 def no_reader(loop: str, kind: AgentKind | None) -> WrongState | None:
     """Returns the error for a message to a function, or None for an agent. `kind`: None, if it is not registered."""
-    if loop == UNDO_LOOP:
+    if is_undo_loop(loop):
         return WrongState("an undo reads no messages: it makes only the calls of its plan", reason=NO_READER)
     name = offered_function(loop)
     if not name or kind is AgentKind.PYTHON:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tenure.domain.access import TENANT_NAME, names_for
 from tenure.domain.errors import PermissionDenied
-from tenure.domain.task import UNDO_LOOP, plain_loop
+from tenure.domain.task import UNDO_LOOP, offered_function, offered_loop, plain_loop
 
 NOT_IN_POOL: Final = "NOT_IN_POOL"
 """The reason of a refusal: no pool has the worker's identity."""
@@ -57,7 +57,7 @@ class WorkerPool:
 
     def check(self, identity: str, queues: Iterable[str], loops: Iterable[str]) -> None:
         """Raises PermissionDenied (OUTSIDE_POOL) for a worker that serves a queue or loop of which the pool is not."""
-        loops = [loop for loop in map(plain_loop, loops) if loop != UNDO_LOOP]
+        loops = [_loop_of_pool(loop) for loop in loops if loop != UNDO_LOOP]
         wanted = (("queue", "QUEUES", queues, self.queues), ("loop", "LOOPS", loops, self.loops))
         for noun, variable, names, allowed in wanted:
             outside = sorted(set(names) - allowed) if allowed is not None else []
@@ -69,6 +69,12 @@ class WorkerPool:
                     reason=OUTSIDE_POOL,
                     metadata={"pool": self.name, noun: outside[0]},
                 )
+
+
+def _loop_of_pool(loop: str) -> str:
+    """Returns the loop by which a pool has it: revisions of a function, and undos of its tasks, are the function's."""
+    function = offered_function(loop)
+    return offered_loop(function) if function else plain_loop(loop)
 
 
 EVERYTHING: Final = WorkerPool("", frozenset())

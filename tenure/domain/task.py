@@ -25,6 +25,7 @@ REPLAY_LOOP: Final = "replay"
 """The loop of `tenure tasks replay`. A worker offers it alone, with the record of one task."""
 UNDO_LOOP: Final = "tenure.undo"
 """The loop of an undo. Every worker offers it, except one of the loop `replay`."""
+_UNDO_KIND: Final = "undo"
 BUILT_IN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
 """The loops of this project: their tools are those of the tool service. Another loop may have tools of its own."""
 DEFAULT_QUEUE: Final = "default"
@@ -142,21 +143,31 @@ class ControlWork:
 
 @dataclass(frozen=True, slots=True)
 class UndoCall:
-    """A call that undoes the effect of the call `call_id` of another task, which was a call of `undone_tool`."""
+    """A call that undoes the effect of the call `call_id` of another task, which was a call of `undone_tool`.
+
+    `own_tool`: its tool is an own tool of a worker.
+    """
 
     call_id: str
     undone_tool: str
     tool: str
     arguments_json: str
+    own_tool: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class UndoWork:
-    """An undo of effects of the task `task_id`. `go_on`: also after a call that failed."""
+    """An undo of effects of the task `task_id`. `go_on`: also after a call that failed.
+
+    `function`: the control function of that task, whose workers have the own tools of the calls; "": no call needs one.
+    `input_json`: the input of that task, if there is a function.
+    """
 
     task_id: str
     calls: tuple[UndoCall, ...]
     go_on: bool = False
+    function: str = ""
+    input_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +265,11 @@ class TaskSpec:
     def dispatch_loop(self) -> str:
         """The loop that a worker must offer to get the task: the agent's loop, or the one of the control function.
 
-        A replay of code runs only in a worker with its record, whatever code other workers have.
+        A replay of code runs only in a worker with its record, whatever code other workers have. An undo that needs own
+        tools runs only in a worker that has them.
         """
+        if self.undo is not None and self.undo.function:
+            return undo_loop(self.undo.function)
         if self.control is None or self.agent.loop == REPLAY_LOOP:
             return self.agent.loop
         pin = self.agent_pin
@@ -276,15 +290,25 @@ def offered_loop(function: str, digest: str = "") -> str:
     return f"{CONTROL_LOOP}.{function}{revision}"
 
 
+def undo_loop(function: str) -> str:
+    """Returns the loop name under which workers offer undos that need the own tools of a control function."""
+    return f"{_UNDO_KIND}.{function}"
+
+
+def is_undo_loop(loop: str) -> bool:
+    """Whether the tasks of a loop are undos."""
+    return loop == UNDO_LOOP or loop.partition(".")[0] == _UNDO_KIND
+
+
 def plain_loop(loop: str) -> str:
     """Returns the name of a loop without the revision."""
     return loop.partition("@")[0]
 
 
 def offered_function(loop: str) -> str:
-    """Returns the control function that a loop name stands for, or "" for a loop of agents."""
+    """Returns the control function whose code a loop name needs, or "" for a loop that needs none."""
     kind, _, function = plain_loop(loop).partition(".")
-    return function if kind == CONTROL_LOOP else ""
+    return function if kind in {CONTROL_LOOP, _UNDO_KIND} else ""
 
 
 def result_text(result: str, reason: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,10 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final, NamedTuple
 
+from tenure.domain.argument_mapping import problems_of_mapping
 from tenure.domain.effect_keys import EffectKey
 from tenure.domain.images import Image
+from tenure.domain.json_pointers import JsonValue
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.texts import MAX_KEPT_BYTES
 
@@ -69,10 +72,23 @@ class OutcomeStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compensation:
-    """The call that undoes the effect of a call. `arguments_json`: a mapping (tenure/domain/argument_mapping.py)."""
+    """The call that undoes the effect of a call. `arguments_json`: a mapping (tenure/domain/argument_mapping.py).
+
+    `own_tool`: the tool is an own tool of the task's worker, not one of the tool service.
+    """
 
     tool: str
     arguments_json: str
+    own_tool: bool = False
+
+    @classmethod
+    def declared(cls, tool: str, arguments: Mapping[str, JsonValue], *, own_tool: bool = False) -> Compensation:
+        """Returns the declaration of a config file or a program. Raises ValueError for one that no tool can have."""
+        if not OWN_TOOL_NAME.match(tool):
+            raise ValueError(f"tool: {tool!r} must be the name of a tool: 1 to 64 characters of [a-zA-Z0-9_-]")
+        if problems := list(problems_of_mapping(arguments, ("arguments", "outcome"))):
+            raise ValueError("; ".join(f"arguments: {problem}" for problem in problems))
+        return cls(tool, json.dumps(dict(arguments), ensure_ascii=False, separators=(",", ":")), own_tool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class TaskEffect:
     undo_arguments_json: str = ""
     undo_task_id: str = ""
     declaration_changed: bool = False
+    undo_by_own_tool: bool = False
 
 
 class EarlierUndo(NamedTuple):
@@ -129,6 +130,7 @@ def _judged(
         undo_tool="" if compensation is None else compensation.tool,
         undo_task_id="" if before is None else before.task_id,
         declaration_changed=compensation != pinned,
+        undo_by_own_tool=compensation is not None and compensation.own_tool,
     )
     verdict, why = _of_outcome(call.outcome)
     if verdict is UndoVerdict.CAN_BE_UNDONE and before is not None:
@@ -137,7 +139,7 @@ def _judged(
         return replace(effect, verdict=verdict, why=why)
     if compensation is None:
         return replace(effect, verdict=UndoVerdict.NO_COMPENSATION, why=f"{intent.tool} declares no compensation")
-    if why := _why_no_tool(compensation.tool, present, None if intent.tool in (present or ()) else allowed):
+    if why := _why_no_tool(compensation, present, None if intent.tool in (present or ()) else allowed):
         return replace(effect, verdict=UndoVerdict.NO_TOOL, why=why)
     try:
         return replace(effect, undo_arguments_json=_arguments(compensation, call))
@@ -145,9 +147,10 @@ def _judged(
         return replace(effect, verdict=UndoVerdict.NO_VALUE, why=f"{compensation.tool}: {missing.args[0]}")
 
 
-def _why_no_tool(name: str, present: Present | None, allowed: Collection[str] | None) -> str:
-    """Returns why the undo cannot call the tool, or ""."""
-    if present is not None and name not in present:
+def _why_no_tool(compensation: Compensation, present: Present | None, allowed: Collection[str] | None) -> str:
+    """Returns why the undo cannot call the tool, or "". Which own tools the workers have is not known here."""
+    name = compensation.tool
+    if present is not None and name not in present and not compensation.own_tool:
         return f"the tool service has no tool {name} now"
     if allowed is not None and name not in allowed:
         return f"the task itself may not call {name}, which only its own ledger declares"
@@ -157,7 +160,8 @@ def _why_no_tool(name: str, present: Present | None, allowed: Collection[str] | 
 def _arguments(compensation: Compensation, call: EffectCall) -> str:
     assert call.outcome is not None, "the call succeeded"
     mapping, arguments = parsed(compensation.arguments_json or "{}"), parsed(call.intent.arguments_json or "{}")
-    assert isinstance(mapping, Mapping), "the config file has an object"
+    if not isinstance(mapping, Mapping):  # its worker wrote it
+        raise LookupError("its declaration is not a mapping of arguments")  # noqa: TRY004  as other mappings
     document = {"arguments": arguments}
     if not call.outcome.truncated:
         document["outcome"] = parsed(call.outcome.content)
@@ -288,11 +292,15 @@ def spec_of_undo(
     """Returns the spec of the task that undoes the effects. `queue` and `priority`: those that offer the source now.
     `is_whole`: these are all effects that can be undone.
 
-    It may call only its compensations. Approvals of the source and its approvers hold for it too.
+    It may call only its compensations. Approvals of the source and its approvers hold for it too. If one of them is an
+    own tool, a worker with the function of the source must run it.
     """
     calls = tuple(
-        UndoCall(each.call_id, each.tool, each.undo_tool, each.undo_arguments_json) for each in undoable(effects)
+        UndoCall(each.call_id, each.tool, each.undo_tool, each.undo_arguments_json, each.undo_by_own_tool)
+        for each in undoable(effects)
     )
+    needs_code = source.control is not None and any(call.own_tool for call in calls)
+    code = (source.control.function, source.control.input_json) if source.control and needs_code else ()
     tools = tuple(sorted({call.tool for call in calls}))
     policy = TaskPolicy(
         on_in_doubt=InDoubtPolicy.WAIT_FOR_PERSON,
@@ -314,12 +322,15 @@ def spec_of_undo(
         queue=queue,
         labels=source.labels,
         source=Source(source.source.kind, source.source.source_id),
-        undo=UndoWork(task_id, calls, go_on),
+        undo=UndoWork(task_id, calls, go_on, *code),
     )
 
 
-def next_compensation(point: ResumePoint) -> ToolIntent | ExecuteTools | Transition:
-    """Returns what the task of an undo does next: a new call, the calls to run, or its end."""
+def next_compensation(point: ResumePoint, own_approvals: Sequence[str] = ()) -> ToolIntent | ExecuteTools | Transition:
+    """Returns what the task of an undo does next: a new call, the calls to run, or its end.
+
+    `own_approvals`: the worker's own tools whose calls need an approval.
+    """
     assert point.spec is not None, "the first entry of every ledger is the spec"
     work = point.spec.undo
     if work is None:
@@ -329,7 +340,7 @@ def next_compensation(point: ResumePoint) -> ToolIntent | ExecuteTools | Transit
         if made is None:
             return ToolIntent(name, "", call.tool, call.arguments_json, f"{work.task_id}/{call.call_id}")
         if name not in point.outcomes:
-            return calls_to_make(point)
+            return calls_to_make(point, own_approvals)
         if point.outcomes[name].is_error and not work.go_on:
             break
     return _end(work, point.outcomes)

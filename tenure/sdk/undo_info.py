@@ -15,7 +15,7 @@ class UndoEffect(PublicValue):
 
     `verdict`: whether it can be undone, and `why` not. `undo_tool` and `undo_arguments`: the call that undoes it.
     `undo_task_id`: the newest undo that has or had it. `declaration_changed`: its tool declares another compensation
-    than when the task began; an undo takes the present one.
+    than when the task began; an undo takes the present one. `undo_by_own_tool`: its undo needs a worker with that tool.
     """
 
     call_id: str
@@ -27,6 +27,7 @@ class UndoEffect(PublicValue):
     undo_arguments: Any
     undo_task_id: str
     declaration_changed: bool
+    undo_by_own_tool: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,8 +128,9 @@ class Hello(message.Message):
 
     @builtins.property
     def loops(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The loops that it offers, at most 128 names; empty: "messages". A worker with a build also offers
-        "control.<function>@<the first 16 characters of the digest>", for tasks that are pinned to this revision.
+        """The loops that it offers, at most 192 names; empty: "messages". A worker with a build also offers
+        "control.<function>@<the first 16 characters of the digest>", for tasks that are pinned to this revision; one whose
+        function has own tools that undo effects also "undo.<function>".
         """
 
     @builtins.property

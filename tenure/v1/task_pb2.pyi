@@ -1596,10 +1596,18 @@ class UndoWork(message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
     GO_ON_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    INPUT_JSON_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task whose effects are undone."""
     go_on: builtins.bool
     """Go on with the next call after one that failed."""
+    function: builtins.str
+    """The control function of that task, if a call is of an own tool: only workers with the function and the tool run the
+    undo. Empty: any worker.
+    """
+    input_json: builtins.str
+    """The input of that task, JSON, if there is a function."""
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[UndoCall]:
         """The calls to make, one after another: the newest effect comes first."""
@@ -1610,10 +1618,12 @@ class UndoWork(message.Message):
         task_id: builtins.str = ...,
         calls: abc.Iterable[UndoCall] | None = ...,
         go_on: builtins.bool = ...,
+        function: builtins.str = ...,
+        input_json: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "go_on", b"go_on", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "function", b"function", "go_on", b"go_on", "input_json", b"input_json", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1627,6 +1637,7 @@ class UndoCall(message.Message):
     UNDONE_TOOL_FIELD_NUMBER: builtins.int
     TOOL_FIELD_NUMBER: builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    OWN_TOOL_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """The call whose effect it undoes."""
     undone_tool: builtins.str
@@ -1635,6 +1646,8 @@ class UndoCall(message.Message):
     """The tool to call."""
     arguments_json: builtins.str
     """Its arguments, a JSON object."""
+    own_tool: builtins.bool
+    """The tool is an own tool of a worker."""
     def __init__(
         self,
         *,
@@ -1642,10 +1655,11 @@ class UndoCall(message.Message):
         undone_tool: builtins.str = ...,
         tool: builtins.str = ...,
         arguments_json: builtins.str = ...,
+        own_tool: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "tool", b"tool", "undone_tool", b"undone_tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "own_tool", b"own_tool", "tool", b"tool", "undone_tool", b"undone_tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

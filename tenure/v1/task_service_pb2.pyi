@@ -108,6 +108,7 @@ class TaskEffect(message.Message):
     UNDO_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     UNDO_TASK_ID_FIELD_NUMBER: builtins.int
     DECLARATION_CHANGED_FIELD_NUMBER: builtins.int
+    UNDO_BY_OWN_TOOL_FIELD_NUMBER: builtins.int
     call_id: builtins.str
     """The call."""
     tool: builtins.str
@@ -126,6 +127,8 @@ class TaskEffect(message.Message):
     """The newest undo that has or had it; empty: none."""
     declaration_changed: builtins.bool
     """The present declaration of its tool differs from the one with which the task began. An undo takes the present one."""
+    undo_by_own_tool: builtins.bool
+    """The tool that undoes it is an own tool of a worker: only a worker with that tool runs the undo."""
     def __init__(
         self,
         *,
@@ -138,10 +141,11 @@ class TaskEffect(message.Message):
         undo_arguments_json: builtins.str = ...,
         undo_task_id: builtins.str = ...,
         declaration_changed: builtins.bool = ...,
+        undo_by_own_tool: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "declaration_changed", b"declaration_changed", "tool", b"tool", "undo_arguments_json", b"undo_arguments_json", "undo_task_id", b"undo_task_id", "undo_tool", b"undo_tool", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "declaration_changed", b"declaration_changed", "tool", b"tool", "undo_arguments_json", b"undo_arguments_json", "undo_by_own_tool", b"undo_by_own_tool", "undo_task_id", b"undo_task_id", "undo_tool", b"undo_tool", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -531,21 +531,25 @@ class Compensation(message.Message):
 
     TOOL_FIELD_NUMBER: builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    OWN_TOOL_FIELD_NUMBER: builtins.int
     tool: builtins.str
     """The tool to call, as agents see its name."""
     arguments_json: builtins.str
     """Its arguments, a JSON object: each value is a JSON pointer, a string that begins with /arguments or /outcome, or any
     other JSON value, which is taken as it is. {"literal": VALUE} is VALUE, also where it looks like a pointer.
     """
+    own_tool: builtins.bool
+    """The tool is an own tool of the task's worker, not one of the tool service."""
     def __init__(
         self,
         *,
         tool: builtins.str = ...,
         arguments_json: builtins.str = ...,
+        own_tool: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "tool", b"tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "own_tool", b"own_tool", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

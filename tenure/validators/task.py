@@ -20,7 +20,7 @@ from tenure.domain.task import (
     MAX_START_DELAY_SECONDS,
     MAX_TIMEOUT_SECONDS,
     REPLAY_LOOP,
-    UNDO_LOOP,
+    is_undo_loop,
     offered_function,
 )
 from tenure.domain.timeouts import ACTIONS, MIN_TIMEOUT_SECONDS, NEED_DURATION, Phase, longest_seconds
@@ -188,10 +188,10 @@ def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
         known = {"", CONTROL_LOOP, REPLAY_LOOP}
         v.require(loop in known, field, f"must be empty, {CONTROL_LOOP} or {REPLAY_LOOP} for control work")
     else:
-        v.require(loop != UNDO_LOOP, field, "is the loop of undos: UndoTask creates them")
-        v.require(
-            loop != CONTROL_LOOP and not offered_function(loop), field, "needs `control` with the function to run"
-        )
+        is_undo = is_undo_loop(loop)
+        v.require(not is_undo, field, "is the loop of undos: UndoTask creates them")
+        needs_function = loop == CONTROL_LOOP or (not is_undo and bool(offered_function(loop)))
+        v.require(not needs_function, field, "needs `control` with the function to run")
 
 
 def _result(spec: task_pb2.TaskSpec, v: Violations) -> None:

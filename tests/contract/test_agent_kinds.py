@@ -58,6 +58,12 @@ TESTS: Final = {
         DECIDED,
         "end_to_end/test_control::test_a_function_asks_a_person_and_goes_on_with_the_answer",
     ),
+    "`tenure tasks undo` makes the compensations of its tools": (
+        "end_to_end/test_undo::test_command_undoes_in_reverse_and_only_once",
+        "unit/test_agents_pydantic_ai::test_undo_of_an_agent_runs_its_tool_without_a_run",
+        "edges/openai_agents/test_agents_openai::test_undo_of_an_agent_runs_its_tool_without_a_run",
+        "end_to_end/test_undo_own_tools::test_worker_killed_in_an_undo_with_own_tools",
+    ),
     "a cap is compared before each model call": (
         "conformance/test_worker_tasks::test_the_token_limit_ends_a_task_and_is_never_overshot",
         f"{PYTHON}::test_a_denied_budget_ends_the_task_before_the_call",

@@ -133,7 +133,7 @@ _REFUND: Any = (
         ("{tool: refund}", "http_tools.pay.compensation: refund requires payment"),
         ("{tool: refund, arguments: {payment: 1, why: x}}", "refund has no why"),
         ("{tool: refund, arguments: {payment: /key}}", "must begin with /arguments or /outcome"),
-        ("{tool: 'no name'}", "http_tools.pay.compensation.tool"),
+        ("{tool: 'no name'}", "tool: 'no name' must be the name of a tool"),
     ],
 )
 def test_compensation_that_cannot_work_is_refused(tmp_path: Path, compensation: str, problem: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
+NO_SETTINGS: Mapping[str, str] = {}
 
 
 class FunctionWorker(ChildProcess):
@@ -43,7 +44,7 @@ class Workers:
         self.queue = f"functions-{uuid.uuid4().hex[:12]}"
         self.started: list[FunctionWorker] = []
 
-    async def start(self) -> FunctionWorker:
+    async def start(self, settings: Mapping[str, str] = NO_SETTINGS) -> FunctionWorker:
         addresses = self.stack.addresses()
         environment = {
             "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'examples'}",
@@ -54,6 +55,7 @@ class Workers:
             "TENURE_WORKER_COORDINATOR_ADDRESS": addresses["coordinator"],
             "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses["checkpoint"],
             "TENURE_WORKER_TOOLS_ADDRESS": addresses["tools"],
+            **settings,
         }
         name = f"{self.queue}-{len(self.started) + 1}"
         command = command_line("worker")

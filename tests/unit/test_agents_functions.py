@@ -10,7 +10,10 @@ import pytest
 
 from services.worker.control.functions import load_functions
 from services.worker.main import OwnFunctionsSettings
-from tenure.agents import DurableFunction, Work, Worker, function
+from tenure.agents import Agent, DurableFunction, Effect, Work, Worker, compensate_with, function
+from tenure.agents.functions import function_table, undo_tools_of
+from tenure.control import OwnTool
+from tenure.control.own_tools import runs_nowhere
 from tenure.runtime.settings import ConfigurationError, load
 from tests.support.journal_work import JournalWork
 
@@ -84,3 +87,31 @@ def test_a_worker_with_a_record_takes_the_replay_only() -> None:
     given = {"TENURE_WORKER_LOOPS": "replay", "TENURE_WORKER_RECORDED_CALLS_FILE": "entries"}
     settings = load(OwnFunctionsSettings, given, prefix="TENURE_WORKER_")
     assert settings.identity(1, {"first": "digest"}, b"secret").loops == ("replay",)
+
+
+def test_undo_tools_of_a_function_are_also_those_of_its_agents() -> None:
+    """A worker offers undos only of functions that have such tools."""
+    clerk = Agent("clerk")
+
+    @clerk.tool_plain(effect=Effect.KEYED)
+    async def release() -> None: ...
+
+    @clerk.tool_plain(effect=Effect.KEYED, compensation=compensate_with(release, {}))
+    async def book() -> None: ...
+
+    own = OwnTool(name="cancel", description="", input_schema={}, effect=Effect.KEYED, run=runs_nowhere)
+
+    @function(undo_tools=[own, clerk])
+    async def shopping(work: Work) -> None: ...
+
+    @function
+    async def looking(work: Work) -> None: ...
+
+    table = function_table([shopping, looking])
+    assert {name: [tool.name for tool in undo_tools_of(run)] for name, run in table.items()} == {
+        "shopping": ["cancel", "release"],
+        "looking": [],
+    }
+    settings = load(OwnFunctionsSettings, {}, prefix="TENURE_WORKER_")
+    loops = settings.identity(1, dict.fromkeys(table, ""), b"", undoing=["shopping"]).loops
+    assert [loop for loop in loops if "undo" in loop] == ["tenure.undo", "undo.shopping"]

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import pydantic_ai
@@ -19,11 +20,24 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
-from tenure.agents import Agent, Effect, EffectKey, EffectScope, current_work, durable, function, tool_call
+from services.worker.agents import definitions_of
+from tenure.agents import (
+    Agent,
+    Effect,
+    EffectKey,
+    EffectScope,
+    compensate_with,
+    current_work,
+    durable,
+    function,
+    tool_call,
+)
+from tenure.agents.functions import function_table
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, failure_of
 from tenure.domain.budget import TokenUsage
-from tests.support.journal_work import JournalWork
+from tenure.runtime.settings import ConfigurationError
+from tests.support.journal_work import Call, JournalWork
 from tests.support.pydantic_script import Script, call, text_response
 
 
@@ -78,6 +92,44 @@ async def test_a_tool_of_an_agent_has_its_effect_key() -> None:
     assert [tool.definition.effect_key for tool in work.tools] == [key]
     with pytest.raises(ValueError, match="no calls of its own"):
         agent.tool_plain(effect=None, effect_key=key)(refund)
+
+
+async def test_undo_of_an_agent_runs_its_tool_without_a_run() -> None:
+    script = Script(call("order", item="tea"), text_response("Ordered."))
+    agent = Agent("shop", model=FunctionModel(script), deps=lambda given: given["customer"])
+
+    @agent.tool(effect=Effect.KEYED)
+    async def cancel(ctx: RunContext[str], order: date) -> list[str]:
+        return [ctx.deps, str(order.year), tool_call().idempotency_key, ctx.idempotency_key]  # type: ignore[attr-defined]
+
+    cancelled = compensate_with(cancel, {"order": "/outcome/id"})
+
+    @agent.tool_plain(effect=Effect.KEYED, compensation=cancelled)
+    async def order(item: str) -> dict[str, str]:
+        return {"id": f"{item}-1"}
+
+    function = agent.durable_function
+    work = JournalWork("Order tea")
+    await function.run(work.begin(), {"customer": "ada"})
+    assert [tool.shown.compensation for tool in work.tools] == [cancelled]
+    assert cancelled.own_tool
+    assert function.undo_tools is not None
+    (tool,) = function.undo_tools({"customer": "ada"})
+    assert (tool.name, tool.effect) == ("cancel", Effect.KEYED)
+    made = await tool.run(Call("task", "7.0", 1, "task/7.0", 5), {"order": "2026-01-02"})
+    assert json.loads(made) == ["ada", "2026", "task/7.0", "task/7.0"]
+
+
+def test_compensation_that_an_agent_cannot_make_is_refused() -> None:
+    agent = Agent("shop")
+
+    async def cancel() -> None: ...
+
+    agent.tool_plain(effect=Effect.KEYED, compensation=compensate_with(cancel, {}), name="order")(cancel)
+    with pytest.raises(ConfigurationError, match="calls cancel, which is not a recorded tool"):
+        definitions_of(function_table([agent]), "")
+    with pytest.raises(ValueError, match="no calls of its own"):
+        agent.tool_plain(effect=None, compensation=compensate_with("refund", {}))(cancel)
 
 
 async def test_the_model_gets_the_output_that_the_budget_granted() -> None:

@@ -10,8 +10,8 @@ import pytest
 from services.coordinator.pools import WorkerPools, parse_pools
 from services.coordinator.sessions.session import WorkerProfile
 from tenure.domain.errors import PermissionDenied
-from tenure.domain.pools import MalformedPools, pool_of, read_pools
-from tenure.domain.task import UNDO_LOOP
+from tenure.domain.pools import MalformedPools, WorkerPool, pool_of, read_pools
+from tenure.domain.task import UNDO_LOOP, undo_loop
 from tenure.v1 import coordinator_service_pb2 as pb
 
 ACME: dict[str, Any] = {
@@ -55,6 +55,13 @@ def test_loops_of_a_pool_do_not_limit_undos() -> None:
     pool.check("acme-1", ["gpu"], ["messages", UNDO_LOOP])
     with pytest.raises(PermissionDenied):
         pool.check("acme-1", ["secret"], [UNDO_LOOP])
+
+
+def test_undos_with_own_tools_need_the_function_in_the_pool() -> None:
+    pool = WorkerPool("shops", frozenset({"shop-1"}), loops=frozenset({"control.shop"}))
+    pool.check("shop-1", [], ["control.shop", undo_loop("shop"), UNDO_LOOP])
+    with pytest.raises(PermissionDenied, match=r"does not serve the loop control\.bank"):
+        pool.check("shop-1", [], [undo_loop("bank")])
 
 
 @pytest.mark.parametrize("identity", ["acme", "acme-3", "acme-1-x", ""])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.domain.agents import AgentPin
 from tenure.domain.effects_of_task import EffectsOfTask, Present
 from tenure.domain.entries import (
     Body,
@@ -33,7 +34,7 @@ from tenure.domain.repeated_effects import (
     refused_repeat,
 )
 from tenure.domain.states import TaskState
-from tenure.domain.task import AgentSpec, Priority, TaskPolicy, TaskSpec
+from tenure.domain.task import AgentSpec, ControlWork, Priority, TaskPolicy, TaskSpec
 from tenure.domain.tools import Compensation, EffectClass, Outcome, OutcomeStatus, ToolDefinition
 from tenure.domain.undo import (
     MAX_CALLS,
@@ -230,6 +231,40 @@ def test_declaration_of_a_ledger_is_limited_by_its_task() -> None:
         for known, allowed in ((None, ["pay"]), (None, ["pay", "refund"]), (None, None), (present, ["pay"]))
     ]
     assert verdicts == [V.NO_TOOL, V.CAN_BE_UNDONE, V.CAN_BE_UNDONE, V.CAN_BE_UNDONE]
+
+
+OWN = ToolsDefined((replace(tool("pay"), compensation=Compensation("refund", '{"n":"/arguments/n"}', own_tool=True)),))
+
+
+def test_own_tool_is_not_one_of_the_tool_service() -> None:
+    """The tool service has neither tool. The list of tools of the task holds for the compensation, too."""
+    (effect,) = planned(OWN, *call(1), present={"mail": None})
+    assert (effect.verdict, effect.undo_by_own_tool) == (V.CAN_BE_UNDONE, True)
+    effects = EffectsOfTask()
+    for entry in entries(OWN, *call(1)):
+        effects.add(entry)
+    assert plan_undo(effects.newest_first(), {}, None, ["pay"])[0].verdict is V.NO_TOOL
+
+
+def test_undo_with_own_tools_needs_the_function() -> None:
+    code = ControlWork("shop", '{"a":1}')
+    source = TaskSpec("", AgentSpec(loop="control"), control=code, agent_pin=AgentPin("shop", 1, "0" * 64, True))
+    undos = [
+        spec_of_undo(source, SOURCE, planned(tools, *call(1)), "q", Priority.HIGH, go_on=False)
+        for tools in (OWN, TOOLS)
+    ]
+    assert [undo.dispatch_loop for undo in undos] == ["undo.shop", "tenure.undo"]
+    assert [undo.undo and (undo.undo.function, undo.undo.input_json) for undo in undos] == [
+        ("shop", '{"a":1}'),
+        ("", ""),
+    ]
+    assert [undo.control for undo in undos] == [None, None], "an older worker must not run the function"
+
+
+def test_declaration_without_a_mapping_undoes_nothing() -> None:
+    broken = ToolsDefined((replace(tool("pay"), compensation=Compensation("refund", "[1]", own_tool=True)),))
+    (effect,) = planned(broken, *call(1))
+    assert (effect.verdict, effect.why) == (V.NO_VALUE, "refund: its declaration is not a mapping of arguments")
 
 
 def test_edited_arguments_are_those_that_are_undone() -> None:

@@ -137,6 +137,7 @@ def test_control_work_needs_a_function_and_no_goal() -> None:
         ({"function": "f"}, "messages", "agent.loop"),
         (None, "control", "agent.loop"),
         (None, "control.f", "agent.loop"),
+        (None, "undo.f", "agent.loop"),
     ],
 )
 def test_control_work_is_kept_within_its_bounds(control: dict[str, str] | None, loop: str, field: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agents import Agent, RunConfig, Runner
 from agents.handoffs import Handoff
@@ -25,18 +26,19 @@ from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
-from tenure.agents.openai_agents.content import describe
+from tenure.agents.openai_agents.content import describe, functions, reachable
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
-from tenure.control.own_tools import checked_limits
+from tenure.control.own_tools import OwnTool, checked_limits
 from tenure.control.work import Work
 from tenure.domain.effect_keys import EffectKey
-from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass
 
 MAX_TURNS: Final = 100
+Declared = TypeVar("Declared")
 _HOSTED: Final = (
     CodeInterpreterTool,
     FileSearchTool,
@@ -49,6 +51,7 @@ _HOSTED: Final = (
 """The tools that the provider runs. All others run here, where only functions can be recorded."""
 _NO_EFFECTS: Final[Mapping[str, EffectClass | None]] = {}
 _NO_KEYS: Final[Mapping[str, EffectKey]] = {}
+_NO_COMPENSATIONS: Final[Mapping[str, Compensation]] = {}
 _USUAL_LIMITS: Final[Mapping[str, int]] = {}
 _SETTINGS: Final = "_tenure_settings"
 """The attribute of a durable agent with the settings that it was made durable with."""
@@ -60,6 +63,7 @@ class _Settings:
     calls: CallOptions
     tool_timeout_seconds: float
     effect_keys: Mapping[str, EffectKey] = field(default_factory=dict)
+    compensations: Mapping[str, Compensation] = field(default_factory=dict)
     output_limits: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -73,6 +77,7 @@ def durable(
     name: str = "",
     effects: Mapping[str, EffectClass | None] = _NO_EFFECTS,
     effect_keys: Mapping[str, EffectKey] = _NO_KEYS,
+    compensations: Mapping[str, Compensation] = _NO_COMPENSATIONS,
     context: FromInput | None = None,
     run_config: RunConfig | None = None,
     max_turns: int = MAX_TURNS,
@@ -86,7 +91,8 @@ def durable(
 
     name: by which tasks ask for it; the agent's own by default. effects: the effect class of each function tool by
     name; UNSAFE for the others. None: the tool runs in the function itself, as agents among the tools do. effect_keys:
-    by tool name, the arguments by which calls are the same effect, which happens once (docs/effects.md). context:
+    by tool name, the arguments by which calls are the same effect, which happens once (docs/effects.md).
+    compensations: by tool name, how an undo takes the effect back, made by `compensate_with` (docs/undo.md). context:
     makes the run's context from the task's input. max_output_tokens: of a model call whose settings name no
     `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. output_limits: how many bytes of a
     tool's result the model reads, by name; 65,536 by default. version: of the code; another version is another
@@ -95,13 +101,14 @@ def durable(
 
     The agents are changed in place and get copies of their tools; outside of tasks they run as before, except tools
     that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, for one that is part of
-    two durable functions with different effect classes or keys, and for the key of a tool that has no calls.
+    two durable functions with different declarations of a tool, and for what is declared of a tool without calls.
     """
     settings = _Settings(
         effects=effect_classes(effects),
         calls=CallOptions(max_output_tokens, streams=stream),
         tool_timeout_seconds=tool_timeout_seconds,
-        effect_keys=_checked_keys(effect_keys),
+        effect_keys=_checked(effect_keys, EffectKey, "effect key must be a tenure.agents.EffectKey"),
+        compensations=_checked(compensations, Compensation, "compensation must be made by compensate_with"),
         output_limits=checked_limits(output_limits),
     )
     _prepare(agent, settings, set())
@@ -126,14 +133,16 @@ def durable(
             answer = await answer_messages(current, prompt_of(name, work, given), run_once)
         return to_jsonable_python(answer)
 
-    return DurableFunction(name, run, describe(agent, settings.effects, max_output_tokens, version))
+    content = describe(agent, settings.effects, max_output_tokens, version)
+    return DurableFunction(name, run, content, undo_tools=partial(_undo_tools, agent, context))
 
 
-def _checked_keys(given: Mapping[str, EffectKey]) -> dict[str, EffectKey]:
-    for tool, key in given.items():
-        if not isinstance(key, EffectKey):
-            raise ValueError(f"tool {tool}: its effect key must be a tenure.agents.EffectKey")  # noqa: TRY004  as above
-        key.check()
+def _checked(given: Mapping[str, Declared], kind: type[Declared], rule: str) -> dict[str, Declared]:
+    for tool, declared in given.items():
+        if not isinstance(declared, kind):
+            raise ValueError(f"tool {tool}: its {rule}")  # noqa: TRY004  as above
+        if isinstance(declared, EffectKey):
+            declared.check()
     return dict(given)
 
 
@@ -177,7 +186,7 @@ def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> li
         if not isinstance(tool, FunctionTool):
             _check_provider_runs(agent, tool)
             continue
-        effect, key = stated = _declared(tool, settings, seen)
+        effect, key, compensation = stated = _declared(tool, settings, seen)
         if declared.setdefault(tool.name, stated) != stated:
             raise ValueError(
                 f"agent {agent.name} is part of two durable functions, one with the effect {declared[tool.name]} of its"
@@ -186,7 +195,7 @@ def _prepare_tools(agent: Agent[Any], settings: _Settings, seen: set[int]) -> li
             )
         if not isinstance(tool.on_invoke_tool, DurableInvocation) or not hasattr(agent, IS_DURABLE):
             limit = settings.output_limits.get(tool.name, USUAL_OUTPUT_BYTES)
-            tools[index] = durable_tool(tool, effect, settings.tool_timeout_seconds, limit, key)
+            tools[index] = durable_tool(tool, effect, settings.tool_timeout_seconds, limit, key, compensation)
         alone.append(effect is None)
     agent.tools = tools
     setattr(agent, IS_DURABLE, declared)
@@ -212,19 +221,42 @@ class _Declared(NamedTuple):
     """What is declared of a tool."""
 
     effect: EffectClass | None
-    key: EffectKey | None
+    key: EffectKey | None = None
+    compensation: Compensation | None = None
 
     def __str__(self) -> str:
-        return f"{self.effect}" if self.key is None else f"{self.effect} and {self.key}"
+        return " and ".join([f"{self.effect}", *(f"{each}" for each in self[1:] if each is not None)])
 
 
 def _declared(tool: FunctionTool, settings: _Settings, seen: set[int]) -> _Declared:
-    """Returns what is declared of a tool; a clone's tools keep theirs. Raises ValueError for a key without calls."""
+    """Returns what is declared of a tool; a clone's tools keep theirs. Raises ValueError for a tool without calls."""
     effect, kept = _effect_of(tool, settings, seen), tool.on_invoke_tool
-    key = settings.effect_keys.get(tool.name, kept.effect_key if isinstance(kept, DurableInvocation) else None)
-    if effect is None and key is not None:
-        raise ValueError(f"tool {tool.name} has effect=None, so no calls of its own, and so no effect key")
-    return _Declared(effect, key)
+    before = _Declared(None, kept.effect_key, kept.compensation) if isinstance(kept, DurableInvocation) else _NOTHING
+    key = settings.effect_keys.get(tool.name, before.key)
+    compensation = settings.compensations.get(tool.name, before.compensation)
+    if effect is None and (key or compensation):
+        what = "no effect key" if key else "no compensation"
+        raise ValueError(f"tool {tool.name} has effect=None, so no calls of its own, and so {what}")
+    return _Declared(effect, key, compensation)
+
+
+_NOTHING: Final = _Declared(None)
+
+
+def _undo_tools(agent: Agent[Any], context: FromInput | None, given: Any) -> list[OwnTool]:
+    """Returns the tools of the agent, and of those that it hands over to, that compensations name.
+
+    Raises ValueError for a compensation whose tool is not a recorded tool of these agents.
+    """
+    tools = (tool for each in reachable(agent) for tool in functions(each))
+    invocations = {tool.name: tool.on_invoke_tool for tool in tools}
+    known = {name: each for name, each in invocations.items() if isinstance(each, DurableInvocation) and each.effect}
+    declared = (each.compensation for each in known.values())
+    wanted = {each.tool for each in declared if each is not None and each.own_tool}
+    if missing := sorted(wanted - known.keys()):
+        what = f"a compensation calls {missing[0]}, which is not a recorded tool of the agent"
+        raise ValueError(f"agent {agent.name}: {what}")
+    return [known[name].undo_tool(context, given) for name in sorted(wanted)]
 
 
 def _effect_of(tool: FunctionTool, settings: _Settings, seen: set[int]) -> EffectClass | None:

@@ -23,8 +23,8 @@ def describe(
     """Returns the function that describes the agent, with the instructions and tools of those it may hand over to."""
 
     def content() -> AgentContent:
-        agents = list(_reachable(agent, set()))
-        tools = {tool.name: _tool(tool, effects) for each in agents for tool in _functions(each)}
+        agents = list(reachable(agent))
+        tools = {tool.name: _tool(tool, effects) for each in agents for tool in functions(each)}
         return AgentContent(
             AgentKind.PYTHON,
             model=_model(agent.model),
@@ -38,14 +38,16 @@ def describe(
     return content
 
 
-def _reachable(agent: Agent[Any], seen: set[int]) -> Iterator[Agent[Any]]:
+def reachable(agent: Agent[Any], seen: set[int] | None = None) -> Iterator[Agent[Any]]:
+    """Yields the agent and those that it may hand over to."""
+    seen = set() if seen is None else seen
     if id(agent) in seen:
         return
     seen.add(id(agent))
     yield agent
     for handoff in agent.handoffs:
         if isinstance(handoff, Agent):
-            yield from _reachable(handoff, seen)
+            yield from reachable(handoff, seen)
 
 
 def _model(model: Model | str | None) -> str:
@@ -60,7 +62,8 @@ def _instructions(agent: Agent[Any], first: Agent[Any]) -> str:
     return text if agent is first else f"{agent.name}: {text}"
 
 
-def _functions(agent: Agent[Any]) -> Iterator[FunctionTool]:
+def functions(agent: Agent[Any]) -> Iterator[FunctionTool]:
+    """Yields the tools that are functions."""
     yield from (tool for tool in agent.tools if isinstance(tool, FunctionTool))
 
 

@@ -28,6 +28,7 @@ from tenure.agents.calls import running_call
 from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER, CallToMake
 from tenure.agents.own_calls import value_of
+from tenure.agents.prompts import FromInput, made_from
 from tenure.agents.shared_state import unchanged
 from tenure.control.failures import NotReplayable
 from tenure.control.own_tools import (
@@ -40,7 +41,7 @@ from tenure.control.own_tools import (
     runs_nowhere,
 )
 from tenure.domain.effect_keys import EffectKey
-from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, Outcome
+from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass, Outcome
 
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 _MEDIA: Final = frozenset({"image", "file"})
@@ -63,8 +64,10 @@ class DurableInvocation:
         timeout_seconds: float,
         limit_bytes: int,
         effect_key: EffectKey | None = None,
+        compensation: Compensation | None = None,
     ) -> None:
         self.original, self.effect, self.effect_key, self._limit_bytes = tool, effect, effect_key, limit_bytes
+        self.compensation = compensation
         self._name, self._description = tool.name, tool.description
         self._schema = tool.params_json_schema
         self._plain, self._explain = tool.on_invoke_tool, _explanation_of(tool)
@@ -179,7 +182,21 @@ class DurableInvocation:
             model_limit_bytes=self._limit_bytes,
             run=runs_nowhere,
             effect_key=self.effect_key,
+            compensation=self.compensation,
         )
+
+    def undo_tool(self, make: FromInput | None, given: Any) -> OwnTool:
+        """Returns the tool for undos, which run without the agent. `make`: makes the context from the input."""
+
+        async def run(call: OwnToolContext, sent: Mapping[str, Any]) -> str:
+            arguments = json.dumps(dict(sent))
+            made = None if make is None else await made_from(make, given)
+            context = ToolContext(made, tool_name=self._name, tool_call_id=call.call_id, tool_arguments=arguments)
+            with unit(f"the tool {self._name}"), running_call(call):
+                output = _recorded(await _raising(self.original)(context, arguments))
+            return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+
+        return replace(self.own_tool(), needs_approval=self.needs_approval, run=run)
 
     async def _needs_approval(self, context: ToolContext[Any], arguments: str) -> bool:
         """Whether the SDK would ask for an approval: also if it cannot evaluate the arguments."""
@@ -265,6 +282,7 @@ def durable_tool(
     timeout_seconds: float,
     limit_bytes: int = USUAL_OUTPUT_BYTES,
     effect_key: EffectKey | None = None,
+    compensation: Compensation | None = None,
 ) -> FunctionTool:
     """Returns a durable copy of the tool. None: it runs in the function itself.
 
@@ -272,7 +290,7 @@ def durable_tool(
     """
     original = tool.on_invoke_tool.original if isinstance(tool.on_invoke_tool, DurableInvocation) else tool
     durable = copy.copy(original)
-    durable.on_invoke_tool = DurableInvocation(original, effect, timeout_seconds, limit_bytes, effect_key)
+    durable.on_invoke_tool = DurableInvocation(original, effect, timeout_seconds, limit_bytes, effect_key, compensation)
     durable.needs_approval = False  # the invocation waits for the approval
     if effect is not None:
         durable.timeout_seconds = None  # the call has the timeout, and a wait for an approval has none

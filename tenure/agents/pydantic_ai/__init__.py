@@ -8,4 +8,5 @@ model_calls.py   model requests as recorded, budgeted model calls
 prompts.py       an upper bound of a request's tokens
 refused_images.py  a text in the place of images that the provider refused
 tool_calls.py    tool calls as calls behind the tool service's fence
+undo_tools.py    tools of an agent that undos call, without a run of the agent
 """

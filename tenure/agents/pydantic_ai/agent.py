@@ -26,6 +26,7 @@ from tenure.agents.pydantic_ai.content import describe
 from tenure.agents.pydantic_ai.durability import DurableSettings, ReadsMessages, TenureDurability
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, model_named
 from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
+from tenure.agents.pydantic_ai.undo_tools import undo_tools
 from tenure.control.own_tools import checked_limits
 from tenure.control.work import Work
 from tenure.domain.tools import EffectClass
@@ -95,7 +96,9 @@ def durable(
         return to_jsonable_python(answer)
 
     content = describe(agent, name, settings.effects, max_output_tokens, version)
-    return DurableFunction(name, run, content, partial(_import_model, agent))
+    return DurableFunction(
+        name, run, content, partial(_import_model, agent), undo_tools=partial(undo_tools, agent, name, settings, deps)
+    )
 
 
 def _import_model(agent: pydantic_ai.Agent[Any, Any]) -> None:
@@ -152,7 +155,8 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
 
     The arguments are those of `pydantic_ai.Agent` and of `durable`. A tool takes `effect`: whether a call may run again
     when its worker died before its outcome was known. None: the tool runs in the agent's own function. `effect_key`: an
-    `EffectKey`, by which calls are the same effect, which happens once.
+    `EffectKey`, by which calls are the same effect, which happens once. `compensation`: how an undo takes the effect
+    back, made by `compensate_with`.
     """
 
     def __init__(
@@ -217,7 +221,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
 
     @staticmethod
     def _with_effect(add: Any, func: Any, effect: EffectClass | None, options: dict[str, Any]) -> Any:
-        stated = metadata_of(effect, options.pop("effect_key", None))
+        stated = metadata_of(effect, options.pop("effect_key", None), options.pop("compensation", None))
         metadata = {**(options.pop("metadata", None) or {}), **stated}
         decorator = add(metadata=metadata, **options)
         return decorator if func is None else decorator(func)

@@ -35,7 +35,7 @@ def describe(
             AgentKind.PYTHON,
             model=_model(agent.model),
             system="\n\n".join(_instructions(agent)),
-            tools=tuple(_tool(tool, effects) for tool in _tools(agent)),
+            tools=tuple(_tool(tool, effects) for tool in function_tools(agent)),
             output_schema_json=_output_schema(agent),
             max_output_tokens=max_output_tokens,
             version=version,
@@ -70,7 +70,7 @@ def _instructions(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
         yield each if isinstance(each, str) else f"(computed by {getattr(each, '__qualname__', type(each).__name__)})"
 
 
-def _tools(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[Tool[Any]]:
+def function_tools(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[Tool[Any]]:
     """Yields the tools that are functions. Other toolsets know their tools only when they run."""
     for toolset in agent.toolsets:
         if isinstance(toolset, FunctionToolset):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_ai.durable_exec import DurableOperation, DynamicToolsetCallToolParams, ToolsetCallToolParams
@@ -28,7 +28,7 @@ from tenure.control.own_tools import (
     runs_nowhere,
 )
 from tenure.domain.effect_keys import EffectKey
-from tenure.domain.tools import EffectClass, Outcome
+from tenure.domain.tools import Compensation, EffectClass, Outcome
 
 # Makes JSON of a tool's validated arguments, the same in each execution of the task: it names the recorded call.
 
@@ -72,6 +72,7 @@ NEEDS_APPROVAL: Final = "needs_approval"
 _RAISED: Final = frozenset({"MODEL_RETRY", "TOOL_FAILED", "VALIDATION_ERROR", "RUN_CANCELLED"})
 """The details of FAILED outcomes whose tools raised an exception of Pydantic AI."""
 
+Stated = TypeVar("Stated")
 CallParams = ToolsetCallToolParams | DynamicToolsetCallToolParams
 Effects = Mapping[str, EffectClass | None]
 
@@ -87,26 +88,38 @@ class ToolContext(RunContext[Any]):
     epoch: int = 0
 
 
-def metadata_of(effect: EffectClass | None, effect_key: EffectKey | None = None) -> dict[str, Any]:
+def metadata_of(
+    effect: EffectClass | None, effect_key: EffectKey | None = None, compensation: Compensation | None = None
+) -> dict[str, Any]:
     """Returns the metadata for a tool of this effect class. None: the tool runs in the function itself.
 
-    Raises ValueError for a value that is not an effect class, and for the effect key of a tool that has no calls.
+    Raises ValueError for a value that is not an effect class, and for what a tool without calls declares of them.
     """
     known = effect_class(effect)
+    stated = {name: value for name, value in (("effect_key", effect_key), ("compensation", compensation)) if value}
     if known is None:
-        if effect_key is not None:
-            raise ValueError("a tool with effect=None has no calls of its own, and so no effect key")
+        if stated:
+            raise ValueError("a tool with effect=None has no calls of its own, and so no effect key or compensation")
         return {KEY: False}
-    return {KEY: {"effect": known.value, **({} if effect_key is None else {"effect_key": effect_key})}}
+    return {KEY: {"effect": known.value, **stated}}
 
 
 def effect_key_of(tool: ToolDefinition) -> EffectKey | None:
     """Returns the effect key in the metadata of a tool. Raises ValueError for another value in its place."""
+    return _stated(tool, "effect_key", EffectKey, "a tenure.agents.EffectKey")
+
+
+def compensation_of(tool: ToolDefinition) -> Compensation | None:
+    """Returns the compensation in the metadata of a tool. Raises ValueError for another value in its place."""
+    return _stated(tool, "compensation", Compensation, "made by tenure.agents.compensate_with")
+
+
+def _stated(tool: ToolDefinition, name: str, kind: type[Stated], what: str) -> Stated | None:
     stated = (tool.metadata or {}).get(KEY)
-    key = stated.get("effect_key") if isinstance(stated, Mapping) else None
-    if key is not None and not isinstance(key, EffectKey):
-        raise ValueError(f"tool {tool.name}: effect_key must be a tenure.agents.EffectKey")
-    return key
+    value = stated.get(name) if isinstance(stated, Mapping) else None
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"tool {tool.name}: {name} must be {what}")
+    return value
 
 
 def effect_of(tool: ToolDefinition, effects: Effects) -> EffectClass | None:
@@ -138,6 +151,7 @@ def own_tool(
         model_limit_bytes=model_limit_bytes,
         run=runs_nowhere,
         effect_key=effect_key_of(definition),
+        compensation=compensation_of(definition),
     )
 
 
@@ -186,7 +200,8 @@ def _written(operation: DurableOperation[Any, Any, Any], encoded: Any) -> str:
         raise ToolError(str(encoded["message"]) if len(encoded) == 2 else framed, detail=kind.upper())
     value = encoded.get("result")
     plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return ForModel(plain) if _framed(operation, value_of(plain)) == encoded else framed
+    load = operation.result_codec.load  # of values: the frame of an object also has a list of its files
+    return ForModel(plain) if load(_framed(operation, value_of(plain))) == load(encoded) else framed
 
 
 def _framed_failure(operation: DurableOperation[Any, Any, Any], outcome: Outcome) -> Any:

@@ -13,11 +13,11 @@ from agents.items import ModelResponse
 from agents.tool import LocalShellTool
 from pydantic import BaseModel
 
-from tenure.agents import Effect, EffectKey, EffectScope, tool_call
+from tenure.agents import Effect, EffectKey, EffectScope, compensate_with, tool_call
 from tenure.agents.openai_agents import durable
 from tenure.agents.openai_agents.tools import DurableInvocation
 from tenure.domain.budget import TokenUsage
-from tests.support.journal_work import JournalWork
+from tests.support.journal_work import Call, JournalWork
 from tests.support.openai_script import Script, call, sent_to_the_model, text_message
 
 set_tracing_disabled(True)
@@ -224,6 +224,29 @@ async def test_a_tool_of_an_agent_has_its_effect_key() -> None:
     durable(billing, effects={"refund": Effect.KEYED})  # the tool keeps its key
     with pytest.raises(ValueError, match="billing is part of two durable functions"):
         durable(billing, effect_keys={"refund": EffectKey(("/order",), EffectScope.TASK)})
+
+
+async def test_undo_of_an_agent_runs_its_tool_without_a_run() -> None:
+    @function_tool
+    def cancel(context: RunContextWrapper[str], order: str) -> dict[str, str]:
+        return {"who": context.context, "order": order, "key": tool_call().idempotency_key}
+
+    @function_tool
+    def order(item: str) -> str:
+        return item
+
+    cancelled = compensate_with(cancel, {"order": "/outcome"})
+    shop = Agent(name="shop", tools=[order, cancel])
+    function = durable(
+        shop, effects={"cancel": Effect.KEYED}, compensations={"order": cancelled}, context=lambda given: given["who"]
+    )
+    assert function.undo_tools is not None
+    (tool,) = function.undo_tools({"who": "ada"})
+    assert (tool.name, tool.effect) == ("cancel", Effect.KEYED)
+    made = await tool.run(Call("task", "7.0", 1, "task/7.0", 5), {"order": "tea"})
+    assert json.loads(made) == {"who": "ada", "order": "tea", "key": "task/7.0"}
+    with pytest.raises(ValueError, match="calls cancel, which is not a recorded tool"):
+        durable(Agent(name="other", tools=[order]), compensations={"order": cancelled}).undo_tools({})  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
