@@ -153,12 +153,14 @@ def of_tasks(things: Things) -> Mapping[str, Message]:
     later = timestamp(datetime.now(UTC) + timedelta(hours=1))
     return {
         "TaskService/CancelTask": api.CancelTaskRequest(task_id=task, reason=WHY),
+        "TaskService/EndCallPlan": api.EndCallPlanRequest(task_id=task, plan_id=f"{task}/w1", reason=WHY),
         "TaskService/ExplainTask": api.ExplainTaskRequest(task_id=task),
         "TaskService/ForkTask": api.ForkTaskRequest(task_id=ended, request_id=new, at_sequence=2),
         "TaskService/GetReceipts": api.GetReceiptsRequest(task_id=ended),
         "TaskService/PlanUndo": api.PlanUndoRequest(task_id=ended),
         "TaskService/UndoTask": api.UndoTaskRequest(task_id=ended, request_id=new),
         "TaskService/GetTask": api.GetTaskRequest(task_id=task),
+        "TaskService/ListCallPlans": api.ListCallPlansRequest(task_id=task),
         "TaskService/ListFiles": api.ListFilesRequest(task_id=ended),
         "TaskService/ListTaskEntries": api.ListTaskEntriesRequest(task_id=task),
         "TaskService/ReadFile": api.ReadFileRequest(task_id=ended, path="note.txt"),
