@@ -29,6 +29,7 @@ from tenure.domain.task import (
 from tenure.domain.timeouts import PhaseTimeout, Timeouts
 from tenure.domain.waits import CallDecision, EscalationAction, Escalations, EscalationStep, UndecidedCall, Wait
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire import call_plans  # noqa: F401  its pair is a part of a resolution
 from tenure.wire.codec import pair, register
 from tenure.wire.common import PRIORITIES, duration, seconds
 

@@ -147,6 +147,7 @@ class Terminal:
         assigned = ASSIGNMENT.fullmatch(step.line)
         lines = step.output.count("\n") - 1 if step.output.endswith(f"{INTERRUPT}\n") else None
         output = await self._command(self._filled(assigned["command"] if assigned else step.line), lines)
+        assert "Traceback (most recent call last)" not in output, f"{step.line}\n{output}"
         if assigned is None:
             return output
         assert output, step.line

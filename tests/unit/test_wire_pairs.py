@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import typing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,11 +25,15 @@ from tenure.domain.texts import KeptContent
 from tenure.domain.waits import EscalationAction, EscalationStep
 from tenure.v1 import task_pb2
 from tenure.wire.codec import CODECS, FUNCTIONS, Codec, PairOptions, fields_of, reader, writer
-from tests.contract.sources import files_with
+from tests.contract.sources import ROOT, files_with
 from tests.support.examples import examples
 
-for file in files_with(r"^from tenure\.wire\.codec import .*\b(?:pair|reader|writer|union)\b"):
-    import_module(file.removesuffix(".py").replace("/", "."))  # each makes its pairs
+MODULES: Final = [
+    file.removesuffix(".py").replace("/", ".")
+    for file in files_with(r"^from tenure\.wire\.codec import .*\b(?:pair|reader|writer|union)\b")
+]
+for module in MODULES:
+    import_module(module)  # each makes its pairs
 import_module("services.gateway.http.routes")  # makes those of its bodies, queries and answers
 ALL: Final = tuple(CODECS)
 BOTH_WAYS: Final = {key: functions for key, functions in FUNCTIONS.items() if None not in functions}
@@ -115,6 +121,33 @@ def test_values_survive_the_wire(key: tuple[Any, str], data: st.DataObject) -> N
 @pytest.mark.parametrize("codec", ALL, ids=lambda codec: f"{codec.value.__name__}-{codec.message.__name__}")
 def test_every_field_is_mapped_or_skipped(codec: Codec[Any, Any]) -> None:
     assert codec.source().startswith("def convert(")
+
+
+ALONE: Final = """
+import os, sys
+from importlib import import_module
+
+for name in sys.argv[1:]:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    import_module(name)
+    from tenure.wire.codec import CODECS
+    for codec in CODECS:
+        try:
+            codec.source()
+        except TypeError as error:
+            print(f"{name}: {error}", flush=True)
+    os._exit(0)
+"""
+
+
+def test_modules_import_the_pairs_of_their_parts() -> None:
+    """Else a pair works only in a process that happens to have imported its parts."""
+    libraries = [module for module in MODULES if module.startswith("tenure.")]  # a service imports all of its own
+    program = [sys.executable, "-c", ALONE, *libraries]
+    found = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (found.stdout, found.stderr) == ("", "")
 
 
 @dataclass
