@@ -37,15 +37,19 @@ def unsealed(token: str, seal: str) -> str:
     return token.removeprefix(seal)
 
 
-def validate_page(request: Any) -> None:
+_OWN_FIELDS_BYTES: Final = 64 * 1024
+"""More than the fields that the gateway sets: a name comes in metadata, which is shorter."""
+
+
+def validate_page(request: Any, size_bytes: int) -> None:
     """Sets the gateway's own fields of a client's request, takes the seal off its page token, and validates it.
 
-    Raises InvalidRequest.
+    `size_bytes`: of the client's request. Raises InvalidRequest.
     """
     set_own_fields(request)
     if _has_pages(request.DESCRIPTOR):
         request.page_token = unsealed(request.page_token, _seal(request))
-    validate(request)
+    validate(request, size_bytes + _OWN_FIELDS_BYTES)
 
 
 class SealedPages:

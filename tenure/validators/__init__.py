@@ -75,12 +75,14 @@ def longest_request(method: str) -> int | None:
     return largest_request(descriptor_pool.Default().FindMethodByName(name).input_type)
 
 
-def validate(request: Message) -> None:
+def validate(request: Message, size_bytes: int | None = None) -> None:
     """Raises InvalidRequest with the first violations of a request.
+
+    `size_bytes`: of the request on the wire, where they are known. To count them costs as much as to encode it.
 
     A request with a value that is too long, or a time that no clock has, is not checked further.
     """
-    broken = Violations(request.ByteSize())
+    broken = Violations(request.ByteSize() if size_bytes is None else size_bytes)
     try:
         check_fields(request, broken)
         if not broken.unreadable and (across_fields := _CHECKS.get(type(request))) is not None:

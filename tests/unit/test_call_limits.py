@@ -17,8 +17,6 @@ from tenure.domain.call_limits import BURST_SECONDS, CallUsage, ClientCallLimits
 from tenure.domain.errors import LimitReached
 from tenure.runtime.rpc import call_limiter
 from tenure.runtime.rpc.call_limiter import CallLimiter, CallQueue, InFlightLimits
-from tenure.v1 import task_pb2
-from tenure.v1 import task_service_pb2 as api
 
 LIMITS = ClientCallLimits(calls=4, streams=6, connections=3, calls_per_second=100.0, bytes_per_second=1e6)
 
@@ -49,7 +47,7 @@ def client(name: str = "key/a", tenant: str | None = "acme") -> Principal:
 
 
 def running(limiter: CallLimiter, principal: Principal, **fields: Any) -> Any:
-    options = {"is_long": False, "request": api.GetTaskRequest(), "connection": "ipv4:1", **fields}
+    options = {"is_long": False, "size_bytes": 0, "connection": "ipv4:1", **fields}
     return limiter.running(principal, **options)
 
 
@@ -207,14 +205,13 @@ async def test_calls_per_second_refill(limiter: CallLimiter, clock: Clock) -> No
 
 async def test_a_request_larger_than_the_rate_passes_and_is_paid_later(clock: Clock) -> None:
     limiter = CallLimiter(ClientCallLimits(10, 10, 10, 100.0, bytes_per_second=1000.0), 100, clock)
-    large = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x" * 10_000))
-    assert await reason(limiter, client(), request=large) == ""
+    assert await reason(limiter, client(), size_bytes=10_000) == ""
     with pytest.raises(LimitReached) as refused:
         await running(limiter, client()).__aenter__()
     assert refused.value.reason == "BYTE_RATE"
     wait = refused.value.retry_after_seconds
     assert wait is not None
-    assert wait == pytest.approx((large.ByteSize() - 2000) / 1000, abs=0.01)
+    assert wait == pytest.approx((10_000 - 2000) / 1000, abs=0.01)
     clock.now += wait
     assert await reason(limiter, client()) == ""
 
@@ -257,10 +254,9 @@ def test_no_client_gets_more_bytes_than_its_rate(calls: list[tuple[float, int]])
     taken, largest = 0, 0
     for pause, size in calls:
         clock.now += pause
-        message = api.SubmitTaskRequest(spec=task_pb2.TaskSpec(goal="x" * size))
-        if asyncio.run(reason(limiter, client(), request=message)) == "":
-            taken += message.ByteSize()
-            largest = max(largest, message.ByteSize())
+        if asyncio.run(reason(limiter, client(), size_bytes=size)) == "":
+            taken += size
+            largest = max(largest, size)
     assert taken <= 1000 * (clock.now - began + BURST_SECONDS) + largest
 
 
@@ -288,7 +284,7 @@ async def test_each_identity_of_a_worker_has_the_limits(worker_limiter: CallLimi
 
 async def test_a_stream_of_requests_needs_no_turn(worker_limiter: CallLimiter) -> None:
     """A thousand workers attach at once after a restart, and their streams have no first message to wait for."""
-    options: dict[str, Any] = {"is_long": True, "request": iter(())}
+    options: dict[str, Any] = {"is_long": True, "size_bytes": None}
     async with AsyncExitStack() as calls:
         for _ in range(LIMITS.streams):
             await calls.enter_async_context(running(worker_limiter, worker(), **options))

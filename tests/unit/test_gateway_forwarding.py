@@ -173,7 +173,7 @@ async def test_no_forged_value_of_a_client_reaches_a_service(
     request = GetMessageClass(method.input_type)()
     forge(request)
     with suppress(InvalidRequest):
-        validate_page(request)
+        validate_page(request, request.ByteSize())
     assert not forged_in(request)
     if isinstance(request, admin_service_pb2.ResolveInDoubtCallRequest):  # otherwise the gateway looks for a proof
         request.decision.did_not_happen.runner_is_gone = True

@@ -55,7 +55,7 @@ async def sealed(service: str, method: Any, request: Any) -> str:
 def read(request: Any) -> str:
     """The token that the service behind the gateway gets. What else is wrong with the request does not count here."""
     try:
-        validate_page(request)
+        validate_page(request, request.ByteSize())
     except InvalidRequest as error:
         if error.reason == "OTHER_LIST":
             raise
@@ -101,7 +101,7 @@ def test_other_methods_are_the_servicers_own() -> None:
     pages = SealedPages(servicer, "tenure.v1.AdminService")
     assert pages.GetCaller == servicer.GetCaller
     assert pages.ListWorkers != servicer.ListWorkers
-    validate_page(admin_service_pb2.GetCallerRequest())
+    validate_page(admin_service_pb2.GetCallerRequest(), 0)
 
 
 def test_a_token_of_another_list_of_a2a_is_refused() -> None:

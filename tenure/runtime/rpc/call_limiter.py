@@ -154,22 +154,22 @@ class CallLimiter:
 
     @asynccontextmanager
     async def running(
-        self, principal: Principal, *, is_long: bool, request: Any, connection: str
+        self, principal: Principal, *, is_long: bool, size_bytes: int | None, connection: str
     ) -> AsyncIterator[Answered]:
         """Counts a call while the block runs, after it waited until it may run. Raises LimitReached.
 
-        Yields a function to call with each message of a stream. `is_long`: a stream or a long poll. `request`: a
-        message, or the iterator of a stream of requests, which does not wait: `in_flight` limits its requests.
+        Yields a function to call with each message of a stream. `is_long`: a stream or a long poll.
+        `size_bytes`: of the request, or None for a stream of requests, which does not wait: `in_flight` limits them.
         """
         caller = self._limited(principal)
         if caller is None:
             yield uncounted
             return
-        is_message = hasattr(request, "ByteSize")
-        call = Call(is_long, connection, request.ByteSize() if is_message else 0)
+        call = Call(is_long, connection, size_bytes or 0)
         usages = self._begin(caller, call)
         try:
-            async with self._wait(caller, is_long=is_long) if is_message else nullcontext(uncounted) as answered:
+            turn = nullcontext(uncounted) if size_bytes is None else self._wait(caller, is_long=is_long)
+            async with turn as answered:
                 yield answered
         finally:
             for usage in usages:

@@ -61,7 +61,7 @@ _GRPC_TYPE: Final = {
 }
 
 
-def accept_everything(_request: Any) -> None:
+def accept_everything(_request: Any, _size_bytes: int) -> None:
     """Accepts every request, for a server without a validator."""
 
 
@@ -82,11 +82,15 @@ def _no_readmission(_context: Any, _metadata: Metadata) -> AbstractAsyncContextM
     return nullcontext()
 
 
-Running = Callable[[Any, Any], AbstractAsyncContextManager[Answered]]
-"""Returns the context in which a request runs, from the request and gRPC's context. Entering raises LimitReached."""
+Validate = Callable[[Any, int], None]
+"""Raises InvalidRequest for a request, from the message and the bytes that it had on the wire."""
+
+Running = Callable[[int | None, Any], AbstractAsyncContextManager[Answered]]
+"""Returns the context in which a request runs, from its bytes (None: a stream of requests) and gRPC's context. Entering
+raises LimitReached."""
 
 
-def _without_limits(_request: Any, _context: Any) -> AbstractAsyncContextManager[Answered]:
+def _without_limits(_size_bytes: int | None, _context: Any) -> AbstractAsyncContextManager[Answered]:
     return nullcontext(uncounted)
 
 
@@ -106,7 +110,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         access: AccessControl,
-        validate: Callable[[Any], None] = accept_everything,
+        validate: Validate = accept_everything,
         examine: Callable[[Any], Awaitable[None]] = examine_nothing,
         audit: Audit | None = None,
         limiter: CallLimiter | None = None,
@@ -147,9 +151,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if limiter is None:
             return _without_limits
 
-        def running(request: Any, context: Any) -> AbstractAsyncContextManager[Answered]:
+        def running(size_bytes: int | None, context: Any) -> AbstractAsyncContextManager[Answered]:
             return limiter.running(
-                current_principal(), is_long=is_long, request=request, connection=connection_of(context)
+                current_principal(), is_long=is_long, size_bytes=size_bytes, connection=connection_of(context)
             )
 
         return running
@@ -239,7 +243,7 @@ class _Method:
 
     name: str
     metrics: _MethodMetrics
-    validate: Callable[[Any], None]
+    validate: Validate
     examine: Callable[[Any], Awaitable[None]]
     admit: Admission
     running: Running
@@ -258,7 +262,7 @@ class _Method:
 
         async def answer(received: Any, context: Context) -> Any:
             async with self._around(received, context) as (request, _answered):
-                await self._accept(request, context)
+                await self._accept(request, received, context)
                 return await behaviour(request, context)
 
         return answer
@@ -269,7 +273,7 @@ class _Method:
 
         async def answer(received: Any, context: Context) -> AsyncIterator[Any]:
             async with self._around(received, context) as (request, answered):
-                await self._accept(request, context)
+                await self._accept(request, received, context)
                 async with aclosing(behaviour(request, context)) as messages:
                     async for message in messages:
                         answered()
@@ -277,10 +281,10 @@ class _Method:
 
         return answer
 
-    async def _accept(self, request: Any, context: Context) -> None:
+    async def _accept(self, request: Any, received: Any, context: Context) -> None:
         """Validates a single request, and records the call of an audited method, or with an audited field."""
         if not self.streams_in:
-            self.validate(request)
+            self.validate(request, len(received))
             await self.examine(request)
         if self.is_audited or any(request.HasField(name) for name in self.audited_fields):
             await self.audit.admitted(self.name, request, context.peer())
@@ -294,7 +298,7 @@ class _Method:
         """Returns a message of a stream, whose call is admitted already. Raises InvalidRequest."""
         self.metrics.received.value += 1
         message = self._parsed(raw)
-        self.validate(message)
+        self.validate(message, len(raw))
         return message
 
     def _parsed(self, raw: bytes) -> Any:
@@ -348,7 +352,8 @@ class _Method:
             if self.in_flight is not None:
                 set_stream_rules(StreamRules(partial(self._note, context.peer()), self.in_flight()))
             request = received if self.streams_in else self._parsed(received)
-            async with self.running(request, context) as answered, self.readmission(context, metadata):
+            size_bytes = None if self.streams_in else len(received)
+            async with self.running(size_bytes, context) as answered, self.readmission(context, metadata):
                 yield request, answered
             code = _code_of_context(context)
         except (asyncio.CancelledError, GeneratorExit):

@@ -27,7 +27,7 @@ from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.runtime.listening import CannotListen
 from tenure.runtime.rpc.call_limiter import CallLimiter
 from tenure.runtime.rpc.in_process import InProcessChannel
-from tenure.runtime.rpc.interceptor import ErrorInterceptor, accept_everything, examine_nothing, unbounded
+from tenure.runtime.rpc.interceptor import ErrorInterceptor, Validate, accept_everything, examine_nothing, unbounded
 from tenure.runtime.rpc.options import Keepalive, ServerLimits
 from tenure.runtime.rpc.status import DRAINING, PeerFailed
 from tenure.runtime.security.audit import Audit
@@ -133,7 +133,7 @@ class RpcServer:
         address: str,
         *,
         security: Security = NO_SECURITY,
-        validate: Callable[[Any], None] = accept_everything,
+        validate: Validate = accept_everything,
         examine: Callable[[Any], Awaitable[None]] = examine_nothing,
         stopping: asyncio.Event | None = None,
         limits: ServerLimits | None = None,
