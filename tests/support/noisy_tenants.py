@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any, Final
 
 from devstack import Stack, StackOptions
@@ -45,11 +44,10 @@ class Neighbour:
     every_seconds: float
     rounds: int = 0
 
-    async def call(self, seconds: float) -> None:
-        """Calls for some seconds, and waits for the last answers. Raises the first refusal."""
-        end = monotonic() + seconds
+    async def call(self, rounds: int) -> None:
+        """Begins so many rounds, and waits for the answers. Raises the first refusal."""
         async with asyncio.TaskGroup() as running:
-            while monotonic() < end:
+            for _ in range(rounds):
                 running.create_task(self._one())
                 await asyncio.sleep(self.every_seconds)
 
