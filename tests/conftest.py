@@ -13,6 +13,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 pytest_plugins = [
     "tenure.testing.pytest_plugin",  # also where the package was installed before it had an entry point
     "tests.support.rewritten",
+    "tests.support.closed_transports",
     "tests.support.watched_processes",
     "tests.support.shared_stores",  # before those that import it
     "tests.support.forked",

@@ -21,6 +21,7 @@ from tenure.runtime.http.outbound_http import (
     MAX_READ_BYTES,
     MAX_TINY_PIECES,
     CheckedNetworkBackend,
+    Closings,
     HttpResponse,
     Outgoing,
     UntrustedStream,
@@ -29,6 +30,7 @@ from tenure.runtime.http.outbound_http import (
 from tests.support.http_stub import HttpStub, page
 from tests.support.model_clients import model_client
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tcp_server import tcp_server
 
 MAX_CPU_SECONDS = 4.0
 
@@ -75,6 +77,44 @@ class Keeping(httpcore2.AnyIOBackend):
     async def connect_tcp(self, *args: Any, **kwargs: Any) -> Any:
         self.streams.append(await super().connect_tcp(*args, **kwargs))
         return self.streams[-1]
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
+async def test_a_cancelled_request_closes_all_that_expired(turns: int) -> None:
+    """The pool closes the connections that were idle for too long when the next request begins."""
+    open_connections, three_connected = 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_connections
+        open_connections += 1
+        if open_connections == 3:
+            three_connected.set()
+        while await reader.readline():
+            while (await reader.readline()).strip():
+                pass
+            await three_connected.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        open_connections -= 1
+
+    backend = CheckedNetworkBackend(Networks(EVERYWHERE), "tests", dialer=Keeping())
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        tcp_server(serve) as port,
+        Outgoing(backend, most_connections=4, kept_alive_seconds=0.01) as connections,
+    ):
+
+        async def ask() -> None:
+            async with connections.send("GET", parse_url(f"http://127.0.0.1:{port}/"), []):
+                pass
+
+        await asyncio.gather(ask(), ask(), ask())
+        await asyncio.sleep(0.02)
+        fourth = asyncio.ensure_future(ask())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        fourth.cancel()
+        while open_connections:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
@@ -148,7 +188,7 @@ async def test_reads_are_bounded_per_turn_of_the_loop() -> None:
 
 
 async def test_other_tasks_run_while_an_answer_is_read() -> None:
-    turns, stream = 0, UntrustedStream(Mock(read=AsyncMock(return_value=b"x")))
+    turns, stream = 0, UntrustedStream(Mock(read=AsyncMock(return_value=b"x")), Closings())
 
     async def count() -> None:
         nonlocal turns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
@@ -33,11 +33,37 @@ parses.
 """
 
 
+class Closings:
+    """The streams that are being closed.
+
+    The pool closes the connections that it has given up in a loop, and a cancellation of a wait in that loop would
+    leave the others open. So a close begins at once, and only the end of the pool waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def begin(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        """Begins to close the stream."""
+        closing = asyncio.ensure_future(_closed(stream))
+        self._running.add(closing)
+        closing.add_done_callback(self._running.discard)
+
+    async def end(self) -> None:
+        """Waits until each stream is closed."""
+        await asyncio.gather(*self._running)
+
+
+async def _closed(stream: httpcore2.AsyncNetworkStream) -> None:
+    with suppress(*FAILURES):  # the server has ended the connection itself
+        await stream.aclose()
+
+
 class UntrustedStream(httpcore2.AsyncNetworkStream):
     """Wraps a newly connected stream."""
 
-    def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
-        self._inner = inner
+    def __init__(self, inner: httpcore2.AsyncNetworkStream, closings: Closings) -> None:
+        self._inner, self._closings = inner, closings
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Returns a part of the received bytes, after an iteration of the event loop.
@@ -52,8 +78,8 @@ class UntrustedStream(httpcore2.AsyncNetworkStream):
         await self._inner.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """Closes the wrapped stream."""
-        await self._inner.aclose()
+        """Begins to close the wrapped stream."""
+        self._closings.begin(self._inner)
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
@@ -65,9 +91,9 @@ class UntrustedStream(httpcore2.AsyncNetworkStream):
         try:
             secured = await self._inner.start_tls(ssl_context, server_hostname, timeout)
         except BaseException:
-            await self._inner.aclose()
+            self._closings.begin(self._inner)
             raise
-        return UntrustedStream(secured)
+        return UntrustedStream(secured, self._closings)
 
     def get_extra_info(self, info: str) -> Any:
         """Returns the extra information of the wrapped stream."""
@@ -111,6 +137,7 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         self._networks, self._what = networks, what
         self._dialer = dialer or httpcore2.AnyIOBackend()
         self._lookups = NameLookups()
+        self._closings = Closings()
         self._resolve = resolve or self._lookups.addresses
 
     async def connect_tcp(
@@ -139,9 +166,10 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         for others, address in zip(reversed(range(len(addresses))), addresses, strict=True):
             left_seconds = None if until is None else until - asyncio.get_running_loop().time()
             try:
-                return UntrustedStream(
-                    await self._dialer.connect_tcp(str(address), port, _share_seconds(left_seconds, others), *how)
+                connected = await self._dialer.connect_tcp(
+                    str(address), port, _share_seconds(left_seconds, others), *how
                 )
+                return UntrustedStream(connected, self._closings)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 if not others:
                     raise
@@ -179,8 +207,9 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         raise AddressRefused(f"{self._what} may not reach {host}", refusals[addresses[0]] or "")
 
     async def close(self) -> None:
-        """Ends running look-ups."""
+        """Ends running look-ups, and waits until each stream is closed that was given up."""
         await self._lookups.close()
+        await self._closings.end()
 
 
 def _share_seconds(left_seconds: float | None, others: int) -> float | None:

@@ -17,6 +17,7 @@ from tenure.runtime.settings import ConfigurationError, Secret, load
 from tests.support.certificates import issue
 from tests.support.fix_mail import LOST, PASSWORD, USER, MailServer, MakeMailServer
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tcp_server import tcp_server
 
 # What aiosmtpd warns of in its own code, and of a login without STARTTLS, which implicit TLS does not need.
 pytestmark = [
@@ -106,14 +107,11 @@ async def test_a_connection_lost_in_data_is_a_failure(mail_server: MakeMailServe
 
 
 async def test_a_silent_server_is_given_up_after_the_timeout() -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
 
-    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
-    async with listener:
-        server = MailServer(port=listener.sockets[0].getsockname()[1])
-        answer = await send(server, timeout_seconds=0.2)
+    async with tcp_server(silent) as port:
+        answer = await send(MailServer(port=port), timeout_seconds=0.2)
     assert answer.problem == "the e-mail was not accepted within 0.2 s"
 
 
