@@ -7,7 +7,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -89,11 +89,12 @@ async def test_a_cancelled_request_closes_all_that_expired(turns: int) -> None:
         open_connections += 1
         if open_connections == 3:
             three_connected.set()
-        while await reader.readline():
-            while (await reader.readline()).strip():
-                pass
-            await three_connected.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        with suppress(ConnectionError):
+            while await reader.readline():
+                while (await reader.readline()).strip():
+                    pass
+                await three_connected.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         open_connections -= 1
 
     backend = CheckedNetworkBackend(Networks(EVERYWHERE), "tests", dialer=Keeping())
