@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 MODULES: Final = "TENURE_WORKER_CONTROL_MODULES"
 OF_ONE_WORKER: Final = frozenset(
-    {"TENURE_WORKER_ID", "TENURE_WORKER_LISTEN", "TENURE_WORKER_AGENT_TENANTS", "TENURE_FAILPOINTS"}
+    {
+        *("TENURE_WORKER_ID", "TENURE_WORKER_LISTEN", "TENURE_WORKER_AGENT_TENANTS", "TENURE_FAILPOINTS"),
+        # Those of a replay.
+        *("TENURE_WORKER_LOOPS", "TENURE_WORKER_QUEUES"),
+        *("TENURE_WORKER_RECORDED_CALLS_FILE", "TENURE_WORKER_REPLAY_MODEL"),
+    }
 )
 OF_TENURE: Final = "TENURE_"
 PROGRAM_AND_SCRIPT: Final = 2
@@ -77,9 +82,10 @@ def _seen_before_the_fork(program: str, environment: Mapping[str, str]) -> str:
     Tenure itself reads its settings behind the fork, so they count only where code of the user may read them.
     """
     has_code = bool(program or environment.get(MODULES))
+    unseen = OF_ONE_WORKER | ({MODULES} if program else set())  # a program imports its functions itself
     seen = {
         name: value
         for name, value in sorted(environment.items())
-        if name not in OF_ONE_WORKER and (has_code or not name.startswith(OF_TENURE))
+        if name not in unseen and (has_code or not name.startswith(OF_TENURE))
     }
     return json.dumps([program, seen])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,23 @@ REFUND, CLOSE = tool("refund", order="7", cents=500), tool("close", order="7")
 
 @dataclass
 class Program:
-    """A program with the agents, and the runs of its code."""
+    """A program with the agents, and the runs of its code. `runs`: the folder of the recordings."""
 
     tenure: Tenure
     folder: Path
+    runs: Path
+    path: Path = field(init=False)
 
-    @property
-    def path(self) -> Path:
-        return self.folder / "replayed.py"
+    def __post_init__(self) -> None:
+        self.write("replayed.py")
 
-    def write(self, **changes: str) -> None:
+    def write(self, name: str = "changed.py", **changes: str) -> None:
+        self.path = self.folder / name
         code = CODE.read_text().replace('"/dev/null"', repr(str(self.folder / "trace")))
         for old, new in changes.items():
             code = code.replace(old, new)
-        self.path.write_text(code)
+        if not self.path.exists() or self.path.read_text() != code:  # workers of an unchanged program are forked
+            self.path.write_text(code)
 
     def made(self) -> list[str]:
         """What the code did, outside of Tenure."""
@@ -48,7 +51,7 @@ class Program:
         return self.tenure.submit(goal, agent=agent)
 
     def recording(self, task: TaskHandle[Any]) -> Recording:
-        return Recording(exported(self.tenure, task, self.folder))
+        return Recording(exported(self.tenure, task, self.runs))
 
     def replay(self, run: Recording, **options: Any) -> Replay:
         """Replays the run. Nothing happens."""
@@ -59,11 +62,15 @@ class Program:
         return replay
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("program")
+
+
 @pytest.fixture
-def program(tenure: Tenure, tmp_path: Path) -> Program:
-    made = Program(tenure, tmp_path)
-    made.write()
-    return made
+def program(tenure: Tenure, folder: Path, tmp_path: Path) -> Program:
+    (folder / "trace").unlink(missing_ok=True)
+    return Program(tenure, folder, tmp_path)
 
 
 def outcomes(task: TaskHandle[Any]) -> list[str]:
