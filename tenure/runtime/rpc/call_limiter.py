@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 from tenure.domain.access import Principal
