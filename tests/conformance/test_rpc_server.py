@@ -77,7 +77,7 @@ def register(echo: Echo, server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
-def refuse_bad(message: bytes) -> None:
+def refuse_bad(message: bytes, _size_bytes: int) -> None:
     if message == b"bad":
         raise errors.InvalidRequest(violations=[("payload", "must not be bad")])
 

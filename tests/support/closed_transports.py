@@ -19,7 +19,7 @@ def pytest_configure() -> None:
         if left:
             warnings.warn(f"the event loop ends with open connections: {left}", ResourceWarning, stacklevel=2)
 
-    BaseSelectorEventLoop.close = close_and_look  # type: ignore[method-assign]
+    BaseSelectorEventLoop.close = close_and_look  # type: ignore[method-assign, assignment]
 
 
 def _open_transports(loop: asyncio.AbstractEventLoop) -> list[str]:

@@ -67,7 +67,7 @@ class Tasks(TaskServiceServicer):
             self.ended.set()
 
 
-def refuse_bad(request: Any) -> None:
+def refuse_bad(request: Any, _size_bytes: int) -> None:
     if request.task_id == "bad":
         raise InvalidRequest(violations=[("task_id", "must not be bad")])
 
