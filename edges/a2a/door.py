@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -49,6 +48,7 @@ from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, Wrong
 from tenure.domain.images import MEDIA_TYPES
 from tenure.domain.states import TERMINAL
 from tenure.domain.task import InputFile
+from tenure.runtime.release import VERSION
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.sdk.events import TransitionEvent
 from tenure.v1 import task_pb2
@@ -109,7 +109,7 @@ class A2aDoor:
         card: dict[str, Any] = {
             "name": "Tenure",
             "description": "Runs tasks of AI agents that survive crashes, and waits for people where they must decide.",
-            "version": version("tenure"),
+            "version": VERSION,
             "supportedInterfaces": [{"url": url, "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}],
             "capabilities": {"streaming": True, "pushNotifications": False},
             "defaultInputModes": ["text/plain", *MEDIA_TYPES, "application/octet-stream"],

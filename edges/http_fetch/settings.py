@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
@@ -12,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from services.tools.sources import Section
 from tenure.domain.outbound import Networks, Url, UrlRefused, parse_host, parse_url
+from tenure.runtime.release import VERSION
 
 ANY_HOST: Final = "*"
 _SUBDOMAINS: Final = "*."
@@ -84,7 +84,7 @@ class HttpFetchSettings(Section):
     max_bytes: Annotated[int, Field(ge=1024, le=4 * 1024 * 1024)] = 1024 * 1024
     timeout_seconds: Annotated[float, Field(ge=0.1, le=300)] = 20.0
     max_redirects: Annotated[int, Field(ge=0, le=20)] = 5
-    user_agent: Annotated[str, Field(max_length=200, pattern=_HEADER_VALUE)] = f"tenure/{version('tenure')}"
+    user_agent: Annotated[str, Field(max_length=200, pattern=_HEADER_VALUE)] = f"tenure/{VERSION}"
     ca_file: Path | None = None
 
     @field_validator("allowed_networks")

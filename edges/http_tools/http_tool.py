@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, urlencode
 
@@ -42,12 +41,13 @@ from tenure.domain.tools import EffectClass, OutcomeStatus, ToolSourceKind
 from tenure.domain.webhooks import retry_after_seconds
 from tenure.runtime.http.outbound_http import FAILURES, AddressRefused, CheckedNetworkBackend, Outgoing
 from tenure.runtime.process import Process
+from tenure.runtime.release import VERSION
 from tenure.runtime.request_context import TRACEPARENT_KEY, traceparent
 from tenure.runtime.settings import ConfigurationError
 
 # The request of a call: arguments in the URL, the query or the body; idempotency key and epoch in the headers.
 
-_USER_AGENT: Final = f"tenure/{version('tenure')}"
+_USER_AGENT: Final = f"tenure/{VERSION}"
 _QUERY_METHODS: Final = frozenset(("GET", "DELETE"))
 _MAX_URL_CHARACTERS: Final = 4096
 

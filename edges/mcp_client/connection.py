@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -42,6 +41,7 @@ from edges.mcp_client.tool_lists import MAX_LISTED, ListedTools
 from services.tools.sandbox import Command, Sandbox, SandboxLimits
 from services.tools.tool import Arguments, CallContext, ToolFailure
 from tenure.runtime.http.h11_patterns import read_in_one_pass
+from tenure.runtime.release import VERSION
 
 _log: Final = logging.getLogger(__name__)
 ANSWER_SECONDS: Final = 5.0
@@ -267,7 +267,7 @@ async def open_link(
         if isinstance(message, types.ToolListChangedNotification):
             changed.set()
 
-    identity = types.Implementation(name="tenure", version=version("tenure"))
+    identity = types.Implementation(name="tenure", version=VERSION)
     async with AsyncExitStack() as stack:
         async with _within(limits.start_seconds, NOT_READY):
             client = await stack.enter_async_context(

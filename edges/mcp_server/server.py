@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from importlib.metadata import version
 from typing import Annotated, Any, Final, TypeGuard
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -17,6 +16,7 @@ from edges.mcp_server.answers import decisions_of, may_answer
 from edges.mcp_server.settings import McpServerSettings
 from tenure.domain.errors import TenureError, TryLater
 from tenure.domain.states import TaskState, is_terminal
+from tenure.runtime.release import VERSION
 from tenure.sdk.client import Client
 from tenure.sdk.submit_options import SubmitOptions
 from tenure.sdk.task import Task
@@ -141,7 +141,7 @@ class _Server(MCPServer[Any]):
 
 def make_server(tenure: TenureMcp, extensions: list[Any]) -> MCPServer[Any]:
     """Returns the server with the tools."""
-    server = _Server("tenure", version=version("tenure"), instructions=INSTRUCTIONS, extensions=extensions)
+    server = _Server("tenure", version=VERSION, instructions=INSTRUCTIONS, extensions=extensions)
 
     @server.tool()
     async def submit(

@@ -17,7 +17,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, Final, Protocol, TextIO, TypeVar
 
 import grpc
@@ -32,6 +31,7 @@ from tenure.runtime.observability.metric_catalogue import CATALOGUE
 from tenure.runtime.observability.request_log import set_logged_requests
 from tenure.runtime.observability.telemetry import telemetry
 from tenure.runtime.process import ExitCode, Process, run
+from tenure.runtime.release import VERSION
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.security.certificate_files import CertificateFiles, PeerTls
 from tenure.runtime.security.tls import MutualTlsSettings
@@ -121,7 +121,7 @@ def run_service(
         every = settings.common.log_requests
         set_logged_requests(every=name == Role.GATEWAY.lower() if every is None else every)
         failpoint.arm(settings.common.failpoints)
-        await process.open(telemetry(name, environment, instance=instance_id(), version=metadata.version("tenure")))
+        await process.open(telemetry(name, environment, instance=instance_id(), version=VERSION))
         if work is compose:
             await serve_metrics(process, name, settings)
         await work(process, settings)
@@ -132,7 +132,7 @@ def run_service(
 async def serve_metrics(process: Process, name: str, settings: ServiceSettings) -> None:
     """Samples the metrics of the process, and serves them if the settings say where."""
     metrics.name_tenants(settings.common.metrics_tenants)
-    metrics.gauge("tenure_build_info", 1, service=name, version=metadata.version("tenure"))
+    metrics.gauge("tenure_build_info", 1, service=name, version=VERSION)
     for described in CATALOGUE.values():
         if described.kind == "counter" and not described.labels and name in described.services:
             metrics.cell(described.name)  # from 0 on, so that the first event is an increase

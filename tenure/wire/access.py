@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from google.protobuf import descriptor_pool
@@ -25,6 +26,7 @@ def stored_key(response: api_key_pb.LookUpApiKeyResponse) -> StoredApiKey:
     return StoredApiKey(key.key_id, key.name, key.tenant or None, permissions, response.digest, response.valid)
 
 
+@cache
 def access_rules(service: str) -> Mapping[str, Access]:
     """Returns the rule of each method of the service (its full name), by the method's name.
 

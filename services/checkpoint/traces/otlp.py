@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from enum import Enum, auto
-from importlib.metadata import version
 from typing import Final, Protocol
 
 from opentelemetry import trace
@@ -21,6 +20,7 @@ from tenure.domain.spans import AttributeValue, SpanKind, TaskSpan
 from tenure.runtime.observability import metrics
 from tenure.runtime.observability.otlp_target import HTTP
 from tenure.runtime.observability.telemetry import is_plain
+from tenure.runtime.release import VERSION
 
 _log: Final = logging.getLogger(__name__)
 EXPORT_TIMEOUT_SECONDS: Final = 5
@@ -54,8 +54,8 @@ class Collector:
     def __init__(self, exporter: SpanSender, redact: Redact | None) -> None:
         self._exporter, self._redact = exporter, redact
         # Equal for all replicas: a span that is exported twice is the same span.
-        self._resource = Resource.create({"service.name": _SERVICE, "service.version": version("tenure")})
-        self._scope = InstrumentationScope("tenure", version("tenure"))
+        self._resource = Resource.create({"service.name": _SERVICE, "service.version": VERSION})
+        self._scope = InstrumentationScope("tenure", VERSION)
 
     async def send(self, spans: Sequence[TaskSpan]) -> Sent:
         """Sends spans. Returns within a bounded time."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
 from typing import Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
@@ -24,6 +23,7 @@ from tenure.domain.webhooks import RETRY, WebhookKind, WebhookResponse, http_fai
 from tenure.runtime.http.outbound_http import FAILURES, CheckedNetworkBackend, Outgoing
 from tenure.runtime.http.outbound_http import HttpResponse as Response
 from tenure.runtime.observability import metrics
+from tenure.runtime.release import VERSION
 from tenure.runtime.security.secret_box import SecretBox
 from tenure.runtime.settings import setting
 
@@ -81,7 +81,7 @@ MAX_READ_BYTES: Final = 4096
 MAX_PROBLEM_CHARACTERS: Final = 300
 BODY_SECONDS: Final = 1.0
 KEPT_ALIVE_SECONDS: Final = 4.0
-_USER_AGENT: Final = f"tenure/{version('tenure')}"
+_USER_AGENT: Final = f"tenure/{VERSION}"
 
 
 class OutgoingDelivery(NamedTuple):

@@ -74,7 +74,7 @@ class HttpApp:
         self._origins = Origins(settings.cors_origins, any_name=is_authenticated or any_name)
         self._cors_origins, self._proxies = settings.cors_origins, settings.proxies
         self._routes = (*ROUTES, *edge_routes)
-        self._document = json_bytes(openapi_document(self._routes))
+        self._document = b""
 
     def asgi(self, more_routes: Iterable[BaseRoute] = ()) -> ASGIApp:
         """Returns the application (ASGI). `more_routes`: with checks and errors of their own."""
@@ -154,6 +154,9 @@ class HttpApp:
         return value if isinstance(value, Response) else json_response(value, route.status)
 
     async def _openapi(self, _request: Request) -> Response:
+        if not self._document:  # 0.2 s of work, which most processes never need
+            document = await asyncio.to_thread(openapi_document, self._routes)
+            self._document = json_bytes(document)
         return Response(self._document, media_type="application/json", headers={"cache-control": "no-cache"})
 
     async def _health(self, _request: Request) -> Response:

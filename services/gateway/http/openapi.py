@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import fields
-from importlib import metadata
 from typing import Any, Final
 
 from services.gateway.http.answers import Problem
 from services.gateway.http.api_route import ApiRoute, Bytes, EventsOf
 from services.gateway.http.shapes import Schemas
+from tenure.runtime.release import VERSION
 
 REQUEST_ID: Final = "request_id"
 _PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
@@ -48,7 +48,7 @@ def openapi_document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Tenure",
-            "version": metadata.version("tenure"),
+            "version": VERSION,
             "description": "Durable, resumable tasks for AI agents. Ignore fields that you do not know.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

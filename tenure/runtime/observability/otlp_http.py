@@ -14,12 +14,13 @@ import logging
 import ssl
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+
+from tenure.runtime.release import VERSION
 
 if TYPE_CHECKING:
     from tenure.runtime.observability.otlp_target import HttpTarget
@@ -79,7 +80,7 @@ def _fixed_headers(target: HttpTarget) -> dict[str, str]:
     fixed = {
         "content-type": "application/x-protobuf",
         "accept-encoding": "identity",
-        "user-agent": f"tenure/{version('tenure')}",
+        "user-agent": f"tenure/{VERSION}",
     }
     return {**target.headers, **fixed, **({"content-encoding": "gzip"} if target.compresses else {})}
 
