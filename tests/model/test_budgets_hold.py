@@ -68,6 +68,14 @@ async def raise_the_cap(replica: Any, root_task_id: Any) -> None:
         )
 
 
+async def spend_the_rest(spender: Spender, met: Counter[str]) -> None:
+    """On a slow machine the last grant may come when most spenders have had their turns."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not met["TOKEN_LIMIT"]:
+            if await spender.ask_for_a_call():
+                await spender.is_answered()
+
+
 @pytest.mark.parametrize(("seed", "surprises"), [(1, False), (2, True)])
 async def test_fifty_spenders_of_one_root_never_pass_its_cap(
     checkpoint: MakeCheckpoint, seed: int, surprises: bool
@@ -81,6 +89,7 @@ async def test_fifty_spenders_of_one_root_never_pass_its_cap(
         for spender in spenders:
             run.create_task(spender.live(TURNS))
         run.create_task(raise_the_cap(first, root_task_id))
+    await spend_the_rest(spenders[0], met)
     stood = await versions(first, root_task_id)
     assert [version for version in stood if version.taken > version.max_tokens + version.beyond_tokens] == []
     assert (stood[-1].beyond_tokens > 0) == surprises
