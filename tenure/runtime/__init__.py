@@ -2,6 +2,7 @@
 
 process, in this folder:
   settings.py         one frozen dataclass of settings per process, read from the environment
+  release.py          the release that runs
   service.py          starts a service: settings, logs, failpoints, telemetry, its own composition; asks for its health
   process.py          signals, orderly close and exit codes; the duties (background coroutines that are restarted)
   fast_start.py       imports without garbage collection, for a fast start
