@@ -88,6 +88,17 @@ async def test_each_transition_is_reported_once_and_steps_are_not(replica: Check
     assert items[-1].change.change_time == items[-1].change.task.end_time
 
 
+async def test_a_task_younger_than_the_read_is_reported(replica: Checkpoint) -> None:
+    """Its transaction began after the statement that reads, and committed before the snapshot of that statement."""
+    cursor = await now(replica)
+    task = await replica.create()
+    later = "update ledger.tasks set created_at = now() + interval '1 minute' where task_id = %s"
+    async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
+        await postgres.execute("set session_replication_role = replica")  # no trigger refuses it
+        await postgres.execute(later, (task.task_id,))
+    assert keys(await read_changes(replica, cursor, 1)) == [(task.task_id, 2)]
+
+
 async def test_a_request_to_end_is_a_change_of_a_running_task(replica: Checkpoint) -> None:
     cursor = await now(replica)
     owner = await replica.claim((await replica.create()).task_id)

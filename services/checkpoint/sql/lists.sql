@@ -18,6 +18,8 @@
 
 -- part: narrow
 -- What only the rows have, unless a list has an index of its own for it. The text and the outputs are in other tables.
+-- A task may be younger than now(), the beginning of this statement, whose snapshot is later: its duration is 0, not less.
+-- A change that does not fit is passed over for ever.
 (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
    and t.task_id between %(first_id)b::text::uuid and %(last_id)b::text::uuid
    and (%(agent)b::text = '' or t.agent = %(agent)b::text)
@@ -31,7 +33,7 @@
    and (%(ended_before)b::text = '' or t.ended_at < nullif(%(ended_before)b::text, '')::timestamptz)
    and (%(model)b::text = '' or t.model_name = %(model)b::text)
    and t.used_nano_usd between %(min_nano_usd)b and %(max_nano_usd)b
-   and extract(epoch from coalesce(t.ended_at, now()) - t.created_at)
+   and extract(epoch from greatest(coalesce(t.ended_at, now()) - t.created_at, interval '0'))
        between %(min_seconds)b::text::numeric and %(max_seconds)b::text::numeric
    and has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_until)b::text)
    and (%(words)b::text = '' or has_words(t.task_id, nullif(%(words)b::text, '')::tsquery))
