@@ -52,7 +52,7 @@ class WorkerForks:
 
             return start_process(command, environment=environment, cwd=cwd, log=log)
         program = command[1] if len(command) == PROGRAM_AND_SCRIPT else ""
-        key = _seen_before_the_fork(program, environment)
+        key = seen_before_the_fork(program, environment)
         streams = {"stdout": log.fileno(), "stderr": log.fileno()}
         server = self._servers.pop(key, None)
         worker = server.fork(dict(environment), **streams) if server else None
@@ -76,7 +76,7 @@ class WorkerForks:
             self._former.pop().close()
 
 
-def _seen_before_the_fork(program: str, environment: Mapping[str, str]) -> str:
+def seen_before_the_fork(program: str, environment: Mapping[str, str]) -> str:
     """Returns what a worker can have seen before it was forked: the program and its environment.
 
     Tenure itself reads its settings behind the fork, so they count only where code of the user may read them.

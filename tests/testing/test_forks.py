@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from tenure.client.replays import worker_settings
 from tenure.runtime.forks import ForkedProgram
 from tenure.testing import Tenure
-from tenure.testing.forks import WorkerForks
+from tenure.testing.forks import WorkerForks, seen_before_the_fork
+from tenure.v1 import task_pb2
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="workers are forked where the kernel has pidfds")
 PATIENCE_SECONDS = 60.0
@@ -92,6 +94,15 @@ def test_workers_share_imports_and_no_state(tenure: Tenure, program: Path) -> No
     assert third == "new 1"
     assert third_parent not in {parent, os.getpid()}
     assert bystander.is_running
+
+
+def test_a_replay_shares_the_imports_of_its_program() -> None:
+    """Its own settings are read behind the fork. A variable of the user may be read before."""
+    own = {"PATH": "/bin", "SHOP": "open", "TENURE_WORKER_QUEUES": "default", "TENURE_WORKER_GATEWAY_ADDRESS": "a:1"}
+    spec = task_pb2.TaskSpec(queue="replay-1", control=task_pb2.ControlWork(function="close_order"))
+    replay = {**own, **worker_settings(Path("/tmp/record"), spec, "sim-scripted")}
+    assert seen_before_the_fork("shop.py", replay) == seen_before_the_fork("shop.py", own)
+    assert seen_before_the_fork("shop.py", {**replay, "SHOP": "closed"}) != seen_before_the_fork("shop.py", own)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ async def test_a_cancelled_request_closes_all_that_expired(turns: int) -> None:
         for _ in range(turns):
             await asyncio.sleep(0)
         fourth.cancel()
+        await asyncio.wait({fourth})
         while open_connections:
             await asyncio.sleep(0.01)
 

@@ -50,8 +50,9 @@ class Closings:
         closing.add_done_callback(self._running.discard)
 
     async def end(self) -> None:
-        """Waits until each stream is closed."""
-        await asyncio.gather(*self._running)
+        """Waits until each stream is closed. A cancellation ends the wait, and no close."""
+        if self._running:
+            await asyncio.wait(self._running)
 
 
 async def _closed(stream: httpcore2.AsyncNetworkStream) -> None:
