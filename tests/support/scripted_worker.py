@@ -113,15 +113,16 @@ class ScriptedWorker:
         assert matching(), f"the stream ended with {self.ended_with!r}"
         return matching()[0]
 
-    async def hears_tokens(self) -> list[token_pb2.FencingToken]:
-        """The first tokens that were signed anew, waited for."""
+    async def hears_tokens(self, part: int = 0) -> list[token_pb2.FencingToken]:
+        """The tokens that were signed anew in the message of this number among those with tokens, waited for."""
 
         def matching() -> list[pb.Renewed]:
             return [each.renewed for each in self.heard if each.HasField("renewed") and each.renewed.tokens]
 
         async with asyncio.timeout(PATIENCE_SECONDS), self._heard_more:
-            await self._heard_more.wait_for(matching)
-        return list(matching()[0].tokens)
+            await self._heard_more.wait_for(lambda: len(matching()) > part or self.ended_with is not None)
+        assert len(matching()) > part, f"the stream ended after {len(matching())} parts with {self.ended_with!r}"
+        return list(matching()[part].tokens)
 
     async def ends(self, within_seconds: float = PATIENCE_SECONDS) -> BaseException:
         """Waits for the end of the stream and returns its status."""
