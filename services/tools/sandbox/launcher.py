@@ -15,10 +15,11 @@ import ctypes
 import os
 import resource
 import sys
-from typing import NoReturn
 
 # Each import slows down the start of every run: `typing` and `signal` would take longer than all the launcher does.
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 FAILED = 125
 LANDLOCK_FOR_TCP, LANDLOCK_FOR_SIGNALS = 4, 6  # the Landlock versions that added these rules
