@@ -23,14 +23,12 @@ from bench.run import ROUNDS, Options
 from services.checkpoint.commit.committing import commit_batch
 from services.checkpoint.commit.prepared import PreparedCommit, prepare
 from services.checkpoint.prices import PriceList
-from services.checkpoint.queries import prepare_connection
 from services.worker.ledger_client import LedgerClient
 from tenure.domain.fencing import Audience
 from tenure.runtime.process import Duties
 from tenure.runtime.rpc.client import open_channel
 from tenure.runtime.security.signing import Verifier
-from tenure.runtime.store.postgres import BoundedConnection, Pool
-from tenure.runtime.store.postgres import connection as pool_connection
+from tenure.runtime.store.postgres import BoundedConnection, Pool, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
@@ -126,7 +124,6 @@ class BareCommits:
     async def run(self, tasks: Sequence[HeldTask], batches: int) -> Run:
         """Commits one entry to each task, `batches` times."""
         async with pool_connection(self.pool) as connection:
-            prepare_connection(connection)
             recorded = await self._record(connection, tasks, batches)
             return await _replay(connection, recorded, len(tasks))
 

@@ -23,8 +23,7 @@ from bench.processes import CpuMeter
 from bench.report import Section, percentile
 from bench.run import Options
 from bench.steps import STEPS, null_agents
-from tenure.runtime.store.postgres import BoundedConnection
-from tenure.runtime.store.postgres import connection as pool_connection
+from tenure.runtime.store.postgres import BoundedConnection, pool_connection
 
 METHOD: Final = "/bench.Echo/Stream"
 HOST: Final = "127.0.0.1"

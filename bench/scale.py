@@ -21,8 +21,7 @@ from services.checkpoint.queries import SCHEMA
 from tenure.client import Client
 from tenure.domain.errors import TryLater, WrongState
 from tenure.domain.states import TaskState
-from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool
-from tenure.runtime.store.postgres import connection as pool_connection
+from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool, pool_connection
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 

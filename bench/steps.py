@@ -27,7 +27,6 @@ from services.checkpoint.commit.prepared import prepare
 from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import SCHEMA as LEDGER_SCHEMA
 from services.checkpoint.queries import SESSION_SETTINGS as LEDGER_SETTINGS
-from services.checkpoint.queries import prepare_connection
 from services.tools.calls.accept_new import accept_new_calls
 from services.tools.calls.records import CallKey, CallRequest, pack_outcome
 from services.tools.calls.start_and_finish import OutcomeMark, finish_calls
@@ -113,7 +112,6 @@ class BareSteps:
             service="bench",
             schema=LEDGER_SCHEMA,
             options=PoolOptions(settings=LEDGER_SETTINGS),
-            prepare=prepare_connection,
             keep_after_errors=True,
         )
         self._tools = DedicatedConnection(

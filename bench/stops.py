@@ -14,7 +14,7 @@ from bench.run import Options
 from devstack import Stack, StackOptions
 from services.tools.statements import SCHEMA
 from tenure.client import Client
-from tenure.runtime.store.postgres import Pool, PoolOptions, connection, open_pool
+from tenure.runtime.store.postgres import Pool, PoolOptions, open_pool, pool_connection
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -78,7 +78,7 @@ class _Stops:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _newest_start(self, tenant: str) -> float:
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             row = await (await postgres.execute(_NEWEST_START, {"tenant": tenant})).fetchone()
         assert row is not None, "an aggregate has a row"
         started_at: float = row[0]

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from services.checkpoint.queries import fetch_all, fetch_row, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_row
 from tenure.domain.audit import NO_HASH, AuditRecord, ChainedRecord, Decision, Head, chain_hash, check_recorder
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.security.access_control import current_principal
 from tenure.runtime.security.audit import RefusalLog
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import audit_service_pb2 as pb
 from tenure.v1.audit_service_pb2_grpc import AuditServiceServicer
@@ -76,7 +76,7 @@ async def append_records(pool: Pool, records: Sequence[AuditRecord]) -> Head:
             await _insert(connection, head, recorded_at, record)
         return head
 
-    head = await in_ledger_transaction(pool, work)
+    head = await in_transaction(pool, work)
     _log.info("the audit log has grown", extra={"audit_head": str(head)})
     return head
 
@@ -113,7 +113,7 @@ async def list_records(pool: Pool, request: pb.ListAuditRecordsRequest) -> pb.Li
         "limit": limit + 1,
     }
     statement = AUDIT.list_oldest if request.oldest_first else AUDIT.list_newest
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = [AuditRow(*columns) for columns in await fetch_all(connection, statement, parameters)]
     token = str(rows[limit - 1].number) if len(rows) > limit else ""
     records = [chained_to_wire(row.chained()) for row in rows[:limit]]

@@ -11,20 +11,13 @@ from services.checkpoint.commit.draft import clean
 from services.checkpoint.commit.prepared import task_of
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.not_found import task_not_found, was_pruned
-from services.checkpoint.queries import (
-    QUERIES,
-    USAGE_REPORTS,
-    fetch_all,
-    fetch_one,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import QUERIES, USAGE_REPORTS, fetch_all, fetch_one, ledger_transaction
 from services.checkpoint.reads import position_of
 from tenure.domain.budget import Prices, TokenUsage, cost
 from tenure.domain.fencing import Claims, Fence
 from tenure.domain.in_doubt import RecordedModelCall, decide_report, with_input
 from tenure.runtime.observability import metrics
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.runtime.store.sql_arrays import Int4s, Uuids
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -44,7 +37,7 @@ async def list_bills(pool: Pool, tenant: str, request: admin_pb.ListBillsRequest
         "after_attempt_number": request.after_attempt_number,
         "limit": page_size + 1,
     }
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         if not await was_pruned(connection, tenant, request.task_id):
             await position_of(connection, tenant, request.task_id)
         rows = await fetch_all(connection, QUERIES.page_of_bills, parameters)
@@ -132,7 +125,7 @@ async def inspect_calls(
         "steps": Int4s(call.step for call in calls),
         "attempt_numbers": Int4s(call.attempt_number for call in calls),
     }
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = await fetch_all(connection, USAGE_REPORTS.settled_calls, parameters)
     return [pb.InspectModelCallsResponse.Verdict(settled=settled) for (settled,) in rows]
 

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from services.checkpoint.queries import fetch_all, ledger_connection
-from tenure.runtime.store.postgres import Pool
+from services.checkpoint.queries import fetch_all
+from tenure.runtime.store.postgres import Pool, pool_connection
 from tenure.runtime.store.sql import Queries
 
 RESTORE: Final = Queries.load("services.checkpoint", "sql/restore.sql")
@@ -93,5 +93,5 @@ def _read(comparison: Comparison[TaskT, RecordT, FindingT], line: str) -> Record
 
 async def rows_of(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Returns the rows of a statement."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         return await fetch_all(connection, statement, parameters)

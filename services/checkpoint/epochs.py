@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_one
 from tenure.domain.errors import WrongState
 from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 
 _log: Final = logging.getLogger(__name__)
 
 
 async def get_epochs(pool: Pool) -> tuple[int, int]:
     """Returns (generation, highest registered epoch)."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         return await _read(connection)
 
 
@@ -33,7 +33,7 @@ async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
         return (raised[0], True) if raised is not None else ((await _read(connection))[0], False)
 
     await failpoint("checkpoint.before_raise")
-    generation, was_raised = await in_ledger_transaction(pool, work)
+    generation, was_raised = await in_transaction(pool, work)
     await failpoint("checkpoint.after_raise")
     if expected > generation + MAX_GENERATION_JUMP:
         raise WrongState(

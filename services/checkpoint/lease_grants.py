@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection, ledger_transaction
-from tenure.runtime.store.postgres import Connection, Pool
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_transaction
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 
 async def get_lease_grant(pool: Pool, tenant: str, resource: str) -> pb.GetLeaseGrantResponse:
     """Returns the last grant; its epoch is 0 for a lease that was never held."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         row = await _last(connection, tenant, resource)
     if row is None:
         return pb.GetLeaseGrantResponse(grant=pb.LeaseGrant(resource=resource))
@@ -75,7 +75,7 @@ async def inspect_leases(pool: Pool, claims: Sequence[pb.InspectLeasesRequest.Cl
         "resources": [claim.resource for claim in claims],
         "claim_ids": [claim.claim_id for claim in claims],
     }
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         registered = {claim_id for (claim_id,) in await fetch_all(connection, QUERIES.inspect_leases, parameters)}
     return [claim.claim_id for claim in claims if claim.claim_id in registered]
 

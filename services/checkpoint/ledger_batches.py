@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, Self, TypeVar
 
-from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
+from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.runtime.rpc.status import LOCK_TIMEOUT
@@ -45,7 +45,6 @@ class LedgerBatches(ABC, Generic[Item, Result]):
             service=f"checkpoint-{name}",
             schema=SCHEMA,
             options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=in_session),
-            prepare=prepare_connection,
         )
         self._pool = pool
         self._announce = announce

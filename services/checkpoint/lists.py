@@ -12,12 +12,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from services.checkpoint.page_tokens import read_token, write_token
-from services.checkpoint.queries import LISTS, fetch_all, ledger_connection
+from services.checkpoint.queries import LISTS, fetch_all
 from services.checkpoint.reads import tasks_that_fit
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.search import searched_words
 from tenure.domain.states import TaskState
 from tenure.domain.task_ids import id_range
+from tenure.runtime.store.postgres import pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -131,7 +132,7 @@ def _listing(wanted: task_pb2.TaskFilter, parameters: dict[str, Any]) -> bytes:
 async def count_tasks(pool: Pool, tenant: str, request: tasks_pb.CountTasksRequest) -> tasks_pb.CountTasksResponse:
     """Returns the numbers of tasks that match, by state, each exact up to a limit."""
     parameters = filter_parameters(tenant, request.filter) | {"most_counted": MOST_COUNTED}
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         known = await _with_ids(connection, parameters)
         if known["words"]:
             known["most_counted"] = MOST_FOUND  # the words of each task are read
@@ -153,7 +154,7 @@ def _counting(wanted: task_pb2.TaskFilter, parameters: dict[str, Any]) -> bytes:
 async def group_tasks(pool: Pool, tenant: str, request: pb.GroupTasksRequest) -> pb.GroupTasksResponse:
     """Returns the numbers of tasks that match, by state and reason, of the MAX_GROUPED first ones."""
     parameters = filter_parameters(tenant, request.filter) | {"limit": MAX_GROUPED + 1}
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         known = await _with_ids(connection, parameters)
         statement = LISTS.group_states if known["any_ids"] is None else LISTS.group_ids
         rows = await fetch_all(connection, statement, known)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from services.checkpoint.queries import QUERIES, in_ledger_transaction
+from services.checkpoint.queries import QUERIES
 from tenure.domain.errors import TryLater
 from tenure.runtime.rpc.status import LOCK_TIMEOUT, STATEMENT_TIMEOUT
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 
 
 class OfTask(Protocol):
@@ -43,16 +43,16 @@ async def without_locked(
     Raises the error of a single item.
     """
     if len(items) == 1:
-        return await in_ledger_transaction(pool, lambda connection: work(connection, items))
+        return await in_transaction(pool, lambda connection: work(connection, items))
     try:
-        return await in_ledger_transaction(pool, partial(_limited, work, items, _LOCK_SECONDS))
+        return await in_transaction(pool, partial(_limited, work, items, _LOCK_SECONDS))
     except Exception as error:
         if not may_be_one_row(error):
             raise
     results: list[Result] = []
     for item in items:
         try:
-            results += await in_ledger_transaction(pool, partial(_limited, work, [item], _ALONE_LOCK_SECONDS))
+            results += await in_transaction(pool, partial(_limited, work, [item], _ALONE_LOCK_SECONDS))
         except Exception as error:
             if not may_be_one_row(error):
                 raise

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from psycopg.types.numeric import Int8BinaryDumper
-
 from services.checkpoint.rows import PARTS
-from tenure.runtime.store.postgres import BoundedConnection, Connection, Pool, connection, in_transaction
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 from tenure.runtime.store.sql import Migrations, Queries
 
 P = ParamSpec("P")
@@ -42,13 +39,6 @@ def session_settings(clock_schema: str) -> tuple[tuple[str, str], ...]:
     return (*SESSION_SETTINGS, *shifted)
 
 
-def prepare_connection(connection: BoundedConnection) -> None:
-    """Sends every int as int8. By value psycopg would choose among three types, each with its own prepared
-    statement.
-    """
-    connection.adapters.register_dumper(int, Int8BinaryDumper)
-
-
 async def fetch_all(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Returns the rows of a statement."""
     return await (await connection.execute(statement, parameters)).fetchall()
@@ -63,11 +53,11 @@ async def fetch_one(connection: Connection, statement: bytes, parameters: dict[s
 def ledger_transaction(
     work: Callable[Concatenate[Connection, P], Awaitable[T]],
 ) -> Callable[Concatenate[Pool, P], Awaitable[T]]:
-    """Makes a function of a connection one of a pool: it runs in a transaction, as `in_ledger_transaction` says."""
+    """Makes a function of a connection one of a pool: it runs in a transaction, as `in_transaction` says."""
 
     @wraps(work)
     def whole(pool: Pool, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        return in_ledger_transaction(pool, lambda connection: work(connection, *args, **kwargs))
+        return in_transaction(pool, lambda connection: work(connection, *args, **kwargs))
 
     return whole
 
@@ -79,19 +69,6 @@ async def fetch_row(connection: Connection, statement: bytes, parameters: dict[s
     return row
 
 
-async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Runs `work` in a transaction, again after a conflict. Raises domain errors."""
-    return await in_transaction(pool, work, prepare=prepare_connection)
-
-
 async def fetch_in_transaction(pool: Pool, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Returns the rows of a statement that writes, in a transaction of its own."""
-    return await in_ledger_transaction(pool, lambda connection: fetch_all(connection, statement, parameters))
-
-
-@asynccontextmanager
-async def ledger_connection(pool: Pool) -> AsyncIterator[BoundedConnection]:
-    """Yields a connection for reads, in autocommit."""
-    async with connection(pool) as postgres:
-        prepare_connection(postgres)
-        yield postgres
+    return await in_transaction(pool, lambda connection: fetch_all(connection, statement, parameters))

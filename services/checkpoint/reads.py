@@ -10,13 +10,13 @@ from services.checkpoint.commit.draft import calls_in_doubt
 from services.checkpoint.commit.task_row import shown_wait
 from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from services.checkpoint.rows import ReadColumns, ShownTask
 from services.checkpoint.standby import LedgerReads
 from tenure.domain.budget import Budget
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.common import PRIORITIES, STATES, optional_timestamp, timestamp
@@ -128,7 +128,7 @@ class LedgerPosition(NamedTuple):
 
 async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
     """Returns the task. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         return await read_task(connection, tenant, task_id)
 
 
@@ -163,7 +163,7 @@ async def list_entries(
     )
     if not entries and not request.kinds and request.after_sequence < place.sequence:
         # The task was pruned since it was read.
-        async with ledger_connection(reads.primary) as connection:
+        async with pool_connection(reads.primary) as connection:
             raise await task_not_found(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
     return tasks_pb.ListTaskEntriesResponse(entries=entries, more=more)
@@ -183,7 +183,7 @@ async def entries_after(
 
     The end is the primary's, so the page is never stale, wherever it was read.
     """
-    async with ledger_connection(reads.primary) as connection:
+    async with pool_connection(reads.primary) as connection:
         place = await position_of(connection, tenant, task_id)
         if place.sequence <= after:
             return place, []

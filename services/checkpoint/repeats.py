@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import read_task
 from services.checkpoint.schedules.servicer import find_created, find_updated
 from services.checkpoint.submit import create, forking
 from tenure.domain.task import Source
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import checkpoint_service_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.task import source_to_domain
@@ -19,7 +18,7 @@ async def find_repeat(pool: Pool, tenant: str, request: pb.FindRepeatRequest) ->
     Raises AlreadyExists when the request id or the name was used for another request, and NotFound for an update of a
     missing schedule.
     """
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         match request.WhichOneof("request"):
             case "create_task":
                 submit = request.create_task

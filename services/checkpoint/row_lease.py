@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.checkpoint.queries import fetch_one, in_ledger_transaction
+from services.checkpoint.queries import fetch_one
 from tenure.domain.errors import TenureError
-from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, in_transaction
 from tenure.runtime.store.sql import Queries
 
 END_SECONDS: Final = 2.0
@@ -52,7 +52,7 @@ class RowLease:
     async def write(self, statement: bytes, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Runs a statement under the lease. Returns its row, or None when the lease is lost."""
         complete = {**self.key, **parameters}
-        row = await in_ledger_transaction(self.pool, lambda connection: fetch_one(connection, statement, complete))
+        row = await in_transaction(self.pool, lambda connection: fetch_one(connection, statement, complete))
         self.is_lost = self.is_lost or row is None
         return row
 

@@ -22,12 +22,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 import psycopg
 
 from services.checkpoint.entries import PAGE_BYTES, PAGE_ENTRIES, read_page
-from services.checkpoint.queries import QUERIES, SCHEMA, fetch_one, ledger_connection
+from services.checkpoint.queries import QUERIES, SCHEMA, fetch_one
 from tenure.domain.errors import TryLater
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.settings import Secret, setting
-from tenure.runtime.store.postgres import Connection, Pool, PoolOptions, open_pool
+from tenure.runtime.store.postgres import Connection, Pool, PoolOptions, open_pool, pool_connection
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import ledger_pb2
 
@@ -126,7 +126,7 @@ class Standby:
         """Notes the end of the primary's log. While the primary is away, the standby's data only grows older."""
         began = time.monotonic()
         try:
-            async with ledger_connection(self._primary) as connection:
+            async with pool_connection(self._primary) as connection:
                 row = await fetch_one(connection, STATEMENTS.primary_position, {})
         except TryLater as error:
             _log.warning("the primary does not say where its log ends", extra={"error": str(error)})
@@ -139,7 +139,7 @@ class Standby:
         self._moments.append(_Moment(position, at, began))
 
     async def _note_standby(self, pool: Pool) -> None:
-        async with ledger_connection(pool) as connection:
+        async with pool_connection(pool) as connection:
             row = await fetch_one(connection, STATEMENTS.standby_position, {})
         assert row is not None
         applied_position, *log = row
@@ -192,14 +192,14 @@ class LedgerReads:
         if usable is not None:
             pool, as_of = usable
             try:
-                async with ledger_connection(pool) as connection:
+                async with pool_connection(pool) as connection:
                     result = await work(connection)
             except (TryLater, psycopg.ProgrammingError) as error:  # the latter: a migration has not arrived there
                 self._give_up("list", error)
             else:
                 metrics.count("tenure_standby_reads_total", kind="list", source="standby")
                 return result, as_of
-        async with ledger_connection(self.primary) as connection:
+        async with pool_connection(self.primary) as connection:
             return await work(connection), None
 
     def may_catch_up(self, new_entries: int) -> bool:
@@ -223,14 +223,14 @@ class LedgerReads:
         usable = None if self._standby is None else self._standby.usable()
         if usable is not None:
             try:
-                async with ledger_connection(usable[0]) as connection:
+                async with pool_connection(usable[0]) as connection:
                     place = await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant})
                     if place is not None and place[0] >= until:
                         metrics.count("tenure_standby_reads_total", kind="entries", source="standby")
                         return await read_page(connection, task_id, **limits)
             except (TryLater, psycopg.ProgrammingError) as error:
                 self._give_up("entries", error)
-        async with ledger_connection(self.primary) as connection:
+        async with pool_connection(self.primary) as connection:
             return await read_page(connection, task_id, **limits)
 
     def _give_up(self, kind: str, error: Exception) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from services.models.statements import QUERIES
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 
 PAGE: Final = 500
 
@@ -16,7 +16,7 @@ async def list_calls(pool: Pool) -> AsyncIterator[dict[str, Any]]:
     """Yields the newest call of each task, by id, for `tenure serve checkpoint compare-model-calls`."""
     after = UUID(int=0)
     while True:
-        async with connection(pool) as postgres:
+        async with pool_connection(pool) as postgres:
             rows = await (await postgres.execute(QUERIES.list_generations, {"after": after, "most": PAGE})).fetchall()
         for task_id, tenant, step, attempt_number, sent_at in rows:
             yield {

@@ -34,7 +34,7 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.store.batching import Batcher, BatchLimits
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import Connection, Pool, connection
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.runtime.store.sql_arrays import Byteas, Int4s, Texts, Uuids
 
 MAX_CALLS: Final = 65_536
@@ -285,7 +285,7 @@ def _key_columns(keys: Sequence[ModelCallKey]) -> dict[str, object]:
 
 async def give_up_calls(pool: Pool, keys: Sequence[ModelCallKey], runner_id: UUID) -> None:
     """Gives up calls that were not sent, so that any replica takes them over."""
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         await postgres.execute(QUERIES.give_up, {"task_ids": [key.task_id for key in keys], "runner_id": runner_id})
 
 
@@ -298,6 +298,6 @@ class CallElsewhere(NamedTuple):
 async def read_elsewhere(pool: Pool, key: ModelCallKey) -> CallElsewhere | None:
     """Reads what has become of a call; None: a later attempt has begun."""
     parameters = {"task_id": key.task_id, "step": key.attempt.step, "attempt_number": key.attempt.number}
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         row = await (await postgres.execute(QUERIES.read_elsewhere, parameters)).fetchone()
     return None if row is None else CallElsewhere(row[0] if row[0] is None else bytes(row[0]))

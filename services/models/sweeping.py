@@ -11,7 +11,7 @@ from typing import Final, Never
 from services.models.statements import QUERIES
 from tenure.domain.errors import TryLater
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 
 _log: Final = logging.getLogger(__name__)
 MOST: Final = 1000
@@ -36,7 +36,7 @@ class GenerationSweep:
 
     async def sweep(self) -> int:
         """Deletes some old rows and returns how many."""
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             await postgres.execute(QUERIES.forget_runners)
             cursor = await postgres.execute(QUERIES.sweep_generations, {"days": self._days, "most": MOST})
             return cursor.rowcount

@@ -21,7 +21,7 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import NotFound, TenureError, WrongState
 from tenure.domain.tools import ToolDefinition
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Connection, Pool, connection, in_transaction
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 
 _log: Final = logging.getLogger(__name__)
 FOLLOW_SECONDS: Final = 5.0
@@ -171,7 +171,7 @@ class ToolPins:
                 _log.warning("the accepted tools cannot be read: %s", error)
 
     async def _follow_once(self) -> None:
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             cursor = await postgres.execute(QUERIES.pinned_hashes, {"sources": list(self._sources)})
             rows = await cursor.fetchall()
         for name, known in self._sources.items():

@@ -76,10 +76,14 @@ async def test_a_worker_moves_with_10_000_claims_and_gets_new_tokens(fleet: Flee
 async def collect(workers: list[ScriptedWorker], count: int) -> list[pb.Grant]:
     """What is granted to any of them, until there is so much."""
     granted: list[pb.Grant] = []
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(granted) < count:
-            granted += [await worker.next_grant() for worker in workers if worker.grants_waiting]
-            await asyncio.sleep(0.005)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(granted) < count:
+                granted += [await worker.next_grant() for worker in workers if worker.grants_waiting]
+                assert [worker.ended_with for worker in workers if worker.ended_with] == []
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        pytest.fail(f"{len(granted)} of {count} tasks were granted; held: {[len(worker.held) for worker in workers]}")
     return granted
 
 

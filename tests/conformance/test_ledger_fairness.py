@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from services.checkpoint.queries import MIGRATIONS, QUEUE, prepare_connection
+from services.checkpoint.queries import MIGRATIONS, QUEUE
 from services.checkpoint.queue.offering import Offering, OfferRequest
 from tenure.domain.errors import WrongState
 from tenure.domain.fairness import Slots
 from tenure.domain.task import Priority
 from tenure.runtime.request_context import set_tenant
-from tenure.runtime.store.postgres import BoundedConnection
+from tenure.runtime.store.postgres import BoundedConnection, send_int8
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -66,7 +66,7 @@ async def connect(dsn: str, *, prepared: bool = True) -> Any:
     for setting in ("search_path to ledger", "enable_seqscan to off", "jit to off"):  # as in the service
         await postgres.execute(f"set {setting}".encode())
     if prepared:
-        prepare_connection(postgres)
+        send_int8(postgres)
     await postgres.commit()
     return postgres
 

@@ -14,7 +14,7 @@ import pytest
 from devstack.postgres_process import PostgresProcess
 from edges.notifications.notifier import PeopleNotifier
 from services.checkpoint.main import CheckpointSettings, assemble
-from services.checkpoint.queries import MIGRATIONS, SCHEMA, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import MIGRATIONS, SCHEMA, fetch_one
 from services.checkpoint.webhooks.sending import WebhookSettings
 from services.checkpoint.webhooks.smtp_settings import SmtpSettings
 from tenure.domain.errors import Unavailable
@@ -22,7 +22,7 @@ from tenure.runtime import failpoints
 from tenure.runtime.process import Process
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, ConfigurationError, Secret
-from tenure.runtime.store.postgres import open_pool
+from tenure.runtime.store.postgres import in_transaction, open_pool, pool_connection
 from tenure.runtime.store.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess, kinds, reserve, words
@@ -146,9 +146,9 @@ async def test_a_faulty_statement_is_an_internal_error(checkpoint: MakeCheckpoin
     replica = await checkpoint()
     async with open_pool(replica.dsn, schema=SCHEMA) as pool:
         with pytest.raises(psycopg.errors.DivisionByZero):
-            await in_ledger_transaction(pool, lambda connection: fetch_one(connection, b"select 1 / 0", {}))
+            await in_transaction(pool, lambda connection: fetch_one(connection, b"select 1 / 0", {}))
         with pytest.raises(psycopg.errors.DivisionByZero):
-            async with ledger_connection(pool) as connection:
+            async with pool_connection(pool) as connection:
                 await fetch_one(connection, b"select 1 / 0", {})
 
 

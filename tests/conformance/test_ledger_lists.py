@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from services.checkpoint.lists import filter_parameters
-from services.checkpoint.queries import LISTS, prepare_connection
+from services.checkpoint.queries import LISTS
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.store.postgres import BoundedConnection
+from tenure.runtime.store.postgres import BoundedConnection, send_int8
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
@@ -117,7 +117,7 @@ async def test_each_list_comes_in_the_order_of_its_index(
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
-        prepare_connection(postgres)
+        send_int8(postgres)
         plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
     text = "\n".join(line for (line,) in plan)
     assert f"Index Scan using {index}" in text, text

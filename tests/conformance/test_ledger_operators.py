@@ -10,11 +10,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from services.checkpoint.queries import QUERIES, prepare_connection
+from services.checkpoint.queries import QUERIES
 from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, StaleEpoch, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.next_action import CallModel, next_action
-from tenure.runtime.store.postgres import BoundedConnection
+from tenure.runtime.store.postgres import BoundedConnection, send_int8
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain
@@ -315,7 +315,7 @@ async def test_each_view_has_its_index(checkpoint: MakeCheckpoint, statement: st
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
-        prepare_connection(postgres)
+        send_int8(postgres)
         plan = await (await postgres.execute(b"explain " + getattr(QUERIES, statement), values)).fetchall()
     text = "\n".join(line for (line,) in plan)
     assert re.search(f"Index Scan (Backward )?using {index}", text), text

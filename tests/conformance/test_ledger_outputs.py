@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from services.checkpoint.lists import filter_parameters
-from services.checkpoint.queries import LISTS, prepare_connection
+from services.checkpoint.queries import LISTS
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.outputs import MAX_OUTPUTS, RECORD_OUTPUT
-from tenure.runtime.store.postgres import BoundedConnection
+from tenure.runtime.store.postgres import BoundedConnection, send_int8
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tests.conformance.test_ledger_changes import now, read_changes
@@ -201,7 +201,7 @@ async def test_lists_by_output_use_their_index(replica: Checkpoint, statement: A
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
-        prepare_connection(postgres)
+        send_int8(postgres)
         plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
     text = "\n".join(line for (line,) in plan)
     assert index in text, text

@@ -14,13 +14,13 @@ import psycopg
 import pytest
 
 from services.checkpoint import queries
-from services.checkpoint.queries import RETENTION, SCHEMA, SESSION_SETTINGS, fetch_all, ledger_connection
+from services.checkpoint.queries import RETENTION, SCHEMA, SESSION_SETTINGS, fetch_all
 from services.checkpoint.retention import clearing, pruning
 from services.checkpoint.retention.clearing import PrunedRowCleaner
 from services.checkpoint.retention.pruning import TaskPruner
 from tenure.domain.errors import NotFound, StaleEpoch, WrongState
 from tenure.runtime.request_context import as_tenant
-from tenure.runtime.store.postgres import PoolOptions, open_pool
+from tenure.runtime.store.postgres import PoolOptions, open_pool, pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
@@ -294,7 +294,7 @@ async def test_a_task_requeued_during_pruning_is_pruned_or_whole(checkpoint: Mak
 
 
 async def lag_of_tasks(replica: Any) -> Any:
-    async with pool_of(replica) as pool, ledger_connection(pool) as connection:
+    async with pool_of(replica) as pool, pool_connection(pool) as connection:
         ((tasks, _, _),) = await fetch_all(connection, RETENTION.lags, {"kept_seconds": 0.0})
     return tasks
 

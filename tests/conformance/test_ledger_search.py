@@ -9,9 +9,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from services.checkpoint import lists
 from services.checkpoint.lists import filter_parameters
-from services.checkpoint.queries import LISTS, prepare_connection
+from services.checkpoint.queries import LISTS
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.store.postgres import BoundedConnection
+from tenure.runtime.store.postgres import BoundedConnection, send_int8
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
@@ -150,7 +150,7 @@ async def test_a_search_and_a_count_read_an_index(replica: Checkpoint, statement
     async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
-        prepare_connection(postgres)
+        send_int8(postgres)
         plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
     text = "\n".join(line for (line,) in plan)
     assert index in text, text

@@ -11,8 +11,14 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import Connection, PoolOptions, TransactionConflict, in_transaction, open_pool
-from tenure.runtime.store.postgres import connection as pool_connection
+from tenure.runtime.store.postgres import (
+    Connection,
+    PoolOptions,
+    TransactionConflict,
+    in_transaction,
+    open_pool,
+    pool_connection,
+)
 from tenure.runtime.store.postgres import transaction as transaction_of
 from tenure.runtime.store.sql_arrays import Texts
 from tests.support.fix_postgres import FreshDatabase
@@ -184,7 +190,7 @@ async def test_a_session_that_ends_raises_what_happened(dsn: str) -> None:
                 await transaction.execute(INSERT, {"id": 1, "body": "one"})
                 await (await transaction.execute(ALL)).fetchall()
                 async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other:
-                    await other.execute("select pg_terminate_backend(%s)", (transaction.backend_pid,))
+                    await other.execute("select pg_terminate_backend(%s::int)", (transaction.backend_pid,))
                 await transaction.execute(INSERT, {"id": 2, "body": "two"})
 
         with pytest.raises(Unavailable, match="lost"):

@@ -22,10 +22,10 @@ from tenure.runtime.store import postgres as postgres_waits
 from tenure.runtime.store.postgres import (
     PoolOptions,
     TransactionConflict,
-    connection,
     domain_errors,
     in_transaction,
     open_pool,
+    pool_connection,
     startup_guard,
     transaction,
 )
@@ -45,7 +45,7 @@ async def pool_of(dsn: str, **changes: Any) -> AsyncGenerator[Any]:
 
 
 async def one(pool: Any, statement: str, parameters: Any = ()) -> Any:
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         row = await (await postgres.execute(statement, parameters)).fetchone()
         assert row is not None
         return row[0]
@@ -68,7 +68,7 @@ async def test_every_connection_is_set_up_for_short_durable_statements(fresh_dat
             "tcp_user_timeout": "15000",
         }.items():
             assert await one(pool, "select current_setting(%s)", (name,)) == value, name
-        async with connection(pool) as postgres:
+        async with pool_connection(pool) as postgres:
             assert postgres.autocommit
             cursor = await postgres.execute("select 1")
             assert cursor.format is psycopg.pq.Format.BINARY
@@ -79,7 +79,7 @@ async def test_every_connection_is_set_up_for_short_durable_statements(fresh_dat
 
 async def test_a_transaction_is_all_or_nothing(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool:
-        async with connection(pool) as postgres:
+        async with pool_connection(pool) as postgres:
             await postgres.execute("create table t (n int)")
         with pytest.raises(ValueError, match="undo"):
             await insert_and_fail(pool)
@@ -100,14 +100,14 @@ async def test_a_wrong_statement_raises_the_error_of_psycopg(fresh_database: Fre
 
 async def test_a_pool_that_is_used_up_is_unavailable(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database(), max_size=1, acquire_timeout_seconds=0.1) as pool:
-        async with connection(pool):
+        async with pool_connection(pool):
             with pytest.raises(errors.Unavailable) as caught:
                 await one(pool, "select 1")
         assert (caught.value.reason, caught.value.metadata) == ("POSTGRES_UNAVAILABLE", {})
 
 
 async def test_too_many_waiting_is_a_limit(fresh_database: FreshDatabase) -> None:
-    async with pool_of(await fresh_database(), max_size=1, max_waiting=1) as pool, connection(pool):
+    async with pool_of(await fresh_database(), max_size=1, max_waiting=1) as pool, pool_connection(pool):
         waiting = asyncio.create_task(one(pool, "select 1"))
         while not pool.get_stats().get("requests_waiting"):
             await asyncio.sleep(0)
@@ -147,7 +147,7 @@ async def test_a_statement_of_a_server_that_fell_silent_ends(
     monkeypatch.setattr(postgres_module, "WAIT_MARGIN_SECONDS", 1.0)
     dsn, proxy = falling_silent
     async with pool_of(dsn, statement_timeout_seconds=1.0) as pool, asyncio.timeout(PATIENCE_SECONDS):
-        async with connection(pool) as postgres:
+        async with pool_connection(pool) as postgres:
             proxy.deaf()
             with pytest.raises(errors.Unavailable) as caught, domain_errors():
                 await postgres.execute("select 1")
@@ -182,9 +182,9 @@ async def test_a_read_only_server_is_unavailable(fresh_database: FreshDatabase) 
 
 
 async def test_a_full_disk_is_reported_and_the_connection_stays(fresh_database: FreshDatabase) -> None:
-    async with pool_of(await fresh_database()) as pool, connection(pool) as postgres:
+    async with pool_of(await fresh_database()) as pool, pool_connection(pool) as postgres:
         with pytest.raises(errors.Unavailable) as caught:
-            async with connection(pool) as other:
+            async with pool_connection(pool) as other:
                 await other.execute("do $$ begin raise exception 'no space left' using errcode = '53100'; end $$")
         assert caught.value.reason == "STORAGE_FULL"
         assert await (await postgres.execute("select 1")).fetchone() == (1,)
@@ -196,7 +196,7 @@ async def test_a_deadlock_is_run_again_and_both_succeed(fresh_database: FreshDat
     Without that wait it may take its first row again before the other one has woken up, and both meet anew.
     """
     async with pool_of(await fresh_database(), lock_timeout_seconds=30.0) as pool:
-        async with connection(pool) as postgres:
+        async with pool_connection(pool) as postgres:
             await postgres.execute("create table t (id int primary key, n int)")
             await postgres.execute("insert into t values (1, 0), (2, 0)")
         both_hold, one_is_through = asyncio.Barrier(2), asyncio.Event()
@@ -266,12 +266,12 @@ async def test_the_pool_survives_a_crash_of_the_server(own_postgres: PostgresPro
 
 async def test_a_connection_ended_in_a_statement_is_unknown(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool:
-        async with connection(pool) as victim:
+        async with pool_connection(pool) as victim:
             sleeping = asyncio.create_task(sleep_in(victim))
             pid = victim.info.backend_pid
             while await one(pool, "select state from pg_stat_activity where pid = %s", (pid,)) != "active":
                 await asyncio.sleep(0)
-            assert await one(pool, "select pg_terminate_backend(%s)", (pid,))
+            assert await one(pool, "select pg_terminate_backend(%s::int)", (pid,))
             with pytest.raises(errors.Unavailable) as caught:
                 await sleeping
         assert (caught.value.reason, caught.value.metadata) == ("POSTGRES_UNAVAILABLE", {"outcome": "unknown"})

@@ -22,7 +22,7 @@ from services.checkpoint.commit.external_entries import append_external_entry
 from services.checkpoint.commit.opening import Opening, open_task
 from services.checkpoint.commit.prepared import prepare
 from services.checkpoint.prices import PriceList
-from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, in_ledger_transaction
+from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
 from services.checkpoint.queue import sweeps
 from services.checkpoint.queue.queue import register_grants
 from services.checkpoint.queue.requeue import requeue_lost
@@ -34,7 +34,7 @@ from tenure.domain.fencing import Audience, Claims
 from tenure.domain.fold import fold
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime.security.signing import Signer, Verifier
-from tenure.runtime.store.postgres import PoolOptions, open_pool
+from tenure.runtime.store.postgres import PoolOptions, in_transaction, open_pool
 from tenure.runtime.store.sql import Rights
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
@@ -104,9 +104,7 @@ class World:
             **fields,
         )
         commits = [prepare(request, self.tokens, validated=True)]
-        (result,), _ = await in_ledger_transaction(
-            self.pool, partial(commit_batch, commits=commits, prices=PriceList())
-        )
+        (result,), _ = await in_transaction(self.pool, partial(commit_batch, commits=commits, prices=PriceList()))
         if isinstance(result, Exception):
             raise result
 

@@ -283,8 +283,8 @@ LAST: Final = {
 
 async def claim_of(guarded: Guarded, task_id: str) -> tuple[int, str]:
     """The epoch and the claim id of the newest grant."""
-    async with await psycopg.AsyncConnection.connect(guarded.stack.postgres_dsn) as ledger_connection:
-        rows = await ledger_connection.execute(
+    async with await psycopg.AsyncConnection.connect(guarded.stack.postgres_dsn) as pool_connection:
+        rows = await pool_connection.execute(
             "select granted, granted_claim::text from ledger.tasks where task_id = %s", (task_id,)
         )
         return (await rows.fetchall())[0]

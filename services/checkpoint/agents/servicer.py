@@ -15,11 +15,11 @@ from services.checkpoint.agents.rows import (
     read_revisions,
     route,
 )
-from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_transaction
 from tenure.domain.agents import ALL_BASIS_POINTS, MAX_REVISION, Routing, becomes_current, reference
 from tenure.domain.errors import LimitReached, WrongState
 from tenure.runtime.request_context import current_tenant
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import agent_service_pb2 as pb
 from tenure.v1.agent_service_pb2_grpc import AgentServiceServicer
 from tenure.wire.agent_service import KINDS, digest_of
@@ -161,7 +161,7 @@ async def retire(connection: Connection, tenant: str, request: pb.RetireAgentRev
 
 async def get(pool: Pool, tenant: str, request: pb.GetAgentRequest) -> pb.GetAgentResponse:
     """Returns an agent with one revision, or with those that matter. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         row = await read_agent(connection, tenant, request.name)
         open_tasks = await count_open_tasks(connection, tenant, request.name)
         if request.revision:
@@ -184,7 +184,7 @@ async def list_agents(pool: Pool, tenant: str, request: pb.ListAgentsRequest) ->
     """Returns a page by name. The token is the last name."""
     page_size = request.page_size or DEFAULT_AGENTS
     parameters = {"tenant": tenant, "after": request.page_token, "limit": page_size + 1}
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = [AgentRow(*columns) for columns in await fetch_all(connection, AGENTS.list, parameters)]
     more = len(rows) > page_size
     agents = [row.message() for row in rows[:page_size]]

@@ -12,14 +12,14 @@ import uuid_utils
 from services.checkpoint.approvals.groups import APPROVALS, members_for
 from services.checkpoint.audit import append_records
 from services.checkpoint.commit.external_entries import AppendResult, append_external_entry
-from services.checkpoint.queries import QUERIES, fetch_one, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_one
 from services.checkpoint.reads import read_task
 from tenure.domain.approvals import LinkToken, StoredLink, decisions_by_link, refuse_answerer, shown_digest, verify_link
 from tenure.domain.audit import MAX_NAME, MAX_REASON, MAX_TARGET, AuditRecord, Decision
 from tenure.domain.errors import InvalidRequest, NotFound, TenureError, TryLater, WrongState
 from tenure.domain.waits import Wait
 from tenure.runtime.observability import metrics
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2, task_pb2
 from tenure.wire.common import STATES, timestamp
@@ -71,7 +71,7 @@ async def read_link(pool: Pool, token: LinkToken) -> LinkView:
     Raises NotFound (ANSWER_LINK_NOT_FOUND), WrongState (ANSWER_LINK_EXPIRED, WAIT_OVER), PermissionDenied
     (NOT_AN_APPROVER).
     """
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         return await _view(connection, *await _verified(connection, token))
 
 
@@ -100,7 +100,7 @@ class _Holder:
 
 
 async def _answer(pool: Pool, request: pb.AnswerByLinkRequest, holder: _Holder, recorder: str) -> AppendResult:
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         link, expires_at = await _verified(connection, LinkToken(request.link_id, request.digest), holder)
         answer = checkpoint_service_pb2.WaitAnswer(
             wait_id=link.wait_id,

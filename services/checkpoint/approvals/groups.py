@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_transaction
 from tenure.domain.approvals import MAX_GROUPS, groups_in
 from tenure.domain.errors import LimitReached
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import approval_service_pb2 as pb
 from tenure.wire.common import timestamp
@@ -48,7 +48,7 @@ async def set_group(connection: Connection, tenant: str, request: pb.SetApprover
 
 async def list_groups(pool: Pool, tenant: str) -> list[pb.ApproverGroup]:
     """Returns all groups of the tenant by name."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = await fetch_all(connection, APPROVALS.list_groups, {"tenant": tenant})
     return [_GroupRow(*row).message() for row in rows]
 

@@ -13,7 +13,7 @@ from datetime import UTC
 from typing import Any, Final
 
 from services.checkpoint.approvals.groups import APPROVALS, members_for
-from services.checkpoint.queries import fetch_all, fetch_in_transaction, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import fetch_all, fetch_in_transaction, fetch_one
 from services.checkpoint.webhooks.notifier import LinksByAddressee
 from services.checkpoint.webhooks.sending import OutgoingDelivery
 from tenure.domain.approvals import (
@@ -33,7 +33,7 @@ from tenure.domain.approvals import (
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
 from tenure.runtime.settings import setting
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 from tenure.v1 import task_pb2
 from tenure.wire.common import moment
 from tenure.wire.task import wait_to_domain
@@ -83,7 +83,7 @@ class LinkIssuer:
         reported = wait_of(delivery.body)
         if reported is None:
             return {}
-        return await in_ledger_transaction(self._pool, lambda connection: self._issue(connection, delivery, reported))
+        return await in_transaction(self._pool, lambda connection: self._issue(connection, delivery, reported))
 
     async def _issue(self, connection: Connection, delivery: OutgoingDelivery, reported: str) -> LinksByAddressee:
         task = {"tenant": delivery.tenant, "task_id": delivery.line}

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
 
 from services.checkpoint.commit.committing import commit_batch
-from services.checkpoint.queries import QUERIES, SCHEMA, SESSION_SETTINGS, prepare_connection
+from services.checkpoint.queries import QUERIES, SCHEMA, SESSION_SETTINGS
 from tenure.domain.errors import InvalidRequest, StaleEpoch, TenureError, Unavailable
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress, rest
@@ -80,7 +80,6 @@ class LedgerCommitter:
             service="checkpoint-commits",
             schema=SCHEMA,
             options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=in_session),
-            prepare=prepare_connection,
             keep_after_errors=True,  # a refused commit is not a reason to prepare all statements again
         )
         self._announce = announce

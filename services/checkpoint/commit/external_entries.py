@@ -18,7 +18,7 @@ from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS, entry_of
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from services.checkpoint.reads import read_task
 from services.checkpoint.rows import TaskRow
 from services.checkpoint.submit.create import as_sent, yielding_to_rivals
@@ -34,6 +34,7 @@ from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.domain.waits import call_digest
 from tenure.runtime.failpoints import failpoint
+from tenure.runtime.store.postgres import in_transaction
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 
@@ -134,7 +135,7 @@ async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeig
         return AppendResult(task, announcement_of([] if request.only_check else [draft]), has_begun)
 
     await failpoint("checkpoint.before_foreign")
-    appended = await in_ledger_transaction(pool, work)
+    appended = await in_transaction(pool, work)
     await failpoint("checkpoint.after_foreign")
     return appended
 

@@ -14,13 +14,13 @@ from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import PAGE_BYTES, fill_first_pages, fill_page
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import in_ledger_transaction, ledger_connection
 from services.checkpoint.queue.offering import RunningLimits, lock_running_limits
 from services.checkpoint.reads import snapshot
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.admission import OpenVerdict, decide_open
 from tenure.domain.errors import NotFound, TenureError
 from tenure.domain.states import Reason, TaskState
+from tenure.runtime.store.postgres import in_transaction, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def open_task(pool: Pool, opening: Opening) -> tuple[OpenResult, Announcem
     async def work(connection: Connection) -> tuple[list[OpenResult | TenureError], Announcement]:
         return await open_batch(connection, [opening])
 
-    (result,), announcement = await in_ledger_transaction(pool, work)
+    (result,), announcement = await in_transaction(pool, work)
     if isinstance(result, TenureError):
         raise result
     return result, announcement
@@ -179,7 +179,7 @@ async def history(pool: Pool, opened: OpenResult) -> AsyncIterator[pb.OpenRespon
     after = first[-1].sequence if first else opened.after
     while after < until:
         response = pb.OpenResponse()
-        async with ledger_connection(pool) as connection:
+        async with pool_connection(pool) as connection:
             await fill_page(connection, response.page, task_id, after=after, until=until)
         if not response.page.entries:
             raise NotFound(f"the task {task_id} was pruned after its end while its history was read")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.commit.draft import clean
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from tenure.domain.fencing import describe_epoch
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import resting
+from tenure.runtime.store.postgres import in_transaction, pool_connection
 from tenure.v1 import token_pb2
 from tenure.wire.common import timestamp
 
@@ -97,13 +98,13 @@ class Refusals:
             await connection.execute(QUERIES.record_refusals, {**columns, "kept": KEPT_PER_TASK})
 
         await failpoint("checkpoint.before_refusals")
-        await in_ledger_transaction(self._pool, work)
+        await in_transaction(self._pool, work)
         await failpoint("checkpoint.after_refusals")
 
 
 async def list_refusals(pool: Pool, tenant: str, task_id: str) -> list[token_pb2.RefusedWrite]:
     """Returns a task's refused writes, newest first. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         if await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant}) is None:
             raise await task_not_found(connection, tenant, task_id)
         rows = await fetch_all(connection, QUERIES.list_refusals, {"task_id": task_id, "limit": KEPT_PER_TASK})

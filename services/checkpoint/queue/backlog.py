@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from services.checkpoint.queries import QUEUE, fetch_row, ledger_connection
+from services.checkpoint.queries import QUEUE, fetch_row
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, pool_connection
 
 INTERVAL_SECONDS: Final = 10.0
 
@@ -27,7 +27,7 @@ class Backlog:
 
     async def look(self) -> None:
         """Reads once."""
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             row = await fetch_row(connection, QUEUE.backlog, {})
         pending, overdue_seconds, dead, paused, in_doubt, in_doubt_seconds, stops = row
         metrics.gauge("tenure_webhook_deliveries", pending, state="pending")

@@ -10,13 +10,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from services.checkpoint.page_tokens import read_token, write_token
-from services.checkpoint.queries import QUERIES, QUEUE, fetch_all, ledger_connection
+from services.checkpoint.queries import QUERIES, QUEUE, fetch_all
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import PRIORITIES, STATES, seconds, timestamp
@@ -38,7 +38,7 @@ async def list_aging(pool: Pool, tenant: str, request: pb.ListAgingRequest) -> p
     else:
         statement = QUERIES.aging_oldest
         parameters |= {"after": after, "states": [_state(number) for number in request.states] or list(_LIVING)}
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = await fetch_all(connection, statement, parameters)
     token = write_token(rows[-1][-1], rows[-1][0]) if len(rows) == limit else ""
     return pb.ListAgingResponse(tasks=[_task(row) for row in rows], next_page_token=token)
@@ -148,7 +148,7 @@ class QueueDepths:
             return self._depths
 
     async def _look(self) -> list[Depth]:
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             rows = await fetch_all(connection, QUEUE.depth, {"most": MAX_LISTED})
         return [
             Depth(queue, Priority(priority), queued, held_back, stopped, oldest, max(0.0, age_seconds or 0.0))

@@ -11,9 +11,9 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping
 
-from services.checkpoint.queries import QUEUE, fetch_all, ledger_connection
+from services.checkpoint.queries import QUEUE, fetch_all
 from tenure.runtime.process import rest, resting
-from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, pool_connection
 
 
 class DueWork:
@@ -42,7 +42,7 @@ class DueWork:
 
     async def look(self) -> list[str]:
         """Sets the events of what is due and returns the names."""
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             names = [name for (name,) in await fetch_all(connection, QUEUE.due, {})]
         for name in names:
             self.wake(name)

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from services.checkpoint.locked_rows import without_locked
-from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_all
 from services.checkpoint.queue.offering import OfferedTask, Offering, OfferRequest
 from tenure.domain.close_out import SUSPECT_DEATHS, is_suspect
 from tenure.domain.states import TaskState
 from tenure.domain.task import Priority
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2, tool_pb2
 from tenure.wire.common import PRIORITIES, STATES, seconds, timestamp
@@ -104,7 +104,7 @@ async def inspect_claims(
         "task_ids": [claim.task_id for claim in claims],
         "claim_ids": [claim.claim_id for claim in claims],
     }
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = await fetch_all(connection, QUERIES.inspect_claims, parameters)
     return [
         pb.InspectClaimsResponse.Verdict(
@@ -122,7 +122,7 @@ async def list_running(pool: Pool, request: pb.ListRunningRequest) -> list[pb.Li
         "after_task_id": request.after_task_id or _FIRST_ID,
         "page_size": request.page_size or DEFAULT_RUNNING_PAGE,
     }
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = await fetch_all(connection, QUERIES.list_running, parameters)
     return [
         pb.ListRunningResponse.Running(
@@ -139,7 +139,7 @@ async def list_running(pool: Pool, request: pb.ListRunningRequest) -> list[pb.Li
 
 async def _offered(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
     await failpoint("checkpoint.before_offer")
-    offered = await in_ledger_transaction(pool, work)
+    offered = await in_transaction(pool, work)
     await failpoint("checkpoint.after_offer")
     return offered
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from services.checkpoint.queries import QUEUE, fetch_all, fetch_one, fetch_row, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import QUEUE, fetch_all, fetch_one, fetch_row
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.domain.stops import MAX_STOPS, Stop, StopsInForce, keeps_unknown, lost_stops
 from tenure.runtime.store.barrier import earlier_have_ended
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.stops import stop_to_domain, stop_to_wire
@@ -29,7 +29,7 @@ async def begin_stop(pool: Pool, wanted: Stop) -> Stop:
     Raises LimitReached (TOO_MANY_STOPS), and Unavailable (STOP_UNCONFIRMED) when a transaction that began before does
     not end: the stop is in force all the same, and a repeat confirms it.
     """
-    begun = await in_ledger_transaction(pool, partial(write_stop, wanted=wanted))
+    begun = await in_transaction(pool, partial(write_stop, wanted=wanted))
     await confirm_stop(pool)
     return begun
 
@@ -59,7 +59,7 @@ async def end_stop(pool: Pool, selectors: Stop) -> Stop:
 
     Raises NotFound (NO_SUCH_STOP).
     """
-    ended = await in_ledger_transaction(pool, partial(delete_stop, selectors=selectors))
+    ended = await in_transaction(pool, partial(delete_stop, selectors=selectors))
     if ended is None:
         message = f"no operator's stop of {selectors.describe()} is in force: tenure admin stops lists those that are"
         by_quota = replace(selectors, by_quota=True).end_command
@@ -80,13 +80,13 @@ async def list_stops(pool: Pool, request: admin_pb.ListStopsRequest) -> admin_pb
 
     Stops that the reader keeps to and that the ledger does not know were lost when it was restored: they return.
     """
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         in_force = await _read(connection)
     applied = StopsInForce(request.applied_epoch, tuple(map(stop_to_domain, request.applied)))
     if keeps_unknown(applied, in_force):
         in_force = await _adopt(pool, applied)
     late = list[str]()
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         if request.reader:
             reader = {"reader": request.reader, "epoch": request.applied_epoch}
             await connection.execute(QUEUE.note_stop_reader, reader)
@@ -104,13 +104,13 @@ async def _adopt(pool: Pool, applied: StopsInForce) -> StopsInForce:
             await connection.execute(QUEUE.adopt_stop, adopted)
         return await _read(connection)
 
-    return await in_ledger_transaction(pool, work)
+    return await in_transaction(pool, work)
 
 
 async def list_stopped_tasks(pool: Pool, stop: Stop) -> pb.ListStoppedTasksResponse:
     """Returns the tasks that the stop selects and whose calls may be in flight, also without a worker."""
     selected = {"tenant": stop.tenant, "agent": stop.agent, "queue": stop.queue, "most": MAX_TASKS + 1}
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = await fetch_all(connection, QUEUE.stopped_tasks, selected)
     tasks = [
         pb.ListStoppedTasksResponse.StoppedTask(task_id=task_id, tenant=tenant, model_open=model_open)

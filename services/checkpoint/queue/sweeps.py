@@ -18,7 +18,7 @@ from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.locked_rows import each_apart, may_be_one_row
-from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.rows import TaskRow
 from services.checkpoint.waits import signals, waits
@@ -34,7 +34,7 @@ from tenure.domain.waits import NO_ANSWER
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 
 _log: Final = logging.getLogger(__name__)
 ROWS_A_SWEEP: Final = 100
@@ -81,7 +81,7 @@ async def start_due(pool: Pool) -> int:
             await before_sweep()
         return len(rows)
 
-    started = await in_ledger_transaction(pool, work)
+    started = await in_transaction(pool, work)
     if started:
         await after_sweep()
     return started
@@ -154,12 +154,12 @@ async def _sweep(
         return await of_tasks(connection, due)
 
     try:
-        drafts = await in_ledger_transaction(pool, work)
+        drafts = await in_transaction(pool, work)
     except Exception as error:
         if not may_be_one_row(error):
             raise
         _log.warning("a sweep failed; its tasks are changed one by one", extra={"error": str(error).partition("\n")[0]})
-        drafts = await in_ledger_transaction(pool, partial(work, apart=True))
+        drafts = await in_transaction(pool, partial(work, apart=True))
     if drafts:
         await after_sweep()
     return drafts

@@ -11,20 +11,12 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from services.checkpoint.queries import (
-    RETENTION,
-    fetch_all,
-    fetch_in_transaction,
-    fetch_row,
-    in_ledger_transaction,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import RETENTION, fetch_all, fetch_in_transaction, fetch_row, ledger_transaction
 from services.checkpoint.retention_rules import TaskEntries, split_batch
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 ENTRIES_A_BATCH: Final = 1000
@@ -52,7 +44,7 @@ class PrunedRowCleaner:
 
     async def clear_once(self) -> int:
         """Clears one batch and returns the number of deleted entries."""
-        cleared = await in_ledger_transaction(self._pool, _clear)
+        cleared = await in_transaction(self._pool, _clear)
         if cleared:
             await failpoint("checkpoint.after_clear")
         self._cleared.value += cleared
@@ -61,7 +53,7 @@ class PrunedRowCleaner:
     async def run_lag(self) -> None:
         """Reports how far behind retention is, in seconds, as a duty."""
         while True:
-            async with ledger_connection(self._pool) as connection:
+            async with pool_connection(self._pool) as connection:
                 lags = await fetch_row(connection, RETENTION.lags, {"kept_seconds": self._kept_seconds})
             due, entries, tools = lags
             lag_seconds = {"tasks": due if self._kept_seconds else None, "entries": entries, "tools": tools}

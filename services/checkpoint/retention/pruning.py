@@ -14,14 +14,14 @@ from typing import Any, Final, NamedTuple
 
 from services.checkpoint.commit.draft import LEDGER, clean
 from services.checkpoint.not_found import task_not_found, was_pruned
-from services.checkpoint.queries import RETENTION, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import RETENTION, fetch_all, fetch_one
 from services.checkpoint.retention_rules import retention_text
 from tenure.domain.errors import WrongState
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.wire.common import moment
 
@@ -74,7 +74,7 @@ class TaskPruner:
             await _prune(connection, due.task_ids, self._record)
             return len(due.task_ids)
 
-        pruned = await in_ledger_transaction(self._pool, work)
+        pruned = await in_transaction(self._pool, work)
         if pruned:
             await _after_prune()
         self._pruned.value += pruned
@@ -99,7 +99,7 @@ async def prune_for_operator(
             await _prune(connection, due.task_ids, _PruningRecord(clean(request.actor), clean(request.reason)))
         return due
 
-    chosen, more = await in_ledger_transaction(pool, work)
+    chosen, more = await in_transaction(pool, work)
     if not request.dry_run and chosen:
         await _after_prune()
         metrics.count("tenure_pruned_tasks_total", len(chosen), by="operator")

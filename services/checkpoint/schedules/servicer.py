@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import uuid_utils
 
-from services.checkpoint.queries import fetch_all, fetch_one, fetch_row, ledger_connection, ledger_transaction
+from services.checkpoint.queries import fetch_all, fetch_one, fetch_row, ledger_transaction
 from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_active, read_runs, read_schedule
 from services.checkpoint.schedules.runs import decide_locked, find_run, start_run
 from services.checkpoint.submit.create import CreateResult
@@ -18,7 +18,7 @@ from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, Unavailable, WrongState
 from tenure.domain.schedules import DEFAULT_CATCH_UP_SECONDS, RunOutcome, Times, next_due_after_change, read_zone
 from tenure.runtime.request_context import current_tenant
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
 from tenure.wire.common import moment, seconds
@@ -161,7 +161,7 @@ async def create_schedule(
 
 async def get_schedule(pool: Pool, tenant: str, request: pb.GetScheduleRequest) -> pb.GetScheduleResponse:
     """Returns a schedule with its newest runs. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         row = await read_schedule(connection, tenant, request.schedule)
         runs = await read_runs(connection, row.schedule_id, request.run_count or DEFAULT_RUNS)
     return pb.GetScheduleResponse(schedule=row.schedule(), runs=runs)
@@ -175,7 +175,7 @@ async def list_schedules(pool: Pool, tenant: str, request: pb.ListSchedulesReque
         "page_size": request.page_size or DEFAULT_SCHEDULES,
         "page_bytes": PAGE_BYTES,
     }
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         counted = await fetch_row(connection, SCHEDULES.count_after, parameters)
         rows = [ScheduleRow(*columns) for columns in await fetch_all(connection, SCHEDULES.list, parameters)]
     more = bool(rows) and counted[0] > len(rows)

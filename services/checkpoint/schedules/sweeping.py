@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.schedules.rows import SCHEDULES
@@ -19,7 +19,7 @@ from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import TenureError, TryLater
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
-from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, in_transaction, pool_connection
 
 SCHEDULES_A_SWEEP: Final = 100
 POSTPONED_SECONDS: Final = 60.0
@@ -52,7 +52,7 @@ class ScheduleSweeper:
         """Returns how many schedules were due. Random order: replicas that find the same ones begin with different
         ones.
         """
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             rows = await fetch_all(connection, SCHEDULES.due, {"limit": SCHEDULES_A_SWEEP})
         schedule_ids = [schedule_id for (schedule_id,) in rows]
         random.shuffle(schedule_ids)
@@ -90,4 +90,4 @@ class ScheduleSweeper:
             "seconds": SOON_SECONDS if passing else POSTPONED_SECONDS,
             "problem": str(error) if isinstance(error, (TenureError, ValueError)) else "internal error; see the log",
         }
-        await in_ledger_transaction(self._pool, lambda ledger: ledger.execute(SCHEDULES.postpone, postponed))
+        await in_transaction(self._pool, lambda ledger: ledger.execute(SCHEDULES.postpone, postponed))

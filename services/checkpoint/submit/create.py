@@ -13,7 +13,7 @@ import uuid_utils
 
 from services.checkpoint.agents.pinning import pinned
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_transaction
 from services.checkpoint.reads import new_task, read_task
 from services.checkpoint.rows import NEW_TASKS, NewTaskRow
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
@@ -34,7 +34,7 @@ from tenure.domain.quotas import StartDecision
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Limits, MoneyCap, Source, TaskSpec
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.store.postgres import Connection, Pool, TransactionConflict
+from tenure.runtime.store.postgres import Connection, Pool, TransactionConflict, in_transaction
 from tenure.runtime.store.sql_arrays import Bools, Byteas, Int8s, OptionalTexts, Texts
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -172,9 +172,7 @@ async def create_task(pool: Pool, submit: Submit, defaults: TaskDefaults) -> Cre
     The comparison uses the spec as the client sent it, before defaults: a release that changes a default must not
     refuse a repeated submit.
     """
-    return await in_creation(
-        lambda: in_ledger_transaction(pool, lambda connection: create_in(connection, submit, defaults))
-    )
+    return await in_creation(lambda: in_transaction(pool, lambda connection: create_in(connection, submit, defaults)))
 
 
 async def in_creation(create: Callable[[], Awaitable[T]]) -> T:

@@ -22,7 +22,7 @@ from services.checkpoint.agents.rows import reader_of
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.entries import KINDS
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import FORKS, fetch_all, in_ledger_transaction
+from services.checkpoint.queries import FORKS, fetch_all
 from services.checkpoint.reads import read_task
 from services.checkpoint.submit.create import (
     CreateResult,
@@ -60,7 +60,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Source
 from tenure.domain.undo import note_of_undone
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2, workspace_pb2
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as tasks_pb
@@ -126,7 +126,7 @@ async def fork_task(pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, 
         task = await read_task(connection, tenant, task_id)
         return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
 
-    return await in_creation(lambda: in_ledger_transaction(pool, work))
+    return await in_creation(lambda: in_transaction(pool, work))
 
 
 async def prepare_fork(
@@ -146,7 +146,7 @@ async def prepare_fork(
             return checkpoint_service_pb2.PrepareForkResponse(task=await read_task(connection, tenant, task_id))
         return checkpoint_service_pb2.PrepareForkResponse(prepared_task_id=task_id)
 
-    answer = await in_ledger_transaction(pool, work)
+    answer = await in_transaction(pool, work)
     await failpoint("checkpoint.after_prepare")
     return answer
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from services.checkpoint.queries import UNDOS, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import UNDOS, fetch_all, fetch_one
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.submit.undoing import undo_in
@@ -20,7 +20,7 @@ from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime.process import heed_cancellation, note_progress
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import task_service_pb2 as tasks_pb
 
 UNDOS_A_SWEEP: Final = 100
@@ -46,13 +46,13 @@ class UndoSweeper:
 
     async def sweep(self) -> int:
         """Returns how many tasks were due. One that fails is postponed, so that the others do not wait for it."""
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             rows = await fetch_all(connection, UNDOS.due, {"limit": UNDOS_A_SWEEP})
         for (task_id,) in rows:
             note_progress()
             await before_sweep()
             try:
-                self._announce(await in_ledger_transaction(self._pool, partial(self._undo, task_id)))
+                self._announce(await in_transaction(self._pool, partial(self._undo, task_id)))
             except Exception as error:  # noqa: BLE001  logged, and tried again
                 heed_cancellation()
                 _log.warning("an undo was postponed", extra={"task": task_id, "error": str(error)})
@@ -62,7 +62,7 @@ class UndoSweeper:
 
     async def _postpone(self, task_id: str) -> None:
         postponed = {"task_id": task_id, "seconds": POSTPONED_SECONDS}
-        await in_ledger_transaction(self._pool, lambda connection: connection.execute(UNDOS.postpone, postponed))
+        await in_transaction(self._pool, lambda connection: connection.execute(UNDOS.postpone, postponed))
 
     async def _undo(self, task_id: str, connection: Connection) -> Announcement:
         """Creates the undo of a task, unless the task has no effect to undo, or goes on because it was requeued."""

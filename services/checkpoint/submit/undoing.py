@@ -15,7 +15,7 @@ from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.entries import read_page
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import QUERIES, UNDOS, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import QUERIES, UNDOS, fetch_all, fetch_one
 from services.checkpoint.reads import position_of, read_task
 from services.checkpoint.submit.create import CreateResult, Submit, create_in, in_creation
 from services.checkpoint.submit.undone_history import tell_agent
@@ -42,7 +42,7 @@ from tenure.domain.undo import (
     undoable,
     undone_calls,
 )
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tenure.wire.ledger import read_entries
@@ -64,7 +64,7 @@ class _Source(NamedTuple):
 
 async def plan(pool: Pool, tenant: str, request: tasks_pb.PlanUndoRequest) -> tasks_pb.PlanUndoResponse:
     """Returns the effects of a task. Raises NotFound and WrongState (UNDO_TOO_LARGE)."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         source = await _source(connection, UNDOS.unlocked_source, tenant, request.task_id)
         planned = await _plan(connection, tenant, source, request.since_step, present_to_domain(request))
     effects = planned.effects
@@ -88,7 +88,7 @@ async def undo_task(pool: Pool, tenant: str, request: tasks_pb.UndoTaskRequest, 
     async def work(connection: Connection) -> CreateResult:
         return await undo_in(connection, tenant, request, defaults)
 
-    return await in_creation(lambda: in_ledger_transaction(pool, work))
+    return await in_creation(lambda: in_transaction(pool, work))
 
 
 async def undo_in(

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from services.checkpoint.columns import Unlisted, select_list
-from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_transaction
 from tenure.domain.access import Permission, is_key_id, make_api_key, read_api_key
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
 from tenure.runtime.request_context import current_tenant
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.runtime.store.sql import Queries
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceServicer
@@ -111,7 +111,7 @@ async def list_keys(pool: Pool, tenant: str | None, request: pb.ListApiKeysReque
     statement = API_KEYS.list
     if tenant is not None:
         statement, parameters["tenant"] = API_KEYS.list_of_tenant, tenant
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = [ApiKeyRow(*columns) for columns in await fetch_all(connection, statement, parameters)]
     page = rows[:page_size]
     token = f"{page[-1].created_at.astimezone(UTC).isoformat()} {page[-1].key_id}" if len(rows) > page_size else ""
@@ -130,7 +130,7 @@ async def revoke_key(connection: Connection, tenant: str | None, request: pb.Rev
 
 async def look_up_key(pool: Pool, key_id: str) -> pb.LookUpApiKeyResponse:
     """Returns a key with its digest. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         row = await _read(connection, key_id)
     return pb.LookUpApiKeyResponse(api_key=row.message(), digest=row.digest, valid=row.is_valid)
 

@@ -17,7 +17,7 @@ from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one
 from services.checkpoint.tenants.rows import TENANTS, TenantRow, ensured, read_tenant
 from services.checkpoint.tenants.usage_windows import Uses, count_use, read_running, read_uses
 from tenure.domain.budget import Denied
@@ -40,7 +40,7 @@ from tenure.domain.states import Reason
 from tenure.domain.task import Source
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import timestamp
 from tenure.wire.tenant_service import quota_warning_to_wire
@@ -240,7 +240,7 @@ class LimitedTenants:
 
     async def refresh(self) -> None:
         """Reads the tenants with quotas."""
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             self._names = frozenset(name for (name,) in await fetch_all(connection, TENANTS.limited, {}))
 
     async def read(self, connection: Connection, tenants: Collection[str]) -> CallQuotas:

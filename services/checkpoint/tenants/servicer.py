@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from services.checkpoint.commit.draft import LEDGER
-from services.checkpoint.queries import fetch_all, ledger_connection, ledger_transaction
+from services.checkpoint.queries import fetch_all, ledger_transaction
 from services.checkpoint.queue.stops import confirm_stop, delete_stop, write_stop
 from services.checkpoint.tenants.rows import DEFAULTS, TENANTS, TenantRow, ensured, read_tenant, write_quotas
 from services.checkpoint.tenants.usage_windows import Uses, read_running, read_uses
@@ -16,7 +16,7 @@ from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.quotas import Quota, QuotaKind, QuotaUse, installation_defaults
 from tenure.domain.stops import Stop, stop_of
 from tenure.runtime.request_context import current_tenant
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceServicer
 from tenure.wire.common import moment, timestamp
@@ -55,7 +55,7 @@ async def sum_up(pool: Pool, tenant: str, request: pb.GetTenantUsageRequest) -> 
     else:
         statement = TENANTS.usage
         parameters["begin_at"], parameters["end_at"] = _span(request, datetime.now(UTC))
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = await fetch_all(connection, statement, parameters)
     sums = [_sum(*columns) for columns in rows[:page_size]]
     has_more = len(rows) > page_size and not request.dearest_first
@@ -101,7 +101,7 @@ MAX_WOKEN: Final = 10_000
 
 async def get_tenant(pool: Pool, tenant: str) -> pb.Tenant:
     """Returns the tenant. An unknown tenant has the default quotas and no times."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         row = await read_tenant(connection, tenant)
         if row is None:
             defaults = await read_tenant(connection, DEFAULTS)
@@ -117,7 +117,7 @@ async def list_tenants(pool: Pool, request: pb.ListTenantsRequest) -> pb.ListTen
     """Returns a page by name. The token is the last name."""
     page_size = request.page_size or DEFAULT_TENANTS
     parameters = {"after": request.page_token, "limit": page_size + 1}
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = [TenantRow(*columns) for columns in await fetch_all(connection, TENANTS.list, parameters)]
         tenants = await _to_messages(connection, rows[:page_size])
     more = len(rows) > page_size

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one
 from services.checkpoint.row_lease import RowLease
 from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedReader
 from tenure.domain.traces import TracedTask
 from tenure.runtime.observability import metrics
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.runtime.store.sql import Queries
 
 _log: Final = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class ExportLease:
 
     async def due(self, after: str, limit: int) -> list[DueTask]:
         """Returns tasks to look at, in the order of their ids after `after`. Forgets those that were pruned."""
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             rows = await fetch_all(connection, TRACES.due, {"after": after, "limit": limit})
         if pruned := [row[0] for row in rows if row[-1]]:
             _log.warning("tasks were pruned before their traces were exported", extra={"tasks": len(pruned)})
@@ -136,7 +136,7 @@ async def take_lease(pool: Pool, holder: str) -> ExportLease | None:
         row = await fetch_one(connection, TRACES.take_lease, {"lease_seconds": LEASE_SECONDS, "holder": holder})
         return None if row is None else row[0]
 
-    number = await in_ledger_transaction(pool, work)
+    number = await in_transaction(pool, work)
     return None if number is None else ExportLease(pool, number)
 
 

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from services.checkpoint.entries import read_page
-from services.checkpoint.queries import ledger_connection
 from services.checkpoint.traces.export_lease import (
     LEASE_SECONDS,
     NO_TASK,
@@ -33,7 +32,7 @@ from tenure.domain.spans import TaskSpan
 from tenure.domain.traces import TracedTask, TraceProjection
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
-from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, pool_connection
 from tenure.wire.ledger import entry_for_trace, record_nanoseconds
 
 # Reads the entries of tasks, page by page, and projects them to spans.
@@ -72,7 +71,7 @@ class Projections:
     async def _page(
         self, projection: TraceProjection, task: TracedTask, after: int, until: int
     ) -> tuple[list[TaskSpan], int]:
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             page = await read_page(connection, task.task_id, after=after, until=until)
         spans: list[TaskSpan] = []
         for message in page:

@@ -6,12 +6,12 @@ from typing import Any
 
 from services.checkpoint.approvals.groups import APPROVALS, members_for
 from services.checkpoint.commit.operator_requests import root_of
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one
 from services.checkpoint.waits.waits import Approved
 from tenure.domain.approvals import refuse_identity
 from tenure.domain.call_plans import MAX_PLANS
 from tenure.domain.errors import LimitReached, NotFound, WrongState
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import task_service_pb2 as pb
 from tenure.v1 import tool_pb2
 from tenure.wire.call_plans import plan_to_wire
@@ -36,7 +36,7 @@ async def keep_plan(connection: Connection, root_task_id: str, approved: Approve
 
 async def list_call_plans(pool: Pool, tenant: str, request: pb.ListCallPlansRequest) -> pb.ListCallPlansResponse:
     """Returns the plans of the task's tree, without what they have counted. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         root = await root_of(connection, tenant, request.task_id)
         rows = await fetch_all(connection, APPROVALS.list_plans, {"root_task_id": root})
     return pb.ListCallPlansResponse(plans=[_listed(*row) for row in rows])
@@ -66,7 +66,7 @@ async def end_call_plan(pool: Pool, tenant: str, request: pb.EndCallPlanRequest)
             await connection.execute(APPROVALS.end_plan, columns)
         return pb.EndCallPlanResponse(plan=plan)
 
-    return await in_ledger_transaction(pool, work)
+    return await in_transaction(pool, work)
 
 
 def _listed(packed: Any, ended_by: str, end_reason: str) -> tool_pb2.CountedPlan:

@@ -13,13 +13,13 @@ from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.page_tokens import read_time
-from services.checkpoint.queries import DOUBTS, fetch_all, fetch_in_transaction, ledger_connection
+from services.checkpoint.queries import DOUBTS, fetch_all, fetch_in_transaction
 from services.checkpoint.rows import TaskRow
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.in_doubt import CallInDoubt
 from tenure.domain.states import Reason, TaskState
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.tool import calls_in_doubt_to_wire
 
@@ -49,7 +49,7 @@ async def list_calls_in_doubt(pool: Pool, tenant: str, request: pb.ListDoubtsReq
         "place_task_id": after.task_id,
         "limit": page_size + 2,
     }
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = await fetch_all(connection, DOUBTS.list_doubts, parameters)
     result: list[tuple[_DoubtPosition, CallInDoubt]] = []
     for task_id, waiting_since, calls, open_calls in rows:

@@ -15,14 +15,14 @@ from typing import Final, NamedTuple
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_in_transaction, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_in_transaction, fetch_one
 from services.checkpoint.reads import read_tasks
 from services.checkpoint.waits import waits
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import AlreadyExists, LimitReached
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 
@@ -57,7 +57,7 @@ async def send_signal(pool: Pool, tenant: str, request: pb.SendSignalRequest) ->
         return SignalResult(tasks[0] if tasks else None, announcement_of(drafts))
 
     await failpoint("checkpoint.before_signal")
-    sent = await in_ledger_transaction(pool, work)
+    sent = await in_transaction(pool, work)
     await failpoint("checkpoint.after_signal")
     return sent
 

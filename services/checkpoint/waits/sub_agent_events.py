@@ -19,7 +19,7 @@ from services.checkpoint.commit.task_row import current_wait, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
 from services.checkpoint.locked_rows import each_apart, may_be_one_row
-from services.checkpoint.queries import SUB_AGENTS, fetch_all, in_ledger_transaction
+from services.checkpoint.queries import SUB_AGENTS, fetch_all
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.waits.budget_waits import resume_one_tree
@@ -30,7 +30,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.waits import WaitKind
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 from tenure.v1 import ledger_pb2
 
 EVENTS_AT_ONCE: Final = 100
@@ -92,7 +92,7 @@ async def resume_raised(pool: Pool) -> _TakenEvents:
         await write(connection, taken.drafts)
         return taken
 
-    taken = await in_ledger_transaction(pool, work)
+    taken = await in_transaction(pool, work)
     if taken.handled:
         await after_sweep()
     return taken
@@ -105,11 +105,11 @@ async def _in_transaction(
     parent are dropped, and its wait ends at its deadline.
     """
     try:
-        taken = await in_ledger_transaction(pool, partial(_handle, act, parent_moved))
+        taken = await in_transaction(pool, partial(_handle, act, parent_moved))
     except Exception as error:
         if not may_be_one_row(error):
             raise
-        taken = await in_ledger_transaction(pool, partial(_handle, act, parent_moved, apart=True))
+        taken = await in_transaction(pool, partial(_handle, act, parent_moved, apart=True))
     if taken.handled:
         await after_sweep()
     return taken

@@ -16,20 +16,12 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from services.checkpoint.lists import filter_parameters
-from services.checkpoint.queries import (
-    LISTS,
-    QUERIES,
-    fetch_all,
-    fetch_one,
-    fetch_row,
-    in_ledger_transaction,
-    ledger_connection,
-)
+from services.checkpoint.queries import LISTS, QUERIES, fetch_all, fetch_one, fetch_row
 from tenure.domain.errors import InvalidRequest, OutOfRange
 from tenure.domain.webhooks import GapReason
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, rest
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import task_pb2
 from tenure.wire.codec import writer
 
@@ -172,7 +164,7 @@ class FeedReader:
     async def read(self, cursor: ChangeCursor) -> ChangePage | FeedGap:
         """Returns the page after the cursor, or the gap there."""
         parameters = {**self.parameters, **cursor._asdict(), "page_size": self.page_size}
-        async with ledger_connection(self.pool) as connection:
+        async with pool_connection(self.pool) as connection:
             rows = await fetch_all(connection, self.statement, parameters)
         feed, held_back = _Feed(*rows[0][:5]), rows[0][5]
         if (gap := feed.gap_after(cursor)) is not None:
@@ -189,7 +181,7 @@ class FeedReader:
 async def begin(pool: Pool, after_cursor: str) -> ChangeCursor:
     """Returns the cursor to read after: the given one, or now. Raises InvalidRequest or OutOfRange."""
     cursor = ChangeCursor.decoded(after_cursor) if after_cursor else None
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         row = await fetch_one(connection, QUERIES.feed, {})
     assert row is not None, "the row is made with the table and never deleted"
     feed = _Feed(*row)
@@ -204,7 +196,7 @@ async def adopt_feed(pool: Pool) -> None:
     """Begins a new feed if the ledger was copied from another cluster, so that old cursors are refused. Call it at
     start.
     """
-    if await in_ledger_transaction(pool, lambda ledger: fetch_one(ledger, QUERIES.adopt_feed, {})) is not None:
+    if await in_transaction(pool, lambda ledger: fetch_one(ledger, QUERIES.adopt_feed, {})) is not None:
         _log.warning(
             "the ledger was copied from another cluster: the change feed begins anew and old cursors are refused"
         )
@@ -239,7 +231,7 @@ class ChangePruner:
 
     async def prune_once(self) -> int:
         """Prunes one batch and returns the number of changes."""
-        pruned = await in_ledger_transaction(self._pool, self._prune)
+        pruned = await in_transaction(self._pool, self._prune)
         self._pruned.value += pruned
         return pruned
 
@@ -247,7 +239,7 @@ class ChangePruner:
         """Reads one batch and returns the number of rows. Less than a full batch: the end, or another replica
         does it.
         """
-        return await in_ledger_transaction(self._pool, self._clear)
+        return await in_transaction(self._pool, self._clear)
 
     async def _clear_leftovers(self) -> None:
         """Clears all leftovers before any pruning. Pauses after each batch for as long as the batch took."""

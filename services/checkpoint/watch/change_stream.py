@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import read_tasks
 from services.checkpoint.watch.change_feed import ChangePage, FeedGap, FeedReader, RecordedChange, begin
 from services.checkpoint.watch.hub import Hub
 from tenure.runtime.observability import metrics
 from tenure.runtime.rpc.server import draining
-from tenure.runtime.store.postgres import Pool
+from tenure.runtime.store.postgres import Pool, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 
@@ -97,7 +96,7 @@ class ChangeStream:
             yield answer
 
     async def _tasks(self, tenant: str, changes: Sequence[RecordedChange]) -> dict[str, task_pb2.Task]:
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             tasks = await read_tasks(connection, tenant, sorted({change.task_id for change in changes}))
         return {task.task_id: task for task in tasks}
 

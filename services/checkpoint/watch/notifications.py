@@ -17,14 +17,14 @@ from contextlib import aclosing
 from typing import Final
 from uuid import uuid4
 
-from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection, prepare_connection
+from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all
 from services.checkpoint.watch.announcement import Announcement
 from services.checkpoint.watch.hub import Hub
 from services.checkpoint.watch.ledger_metrics import count_announced
 from tenure.runtime.process import note_progress, resting
 from tenure.runtime.settings import Secret
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import Pool, PoolOptions, notifications
+from tenure.runtime.store.postgres import Pool, PoolOptions, notifications, pool_connection
 
 _log: Final = logging.getLogger(__name__)
 CHANNEL: Final = "tenure_ledger"
@@ -102,9 +102,7 @@ class ReplicaNotifications:
         """Polls watched tasks, as a duty and backstop: one cheap statement a second for each thousand tasks. Also looks
         for other replicas.
         """
-        async with DedicatedConnection(
-            self._dsn, service="checkpoint-poll", schema=SCHEMA, prepare=prepare_connection
-        ) as postgres:
+        async with DedicatedConnection(self._dsn, service="checkpoint-poll", schema=SCHEMA) as postgres:
             while True:
                 note_progress()
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
@@ -121,7 +119,7 @@ class ReplicaNotifications:
         self._has_others = others > 0
 
     async def _poll(self, task_ids: list[str]) -> None:
-        async with ledger_connection(self._pool) as connection:
+        async with pool_connection(self._pool) as connection:
             places = await fetch_all(connection, QUERIES.places, {"task_ids": task_ids})
         self._hub.wake_behind({task_id: sequence for task_id, sequence, _ in places})
         self._hub.tell(Announcement(ended_task_ids={task_id for task_id, _, ended in places if ended}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from services.checkpoint.queries import ledger_connection
 from services.checkpoint.reads import LedgerPosition, entries_after, position_of
 from services.checkpoint.standby import LedgerReads
 from services.checkpoint.watch.appended_entries import AppendedEntries
@@ -12,6 +11,7 @@ from services.checkpoint.watch.hub import Hub
 from tenure.domain.errors import OutOfRange
 from tenure.runtime.observability import metrics
 from tenure.runtime.rpc.server import draining
+from tenure.runtime.store.postgres import pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 
@@ -83,7 +83,7 @@ class EntryWatch:
     async def _position(self, tenant: str, task_id: str, after: int) -> LedgerPosition:
         """Returns the end of the ledger. Raises NotFound, or OutOfRange for a sequence after it."""
         self._reads.value += 1
-        async with ledger_connection(self._ledger.primary) as connection:
+        async with pool_connection(self._ledger.primary) as connection:
             position = await position_of(connection, tenant, task_id)
         if after > position.sequence:
             raise OutOfRange(f"the ledger ends at {position.sequence}", reason="CURSOR_EXPIRED")

@@ -8,14 +8,7 @@ from typing import Any, Final
 
 import uuid_utils
 
-from services.checkpoint.queries import (
-    fetch_all,
-    fetch_one,
-    fetch_row,
-    in_ledger_transaction,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import fetch_all, fetch_one, fetch_row, ledger_transaction
 from services.checkpoint.webhooks.event_writer import SenderLeaseKey, WebhookEvent, write_events
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, DeliveryRow, WebhookRow, read_webhook
 from services.checkpoint.webhooks.sending import OutgoingDelivery
@@ -29,7 +22,7 @@ from tenure.domain.webhooks import (
     WebhookResponse,
     body_of,
 )
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.webhook_service import DELIVERY_STATES
 
@@ -57,7 +50,7 @@ async def record(
 async def give_back(pool: Pool, lease_key: SenderLeaseKey, delivery: OutgoingDelivery) -> None:
     """Takes back the attempt of a delivery that was taken and not sent."""
     parameters = {**lease_key.key, "ordinal": delivery.ordinal}
-    await in_ledger_transaction(pool, lambda connection: connection.execute(WEBHOOKS.give_back, parameters))
+    await in_transaction(pool, lambda connection: connection.execute(WEBHOOKS.give_back, parameters))
 
 
 async def _count_failure(
@@ -130,7 +123,7 @@ async def list_deliveries(
 ) -> pb.ListWebhookDeliveriesResponse:
     """Returns a page, newest first. The token is the last ordinal. Raises NotFound."""
     page_size = request.page_size or DEFAULT_DELIVERIES
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         row = await read_webhook(connection, tenant, request.webhook)
         parameters = {
             "webhook_id": row.webhook_id,

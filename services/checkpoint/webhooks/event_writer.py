@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import uuid_utils
 
-from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one
 from services.checkpoint.reads import read_tasks
 from services.checkpoint.watch.change_feed import ChangeCursor, FeedGap, FeedReader, RecordedChange
 from services.checkpoint.webhooks.people import PeopleEvents, event_type_of
@@ -20,7 +20,7 @@ from tenure.domain.states import Reason
 from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, wants
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.sdk.json_shape import json_value
 from tenure.v1 import ledger_pb2, task_pb2
 
@@ -93,7 +93,7 @@ class EventWriter(NamedTuple):
         if not steps:
             return changes
         parameters = {"task_ids": [one.task_id for one in steps], "sequences": [one.sequence for one in steps]}
-        async with ledger_connection(self.pool) as connection:
+        async with pool_connection(self.pool) as connection:
             rows = await fetch_all(connection, WEBHOOKS.escalations, parameters)
         reminded = {
             (task_id, sequence): ledger_pb2.EntryBody.FromString(body).wait_escalated.step.remind_webhook
@@ -110,7 +110,7 @@ class EventWriter(NamedTuple):
 
         Also returns the changes that people read in a summary.
         """
-        async with ledger_connection(self.pool) as connection:
+        async with pool_connection(self.pool) as connection:
             task_ids = sorted({change.task_id for change in changes})
             read = await read_tasks(connection, self.lease_key.tenant, task_ids)
             tasks = {task.task_id: task for task in read}
@@ -130,7 +130,7 @@ class EventWriter(NamedTuple):
         """Moves the cursor and writes the events. Returns False, and writes nothing, when another sender lease
         began.
         """
-        return await in_ledger_transaction(self.pool, lambda ledger: self._move(ledger, cursor, behind, events, late))
+        return await in_transaction(self.pool, lambda ledger: self._move(ledger, cursor, behind, events, late))
 
     async def _move(
         self,
@@ -182,7 +182,7 @@ class EventWriter(NamedTuple):
             if await self._move(connection, cursor, gap.cursor, [event]):
                 await connection.execute(WEBHOOKS.forget_old_gaps, {"webhook_id": webhook_id, "kept": GAPS_KEPT})
 
-        await in_ledger_transaction(self.pool, work)
+        await in_transaction(self.pool, work)
 
 
 async def write_events(connection: Connection, webhook_id: str, events: Sequence[WebhookEvent]) -> None:

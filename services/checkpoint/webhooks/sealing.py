@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from services.checkpoint.queries import fetch_all, fetch_one, ledger_connection, ledger_transaction
+from services.checkpoint.queries import fetch_all, fetch_one, ledger_transaction
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import secret_owner
 from tenure.domain.errors import Unavailable
 from tenure.runtime.security.secret_box import SECRET_NOT_READABLE, SecretBox
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 
 PAGE: Final = 50
 
@@ -51,7 +51,7 @@ async def seal_again(pool: Pool, secrets: SecretBox) -> Resealed:
     """Seals all secrets with the current key that have another seal or none."""
     sealed, unreadable, after = 0, list[str](), str(UUID(int=0))
     while True:
-        async with ledger_connection(pool) as connection:
+        async with pool_connection(pool) as connection:
             page = await fetch_all(connection, WEBHOOKS.sealed_secrets, {"after": after, "limit": PAGE})
         if not page:
             return Resealed(sealed, unreadable)

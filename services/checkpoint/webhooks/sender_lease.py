@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from services.checkpoint.approvals.issuing import LinkIssuer
-from services.checkpoint.queries import fetch_all, in_ledger_transaction
+from services.checkpoint.queries import fetch_all
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.row_lease import RowLease
 from services.checkpoint.watch.change_feed import ChangeCursor
@@ -32,7 +32,7 @@ from tenure.domain.webhooks import MAX_RECEIVED_KEPT, WebhookKind, chosen, decid
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import heed_cancellation
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import task_pb2
 
@@ -149,7 +149,7 @@ class SenderLease:
             take = partial(take_emails, lease_key=self._lease_key, recipients=recipients, limit=free)
         else:
             take = partial(take_deliveries, lease_key=self._lease_key, limit=free)
-        return await in_ledger_transaction(self._dependencies.pool, take)
+        return await in_transaction(self._dependencies.pool, take)
 
     async def _deliver(self, delivery: OutgoingDelivery) -> None:
         is_sent = False
@@ -247,7 +247,7 @@ class WebhookDispatcher:
             rows = await fetch_all(connection, WEBHOOKS.take_leases, parameters) if webhook_ids else []
             return [SenderLeaseKey(*row) for row in rows], len(due) - len(indexes)
 
-        return await in_ledger_transaction(self._pool, work)
+        return await in_transaction(self._pool, work)
 
     async def _run(self, sender_lease: SenderLease, lease_key: SenderLeaseKey) -> None:
         """Runs one sender lease. A failure affects no other webhook: the lease expires, and another one is taken."""

@@ -10,14 +10,7 @@ import uuid_utils
 
 from services.checkpoint.approvals.issuing import PREFIX as LINK_PREFIX
 from services.checkpoint.lists import filter_parameters
-from services.checkpoint.queries import (
-    fetch_all,
-    fetch_one,
-    fetch_row,
-    in_ledger_transaction,
-    ledger_connection,
-    ledger_transaction,
-)
+from services.checkpoint.queries import fetch_all, fetch_one, fetch_row, ledger_transaction
 from services.checkpoint.webhooks import deliveries
 from services.checkpoint.webhooks.rows import WEBHOOKS, WebhookRow, read_webhook, to_messages
 from services.checkpoint.webhooks.sending import WebhookPolicy, secret_owner
@@ -26,7 +19,7 @@ from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.webhooks import DEFAULT_OVERLAP_SECONDS, PauseCode, WebhookKind
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.security.secret_box import SecretBox
-from tenure.runtime.store.postgres import Connection, Pool
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceServicer
 from tenure.wire.common import seconds
@@ -78,12 +71,12 @@ async def create_webhook(
             await connection.execute(WEBHOOKS.create, parameters)
         return await _to_message(connection, tenant, request.name)
 
-    return pb.CreateWebhookResponse(webhook=await in_ledger_transaction(pool, work), secret=request.secret)
+    return pb.CreateWebhookResponse(webhook=await in_transaction(pool, work), secret=request.secret)
 
 
 async def get_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
     """Returns a webhook. Raises NotFound."""
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         return await _to_message(connection, tenant, webhook)
 
 
@@ -91,7 +84,7 @@ async def list_webhooks(pool: Pool, tenant: str, request: pb.ListWebhooksRequest
     """Returns a page by name. The token is the last name."""
     page_size = request.page_size or DEFAULT_WEBHOOKS
     parameters = {"tenant": tenant, "after_name": request.page_token, "page_size": page_size + 1}
-    async with ledger_connection(pool) as connection:
+    async with pool_connection(pool) as connection:
         rows = [WebhookRow(*columns) for columns in await fetch_all(connection, WEBHOOKS.list, parameters)]
         page = rows[:page_size]
         webhooks = await to_messages(connection, page)
@@ -150,7 +143,7 @@ async def rotate_secret(
             await connection.execute(WEBHOOKS.rotate, parameters)
         return await _to_message(connection, tenant, row.webhook_id)
 
-    return pb.RotateWebhookSecretResponse(webhook=await in_ledger_transaction(pool, work), secret=secret)
+    return pb.RotateWebhookSecretResponse(webhook=await in_transaction(pool, work), secret=secret)
 
 
 def _readable(secrets: SecretBox, stored: bytes, owner: str) -> bytes | None:

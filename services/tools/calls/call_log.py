@@ -17,7 +17,7 @@ from tenure.domain.fencing import Claims, describe_epoch
 from tenure.domain.receipts import outcome_hash
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.runtime.observability import metrics
-from tenure.runtime.store.postgres import Connection, Pool, connection
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES, timestamp
@@ -33,7 +33,7 @@ async def list_calls(pool: Pool, tenant: str, request: admin_pb.ListCallsRequest
     """
     page_size = request.page_size or DEFAULT_CALLS
     task = {"task_id": UUID(request.task_id), "tenant": tenant}
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         selection = {"after_call_id": request.after_call_id, "call_ids": list(request.call_ids)}
         page = {**task, **selection, "limit": page_size + 1}
         rows = await (await postgres.execute(QUERIES.call_log, page)).fetchall()
@@ -177,6 +177,6 @@ def log_refusals(refusals: Sequence[RefusedCall]) -> None:
 
 async def list_refusals(pool: Pool, task_id: UUID, tenant: str) -> list[StoredRefusal]:
     """Returns a task's refusals, the newest first, at most 500."""
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         cursor = await postgres.execute(QUERIES.list_refusals, {"task_id": task_id, "tenant": tenant})
         return [StoredRefusal(*row) for row in await cursor.fetchall()]

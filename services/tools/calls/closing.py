@@ -25,7 +25,7 @@ from tenure.domain.tools import CallState, EffectClass
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Connection, Pool, connection, in_transaction
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 
 if TYPE_CHECKING:
     from services.tools.workspace.sweep import WorkspaceSweep
@@ -64,7 +64,7 @@ class FenceCloser:
 
     async def check(self, claims: Claims, task_id: UUID) -> None:
         """Raises StaleEpoch for a claim whose calls the fence refuses. A newer claim does not raise the fence."""
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             parameters = {"task_id": task_id, "tenant": claims.tenant}
             row = await (await postgres.execute(QUERIES.read_fence, parameters)).fetchone()
         if row is not None:
@@ -103,7 +103,7 @@ class FenceCloser:
         """Stops the calls of tasks whose fence another replica closed, as a duty."""
         while True:
             if task_ids := self._runs.task_ids():
-                async with connection(self._pool) as postgres:
+                async with pool_connection(self._pool) as postgres:
                     cursor = await postgres.execute(QUERIES.closed_fences, {"task_ids": task_ids})
                     for task_id, epoch in await cursor.fetchall():
                         self._runs.stop_task(task_id, epoch)
@@ -142,7 +142,7 @@ class FenceCloser:
             )
 
     async def _is_settled(self, task_id: UUID) -> bool:
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             await failpoint("tools.before_settle")
             count_calls_in_doubt((await postgres.execute(QUERIES.settle_dead, {"task_id": task_id})).rowcount)
             await failpoint("tools.after_settle")
@@ -150,7 +150,7 @@ class FenceCloser:
         return row is not None and not row[0]
 
     async def _summaries(self, task_id: UUID) -> list[CallSummary]:
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             rows = await (await postgres.execute(QUERIES.task_calls, {"task_id": task_id})).fetchall()
         return [_summary(row) for row in rows]
 
@@ -191,7 +191,7 @@ class CallForgetter:
             raise Unavailable("a call of this task still runs", reason="CALL_STILL_RUNS", retry_after_seconds=5.0)
         await failpoint("tools.before_forget")
         # The mark comes first: from then on refusals of stale callers are not stored, so none comes after the deletion.
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             await postgres.execute(QUERIES.forget_task, {"task_id": task_id})
             await postgres.execute(QUERIES.forget_refusals, {"task_id": task_id})
         await in_transaction(self._pool, partial(forget_effects, task_id=task_id))
@@ -204,6 +204,6 @@ class CallForgetter:
 
     async def _forget_calls(self, task_id: UUID) -> int:
         """Deletes at most CALLS_A_BATCH records and returns how many."""
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             cursor = await postgres.execute(QUERIES.forget_calls, {"task_id": task_id, "limit": CALLS_A_BATCH})
             return cursor.rowcount

@@ -14,7 +14,7 @@ from tenure.domain.effect_keys import EffectScope, canonical_json
 from tenure.domain.repeated_effects import EffectFact
 from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import CallState
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tenure.wire.common import CALL_STATES, EFFECT_FACTS, EFFECT_SCOPES, OUTCOME_STATUSES, timestamp
@@ -38,7 +38,7 @@ async def list_effects(pool: Pool, tenant: str, request: admin_pb.ListEffectsReq
         "after_call_id": call_id,
         "limit": page_size + 1,
     }
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         rows = await (await postgres.execute(QUERIES.list_effects, parameters)).fetchall()
     calls = [_effect_call(row) for row in rows[:page_size]]
     token = _token_after(rows[page_size - 1]) if len(rows) > page_size else ""

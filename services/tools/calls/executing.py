@@ -56,7 +56,7 @@ from tenure.runtime.process import rest, resting
 from tenure.runtime.rpc.status import DRAINING
 from tenure.runtime.store.batching import AGAIN, Answer, Batcher, BatchLimits
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 
 # The poll of calls that run in other replicas: one query for all of them.
 
@@ -117,7 +117,7 @@ class RemoteCallFollower:
             "call_ids": [call.key.call_id for call in waiting],
             "attempts": [call.call_attempt for call in waiting],
         }
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             rows = await (await postgres.execute(QUERIES.calls_not_running, parameters)).fetchall()
         for ordinal, is_settled in rows:
             call = waiting[ordinal]

@@ -12,7 +12,7 @@ from uuid import UUID
 from services.tools.statements import QUERIES
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.tools import EffectClass
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tenure.validators.rules import CALL_ID
@@ -45,7 +45,7 @@ async def list_in_doubt(
     statement = QUERIES.calls_in_doubt
     if request.task_id:
         statement, parameters["task_id"] = QUERIES.calls_in_doubt_of_task, UUID(request.task_id)
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         rows = await (await postgres.execute(statement, parameters)).fetchall()
     page = rows[:page_size]
     return admin_pb.ListInDoubtCallsResponse(
@@ -62,7 +62,7 @@ async def _named(
         "call_ids": [call.call_id for call in calls],
         "most_bytes": _MAX_ARGUMENT_BYTES,
     }
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         rows = await (await postgres.execute(QUERIES.named_calls_in_doubt, parameters)).fetchall()
     return [_listed(row) for row in rows]
 

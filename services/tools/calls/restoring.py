@@ -15,7 +15,7 @@ from uuid import UUID
 
 from services.tools.statements import QUERIES
 from tenure.runtime.store.postgres import Connection as PostgresConnection
-from tenure.runtime.store.postgres import Pool, connection, in_transaction
+from tenure.runtime.store.postgres import Pool, in_transaction, pool_connection
 from tenure.runtime.store.sql import Queries
 
 RESTORE: Final = Queries.load("services.tools", "sql/restore.sql")
@@ -30,7 +30,7 @@ async def list_records(pool: Pool) -> AsyncIterator[dict[str, Any]]:
     """Yields each task with its calls, in the order of the ids, for `tenure serve checkpoint compare-records`."""
     after = str(UUID(int=0))
     while True:
-        async with connection(pool) as postgres:
+        async with pool_connection(pool) as postgres:
             fences = await (await postgres.execute(RESTORE.page_of_fences, {"after": after, "limit": PAGE})).fetchall()
             calls = await _calls(postgres, [task_id for task_id, _ in fences])
         for task_id, tenant in fences:

@@ -40,7 +40,7 @@ from tenure.domain.stops import StopsInForce, stopped
 from tenure.domain.tools import CheckWith, EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -260,7 +260,7 @@ class Settler:
                 "call_attempt": run.call_attempt,
                 "runner_id": self._liveness.runner_id,
             }
-            async with connection(self._pool) as postgres:
+            async with pool_connection(self._pool) as postgres:
                 row = await (await postgres.execute(QUERIES.go_on_settling, parameters)).fetchone()
             if row is None:
                 raise Superseded
@@ -272,7 +272,7 @@ class Settler:
         """Reads the newest stops: no try begins after the answer of a stop at another replica."""
 
         async def read() -> StopsInForce:
-            async with connection(self._pool) as postgres:
+            async with pool_connection(self._pool) as postgres:
                 return await self._stops.refresh(postgres)
 
         return await until_written(read)

@@ -22,7 +22,7 @@ from tenure.domain.tools import CallState
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.store.batching import AGAIN, Batcher, BatchLimits
 from tenure.runtime.store.dedicated_connection import DedicatedConnection
-from tenure.runtime.store.postgres import Connection, Pool, connection
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.runtime.store.sql_arrays import Byteas, Int4s, Texts, Uuids
 
 _Result = TypeVar("_Result")
@@ -90,7 +90,7 @@ async def release_start(pool: Pool, start: StartMark) -> bool:
     Any replica may run it then, as if this runner were dead. False: the call has a newer attempt, or is in doubt.
     """
     parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         return await (await postgres.execute(QUERIES.release_start, parameters)).fetchone() is not None
 
 
@@ -101,7 +101,7 @@ async def withdraw_start(pool: Pool, start: StartMark) -> CallState | None:
     """
     parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
     await failpoint("tools.before_withdraw")
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         row = await (await postgres.execute(QUERIES.withdraw_start, parameters)).fetchone()
     await failpoint("tools.after_withdraw")
     if row is None:

@@ -22,7 +22,7 @@ from tenure.domain.stops import Stop, StopsInForce, Subject, certainty_of, cover
 from tenure.domain.tools import CallState, EffectClass
 from tenure.runtime.process import rest
 from tenure.runtime.store.barrier import earlier_have_ended
-from tenure.runtime.store.postgres import Connection, Pool, connection, in_transaction
+from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.wire.common import EFFECT_CLASSES
 from tenure.wire.stops import CERTAINTIES
@@ -104,7 +104,7 @@ class StopKeeper:
             await rest(POLL_SECONDS)
 
     async def _refresh(self) -> None:
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             await self._view.refresh(postgres)
 
     def _cancel_covered(self) -> set[asyncio.Task[Any]]:
@@ -138,7 +138,7 @@ async def list_calls_in_flight(
 ) -> list[admin_pb.CallInFlight]:
     """Returns the calls of these tasks that were in flight at a time, with what is certain of each."""
     parameters = {"task_ids": [UUID(task_id) for task_id in task_ids], "since": since, "most": MAX_CALLS}
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         rows = await (await postgres.execute(QUERIES.calls_in_flight, parameters)).fetchall()
     return [_in_flight(row) for row in rows if covers_tool(tool, row[3])]
 

@@ -18,7 +18,7 @@ from services.tools.sweeps import delete_all
 from tenure.domain.errors import TenureError
 from tenure.domain.tool_rules import ToolRule
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Connection, Pool, connection
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.v1 import tool_pb2
 from tenure.wire.common import timestamp
 from tenure.wire.tool_rules import rule_to_domain
@@ -70,7 +70,7 @@ class RuleBook:
     async def refresh(self) -> None:
         """Reads which tenants have rules."""
         read_at = monotonic()
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             versions: dict[str, int] = dict(await (await postgres.execute(RULES.versions)).fetchall())
         self._sets = {name: one for name, one in self._sets.items() if versions.get(name) == one.version}
         self.tenants, self.fresh_until = frozenset(versions), read_at + FRESH_SECONDS
@@ -90,7 +90,7 @@ class RuleBook:
         return known
 
     async def _read(self, tenants: Collection[str]) -> dict[str, RuleSet]:
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             rows = await (await postgres.execute(RULES.rules_of, {"tenants": sorted(tenants)})).fetchall()
         read = dict.fromkeys(tenants, RuleSet(0, ()))
         for tenant, version, packed, *_ in rows:
@@ -113,7 +113,7 @@ async def changed_since(postgres: Connection, sets: Mapping[str, RuleSet]) -> li
 
 async def listed_rules(pool: Pool, tenant: str) -> list[tool_pb2.ToolRule]:
     """Returns the tenant's rules by name, as people see them."""
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         rows = await (await postgres.execute(RULES.rules_of, {"tenants": [tenant]})).fetchall()
     rules = []
     for _, _, packed, version, actor, updated_at in rows:

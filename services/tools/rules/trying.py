@@ -24,7 +24,7 @@ from tenure.domain.tool_rules import (
 )
 from tenure.domain.tool_schemas import ShownSchema
 from tenure.runtime.expressions import Expressions
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 from tenure.v1 import admin_service_pb2 as pb
 from tenure.wire.common import moment, timestamp
 from tenure.wire.tool_rules import RULE_VERDICTS, rule_to_domain
@@ -87,7 +87,7 @@ async def _recorded(pool: Pool, tenant: str, since: datetime) -> list[_Recorded]
         "most_bytes": MAX_ARGUMENT_BYTES,
         "limit": MAX_CALLS + 1,
     }
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         return [_Recorded(*row) for row in await (await postgres.execute(RULES.recorded_calls, parameters)).fetchall()]
 
 

@@ -18,7 +18,7 @@ from services.tools.runners.identity import ProcessIdentity, is_dead, uptime_sec
 from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater
 from tenure.runtime.process import rest
-from tenure.runtime.store.postgres import Connection, Pool, connection
+from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 
 _log: Final = logging.getLogger(__name__)
 _EVERY_SECONDS: Final = 2.0
@@ -64,7 +64,7 @@ class DeathProver:
 
     async def prove(self) -> None:
         """Records all that can be proven now. Raises TryLater."""
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             await prove_former(postgres, self._lives)
             if self._identity is not None and (dead := await _dead(postgres, self._identity)):
                 await _write(postgres, dead)

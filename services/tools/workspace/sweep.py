@@ -26,7 +26,7 @@ from services.tools.workspace.removal import remove_some
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress, resting
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 
 _log: Final = logging.getLogger(__name__)
 _TASK_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -74,7 +74,7 @@ class WorkspaceSweep:
         for start in range(0, len(workspaces), _TASKS_A_QUERY):
             note_progress()
             some = workspaces[start : start + _TASKS_A_QUERY]
-            async with connection(self._pool) as postgres:
+            async with pool_connection(self._pool) as postgres:
                 parameters = {"task_ids": [UUID(one.task_id) for one in some]}
                 rows = await (await postgres.execute(QUERIES.forgotten_tasks, parameters)).fetchall()
             forgotten = {Workspace(tenant, str(task_id)) for task_id, tenant in rows}

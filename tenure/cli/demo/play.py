@@ -23,7 +23,7 @@ from tenure.client import Client
 from tenure.client.retries import CALL_TIMEOUT_SECONDS
 from tenure.domain.states import is_terminal
 from tenure.domain.tools import CallState
-from tenure.runtime.store.postgres import Pool, connection, open_pool
+from tenure.runtime.store.postgres import Pool, open_pool, pool_connection
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1.admin_service_pb2 import ListWorkersRequest
 from tenure.v1.task_pb2 import AgentSpec, TaskSpec
@@ -277,13 +277,13 @@ class Play:
 
     async def _call_state(self, call_id: str) -> CallState | None:
         """Returns the state of the call's record, read from the tool service's table: its API shows only outcomes."""
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             row = await (await postgres.execute(_CALL_STATE, (self._board.task_id, call_id))).fetchone()
         return None if row is None else CallState(row[0])
 
     async def _model_call(self) -> tuple[int, str] | None:
         """Returns the step and the state of the task's newest model call, read from the model runner's table."""
-        async with connection(self._pool) as postgres:
+        async with pool_connection(self._pool) as postgres:
             row = await (await postgres.execute(_MODEL_CALL, (self._board.task_id,))).fetchone()
         return None if row is None else (int(row[0]), str(row[1]))
 

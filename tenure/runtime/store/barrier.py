@@ -12,7 +12,7 @@ import asyncio
 import time
 from typing import Final
 
-from tenure.runtime.store.postgres import Pool, connection
+from tenure.runtime.store.postgres import Pool, pool_connection
 
 _POLL_SECONDS: Final = 0.01
 _OPEN: Final = """
@@ -26,7 +26,7 @@ select l.virtualxid from pg_locks l join pg_stat_activity a on a.pid = l.pid
 async def earlier_have_ended(pool: Pool, seconds: float) -> bool:
     """Waits until the transactions that are open now have ended. False: one is still open after this time."""
     until = time.monotonic() + seconds
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         left = {row[0] for row in await (await postgres.execute(_OPEN)).fetchall()}
         while left:
             if time.monotonic() >= until:

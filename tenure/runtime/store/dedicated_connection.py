@@ -33,9 +33,9 @@ _Used = TypeVar("_Used")
 class DedicatedConnection:
     """A connection for one user at a time. Close it by its `async with`, or by `close`.
 
-    `prepare` is called with each new connection. `keep_after_errors`: a domain error that leaves no transaction open
-    leaves the connection open, too. Then the user closes a connection to a server that it should leave, such as a
-    standby. Any other error may mean that the session itself is wrong.
+    `keep_after_errors`: a domain error that leaves no transaction open leaves the connection open, too. Then the user
+    closes a connection to a server that it should leave, such as a standby. Any other error may mean that the session
+    itself is wrong.
     """
 
     def __init__(
@@ -45,12 +45,10 @@ class DedicatedConnection:
         service: str,
         schema: str | None = None,
         options: PoolOptions | None = None,
-        prepare: Callable[[BoundedConnection], None] | None = None,
         keep_after_errors: bool = False,
     ) -> None:
         self._dsn, self._service, self._schema = dsn, service, schema
         self._options = options or PoolOptions()
-        self._prepare = prepare
         self._keep_after_errors = keep_after_errors
         self._connection: BoundedConnection | None = None
 
@@ -105,8 +103,6 @@ class DedicatedConnection:
                 )
                 try:
                     await configure_session(postgres, self._options, self._schema)
-                    if self._prepare is not None:
-                        self._prepare(postgres)
                 except BaseException:
                     await postgres.close()
                     raise

@@ -5,7 +5,7 @@ and has bounded timeouts. Errors of psycopg become domain errors if their cause 
 error is a bug and stays unchanged.
 
     async with open_pool(settings.database, schema="ledger") as pool:
-        async with connection(pool) as postgres:
+        async with pool_connection(pool) as postgres:
             row = await (await postgres.execute(QUERIES.task, {"task_id": task_id})).fetchone()
 """
 
@@ -28,6 +28,7 @@ import psycopg
 import psycopg_pool
 from psycopg.pq import Conninfo, Format
 from psycopg.rows import TupleRow
+from psycopg.types.numeric import Int8BinaryDumper
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tenure.domain.errors import UNWRITABLE, InvalidRequest, LimitReached, TenureError, Unavailable
@@ -365,14 +366,22 @@ async def _first_connection(pool: Pool, timeout_seconds: float) -> None:
 async def configure_session(postgres: BoundedConnection, options: PoolOptions, schema: str | None) -> None:
     """Sets the session settings with one statement, not with the startup parameter `options`, which poolers refuse."""
     postgres.longest_wait_seconds = options.statement_timeout_seconds + WAIT_MARGIN_SECONDS
+    send_int8(postgres)
     settings = options.session_settings(schema)
     statement = "select set_config(name, value, false) from unnest(%b::text[], %b::text[]) as s(name, value)"
     # Not prepared: psycopg would deallocate all statements of the session after a ROLLBACK of its own.
     await postgres.execute(statement, (list(settings), list(settings.values())), prepare=False)
 
 
+def send_int8(postgres: psycopg.AsyncConnection[Any]) -> None:
+    """Sends every int as int8. By value psycopg would choose among three types, each with its own prepared
+    statement.
+    """
+    postgres.adapters.register_dumper(int, Int8BinaryDumper)
+
+
 @asynccontextmanager
-async def connection(pool: Pool) -> AsyncIterator[BoundedConnection]:
+async def pool_connection(pool: Pool) -> AsyncIterator[BoundedConnection]:
     """Takes a connection of the pool, in autocommit. Raises domain errors."""
     with domain_errors():
         async with pool.connection() as postgres:
@@ -380,26 +389,19 @@ async def connection(pool: Pool) -> AsyncIterator[BoundedConnection]:
 
 
 @asynccontextmanager
-async def transaction(
-    pool: Pool, prepare: Callable[[BoundedConnection], None] | None = None
-) -> AsyncIterator[PipelinedTransaction]:
+async def transaction(pool: Pool) -> AsyncIterator[PipelinedTransaction]:
     """Takes a connection and opens a transaction: committed at the end of the block, rolled back by an exception.
 
-    Raises domain errors: of a statement when its rows are fetched, or at the end. `prepare` is called with the
-    connection.
+    Raises domain errors: of a statement when its rows are fetched, or at the end.
     """
-    async with connection(pool) as postgres:
-        if prepare is not None:
-            prepare(postgres)
-        async with pipelined_transaction(postgres) as opened:
-            yield opened
+    async with pool_connection(pool) as postgres, pipelined_transaction(postgres) as opened:
+        yield opened
 
 
 async def in_transaction(
     pool: Pool,
     work: Callable[[Connection], Awaitable[_Result]],
     policy: RetryPolicy = CONFLICTS,
-    prepare: Callable[[BoundedConnection], None] | None = None,
 ) -> _Result:
     """Runs `work` in a transaction, and again after a conflict (deadlock or serialization failure).
 
@@ -408,7 +410,7 @@ async def in_transaction(
     """
 
     async def once() -> _Result:
-        async with transaction(pool, prepare) as postgres:
+        async with transaction(pool) as postgres:
             return await work(postgres)
 
     return await retrying(once, policy, on=(TransactionConflict,), random_fraction=_half_jitter)
@@ -463,7 +465,7 @@ async def _pooler_problems(pool: Pool) -> list[str]:
         "a pooler in transaction mode is between this service and Postgres: settings, prepared statements and "
         "LISTEN of a session would be lost; set pool_mode = session, or name Postgres itself"
     )
-    async with connection(pool) as one, connection(pool) as other:
+    async with pool_connection(pool) as one, pool_connection(pool) as other:
         if await _server_process(one) == one.backend_pid:
             return []
         for _ in range(_POOLER_LOOKS):
@@ -495,7 +497,7 @@ async def startup_guard(pool: Pool, *, allow_unsafe: bool = False) -> None:
     if pooler := await _pooler_problems(pool):  # first: a prepared statement may fail behind it
         raise ConfigurationError(pooler)
     names = ["fsync", "synchronous_commit", "full_page_writes", "server_version", "server_version_num"]
-    async with connection(pool) as postgres:
+    async with pool_connection(pool) as postgres:
         rows = await (
             await postgres.execute("select name, setting from pg_settings where name = any(%b)", (names,))
         ).fetchall()
