@@ -45,7 +45,14 @@ WANTED = FROM | {
     "most_tenants": 256,
     "most_counted": 1000,
 }
-TAKEN = FROM | {"priorities": [2], "tenants": ["a"], "are_new": [True], "counts": [16], "reserve_seconds": 1.0}
+TAKEN = FROM | {
+    "priorities": [2],
+    "tenants": ["a"],
+    "are_new": [True],
+    "counts": [16],
+    "reserve_seconds": 1.0,
+    "unopened_seconds": 5.0,
+}
 
 
 async def fill(

@@ -17,6 +17,8 @@ from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, kinds, reserve
 from tests.support.patience import PATIENCE_SECONDS
 
+MOMENT = Duration(nanos=20_000_000)
+
 
 async def offers(replica: Any, limit: int = 10, **fields: Any) -> Any:
     request = pb.ListClaimableRequest(limit=limit, **fields)
@@ -97,13 +99,40 @@ async def test_the_next_step_clears_a_suspect(checkpoint: MakeCheckpoint) -> Non
 async def test_an_unclaimed_offer_is_repeated(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
-    short = Duration()
-    short.FromMilliseconds(20)
-    assert len(await offers(replica, reserve_duration=short)) == 1
+    assert len(await offers(replica, reserve_duration=MOMENT)) == 1
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (again := await offers(replica, reserve_duration=short)):
+        while not (again := await offers(replica, reserve_duration=MOMENT)):
             await asyncio.sleep(0.005)
     assert again[0].task_id == task.task_id
+
+
+async def test_unopened_grants_do_not_hide_other_tasks(checkpoint: MakeCheckpoint) -> None:
+    """The oldest tasks are on the way to their workers; a coordinator with few slots reaches the others, too."""
+    replica = await checkpoint()
+    granted, others = [{(await replica.create()).task_id for _ in range(count)} for count in (9, 2)]
+    for number, task_id in enumerate(granted, 1):
+        assert await register(replica, task_id, compose_epoch(1, number), str(uuid4()))
+    offered: set[str] = set()
+    for _ in range(6):
+        found = await offers(replica, limit=2, reserve_duration=MOMENT)
+        offered |= {offer.task_id for offer in found}
+        await replica.query("select pg_sleep(0.02)")
+    assert offered == granted | others
+
+
+async def test_a_task_whose_unopened_grant_is_lost_is_offered_at_once(replica: Checkpoint) -> None:
+    task = await replica.create()
+    claim_id = str(uuid4())
+    await register(replica, task.task_id, compose_epoch(1, 1), claim_id)
+    assert [offer.task_id for offer in await offers(replica)] == [task.task_id]
+    assert await offers(replica, reserve_duration=MOMENT) == []
+    await replica.stub.RequeueLost(
+        pb.RequeueLostRequest(
+            lost=[pb.RequeueLostRequest.Lost(task_id=task.task_id, claim_id=claim_id, reason="LEASE_EXPIRED")]
+        ),
+        timeout=TIMEOUT_SECONDS,
+    )
+    assert [offer.task_id for offer in await offers(replica)] == [task.task_id]
 
 
 async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint: MakeCheckpoint) -> None:

@@ -71,6 +71,8 @@ async def lock_running_limits(connection: Connection, tenants: Collection[str]) 
     return limits
 
 
+UNOPENED_SECONDS: Final = 5.0
+"""How long nobody else is offered a task whose newest grant its worker has not opened."""
 MAX_TENANTS: Final = 256
 """Tenants that one read covers. With more tenants, an offer begins where the last one ended."""
 MAX_STREAMS: Final = 1000
@@ -264,6 +266,7 @@ class _Picking:
                 "are_new": [line.is_new for line, _ in portions],
                 "counts": [count for _, count in portions],
                 "reserve_seconds": self._wanted.reserve_seconds,
+                "unopened_seconds": max(UNOPENED_SECONDS, self._wanted.reserve_seconds),
             },
         )
         taken: dict[Line, deque[OfferedTask]] = defaultdict(deque)

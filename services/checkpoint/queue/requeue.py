@@ -57,7 +57,7 @@ async def _requeue(connection: Connection, lost: Sequence[pb.RequeueLostRequest.
     tasks, budgets = await lock_tasks(connection, [one.task_id for one in lost])
     halted = [tasks[one.task_id] for one in lost if one.reason == Reason.WORKER_HALTED and one.task_id in tasks]
     halts = await _count_halts(connection, halted)
-    drafts = []
+    drafts, unopened = [], []
     for one in lost:
         row = tasks.get(one.task_id)
         if row is None:
@@ -67,13 +67,18 @@ async def _requeue(connection: Connection, lost: Sequence[pb.RequeueLostRequest.
             if one.reason == Reason.OPERATOR_TRANSFER:
                 await _steer(connection, one, row.owner)
             _put_back(draft, one, halts[one.task_id])
-        elif one.reason == Reason.START_TIMEOUT and _is_unopened(row, one.claim_id):
+        elif _is_unopened(row, one.claim_id):
+            unopened.append(one.task_id)
+            if one.reason != Reason.START_TIMEOUT:
+                continue
             _leave_unopened(draft, one)
         else:
             continue
         await carry_out_ending(connection, draft)
         drafts += [draft] if draft.has_work else []
     await write(connection, drafts)
+    if unopened:
+        await connection.execute(QUEUE.offer_again, {"task_ids": unopened})
     return drafts
 
 

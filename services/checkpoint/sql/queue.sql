@@ -124,7 +124,9 @@ select page.last, found.priority, found.tenant, found.is_new, found.waiting, fou
 -- name: take
 -- Takes a number of tasks from each tenant, the oldest first. Offers are disjoint: rows that another coordinator has
 -- locked are skipped, and tasks that were offered recently are left out. Rows are locked while they are searched: with
--- a search first and a lock later, two concurrent requests would find the same rows and one would get nothing.
+-- a search first and a lock later, two concurrent requests would find the same rows and one would get nothing. A task
+-- whose newest grant is not opened yet is left out for longer: mostly its worker is about to open it, and offers of such
+-- tasks, which are the oldest ones, would otherwise hide all others.
 with portion as (
   select * from unnest(%(priorities)b::bigint[], %(tenants)b::text[], %(are_new)b::boolean[], %(counts)b::bigint[])
            with ordinality as p(priority, tenant, is_new, most, place)
@@ -151,7 +153,9 @@ with portion as (
           order by s.created_at
           limit p.most) t
 )
-update tasks t set offered_until = now() + make_interval(secs => %(reserve_seconds)b)
+update tasks t
+   set offered_until = now() + make_interval(secs => case when t.granted > t.epoch then %(unopened_seconds)b::float8
+                                                          else %(reserve_seconds)b end)
   from chosen where t.task_id = chosen.task_id
 returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools,
           t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
@@ -162,6 +166,11 @@ returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.
           t.labels, t.approved_calls, t.open_calls,
           array(select p.plan from call_plans p where p.root_task_id = t.root_task_id and p.ends_at > now()
                  order by p.plan_id);
+
+-- name: offer_again
+-- Offers tasks at once whose grant was lost before its worker opened them.
+update tasks set offered_until = null 
+ where task_id = any(%(task_ids)b::text[]::uuid[]) and state = 'QUEUED' and ending_state = '';
 
 -- name: transitions_of_step
 -- The transitions of tasks at their current step, among their newest entries.
