@@ -108,18 +108,11 @@ def _member(argument: str, kind: type[E], given: E | str) -> E:
 
 
 def no_progress(argument: str, given: NoProgressPolicy | str) -> task_pb2.NoProgressPolicy.ValueType:
-    try:
-        return NO_PROGRESS.to_wire(NoProgressPolicy[str(getattr(given, "name", given)).upper()])
-    except KeyError:
-        message = f"must be one of {', '.join(NoProgressPolicy)}, not {given!r}"
-        raise invalid_argument(argument, message) from None
+    return NO_PROGRESS.to_wire(_member(argument, NoProgressPolicy, given))
 
 
 def on_failure(argument: str, given: FailurePolicy | str) -> task_pb2.FailurePolicy.ValueType:
-    try:
-        return ON_FAILURE.to_wire(FailurePolicy[str(getattr(given, "name", given)).upper()])
-    except KeyError:
-        raise invalid_argument(argument, f"must be one of {', '.join(FailurePolicy)}, not {given!r}") from None
+    return ON_FAILURE.to_wire(_member(argument, FailurePolicy, given))
 
 
 def source(argument: str, given: Source) -> task_pb2.Source:
