@@ -38,20 +38,10 @@ PAGE_ENTRIES: Final = 500
 
 def entry_of(columns: Sequence[Any]) -> ledger_pb2.Entry:
     """Returns an entry from (sequence, epoch, claim_id, attempt, step, actor, recorded_at, body)."""
-    sequence, epoch, claim_id, attempt, step, actor, recorded_at, body = columns
-    return ledger_pb2.Entry(
-        sequence=sequence,
-        epoch=epoch,
-        claim_id=claim_id,
-        attempt=attempt,
-        step=step,
-        actor=actor,
-        record_time=timestamp(recorded_at),
-        body=ledger_pb2.EntryBody.FromString(body),
-    )
+    return add_entry(pb.EntryPage(), columns)
 
 
-def add_entry(page: pb.EntryPage, columns: Sequence[Any]) -> None:
+def add_entry(page: pb.EntryPage, columns: Sequence[Any]) -> ledger_pb2.Entry:
     """Appends an entry from the columns of `entry_of` to a page in place: no copy of a large body is made."""
     sequence, epoch, claim_id, attempt, step, actor, recorded_at, body = columns
     entry = page.entries.add(
@@ -64,6 +54,7 @@ def add_entry(page: pb.EntryPage, columns: Sequence[Any]) -> None:
         record_time=timestamp(recorded_at),
     )
     entry.body.MergeFromString(body)
+    return entry
 
 
 async def fill_first_pages(
