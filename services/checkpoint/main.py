@@ -31,7 +31,7 @@ from services.checkpoint.queue.backlog import Backlog
 from services.checkpoint.queue.depth import QueueDepths
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.offering import Offering
-from services.checkpoint.queue.sweeps import Sweeper
+from services.checkpoint.queue.sweeps import SWEEPS, Sweeper
 from services.checkpoint.retention.clearing import PrunedRowCleaner
 from services.checkpoint.retention.pruning import TaskPruner
 from services.checkpoint.schedules.servicer import ScheduleServicer
@@ -318,13 +318,9 @@ def _notify(duties: Duties, replicas: ReplicaNotifications) -> None:
 
 def _sweep(duties: Duties, sweeper: Sweeper) -> None:
     """Starts the sweeps."""
-    duties.start("retries", sweeper.run_retries, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("deadlines", sweeper.run_deadlines, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("queued", sweeper.run_queued, silence_seconds=SWEEP_SILENCE_SECONDS)
+    for name in SWEEPS:
+        duties.start(name, partial(sweeper.run, name), silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("starts", sweeper.run_starts, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("waits", sweeper.run_waits, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("escalations", sweeper.run_escalations, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("signals", sweeper.run_signals, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("old signals", sweeper.run_forgetting, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from services.checkpoint.queue import sweeps
 from services.checkpoint.queue.due import DueWork
-from services.checkpoint.queue.sweeps import Sweeper
+from services.checkpoint.queue.sweeps import SWEEPS, Sweeper
 from services.coordinator.claims.dispatch import Dispatch
 from services.coordinator.pruned_tasks import PrunedTasks
 from tenure.domain.fairness import Slots
@@ -48,8 +48,8 @@ def always_due() -> Any:
 
 
 def sweeper(monkeypatch: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[None]]:
-    monkeypatch.setattr(sweeps, "queue_due_retries", look)
-    return Sweeper(ANY, lambda _: None, always_due()).run_retries
+    monkeypatch.setitem(SWEEPS, "retries", look)
+    return partial(Sweeper(ANY, lambda _: None, always_due()).run, "retries")
 
 
 def dispatch(_: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[None]]:
@@ -99,12 +99,12 @@ async def test_a_loop_without_work_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, loop: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For many times its limit."""
-    monkeypatch.setattr(sweeps, "queue_due_retries", nothing)
+    monkeypatch.setitem(SWEEPS, "retries", nothing)
     ledger: Any = SimpleNamespace(list_claimable=nothing)
     generation: Any = SimpleNamespace(is_settled=True)
     sessions: Any = []
     runs: dict[str, Callable[[], Awaitable[None]]] = {
-        "sweep": Sweeper(ANY, lambda _: None, DueWork(ANY, 3600.0, {})).run_retries,
+        "sweep": partial(Sweeper(ANY, lambda _: None, DueWork(ANY, 3600.0, {})).run, "retries"),
         "dispatch": Dispatch(ledger, sessions, ANY, generation, asyncio.Event()).run,
         "write": Batcher("test", nothing, key=id, size=lambda _: 1).run,
     }

@@ -175,6 +175,17 @@ async def after_sweep() -> None:
     await failpoint("checkpoint.after_sweep")
 
 
+SWEEPS: Final[dict[str, Callable[[Pool], Awaitable[list[Draft]]]]] = {
+    "retries": queue_due_retries,
+    "deadlines": end_overdue,
+    "queued": end_queued_too_long,
+    "waits": expire_waits,
+    "escalations": escalate_waits,
+    "signals": deliver_signals,
+}
+"""The sweeps that move tasks, by their names in the statement `due`."""
+
+
 class Sweeper:
     """One duty per sweep. Each runs until cancelled and sweeps when there is work; after a full sweep at once again."""
 
@@ -182,15 +193,6 @@ class Sweeper:
         self._pool = pool
         self._announce = announce
         self._due = due
-
-    async def run_retries(self) -> None:
-        await self._run("retries", queue_due_retries)
-
-    async def run_deadlines(self) -> None:
-        await self._run("deadlines", end_overdue)
-
-    async def run_queued(self) -> None:
-        await self._run("queued", end_queued_too_long)
 
     async def run_starts(self) -> None:
         """Runs the start sweep. It announces only that tasks are claimable, because nothing else changed."""
@@ -204,15 +206,6 @@ class Sweeper:
                 self._announce(Announcement(claimable=bool(result)))
                 started.value += result
 
-    async def run_waits(self) -> None:
-        await self._run("waits", expire_waits)
-
-    async def run_escalations(self) -> None:
-        await self._run("escalations", escalate_waits)
-
-    async def run_signals(self) -> None:
-        await self._run("signals", deliver_signals)
-
     async def run_forgetting(self) -> None:
         """Deletes old signals, and looks for missed ones of any age. Seldom, because hardly anything waits for it."""
         while True:
@@ -220,7 +213,8 @@ class Sweeper:
             self._due.wake("signals")
             await rest(FORGET_INTERVAL_SECONDS * random.uniform(0.5, 1.0))
 
-    async def _run(self, name: str, sweep: Callable[[Pool], Awaitable[list[Draft]]]) -> None:
+    async def run(self, name: str) -> None:
+        """Runs the sweep of SWEEPS that has this name."""
         swept = metrics.cell("tenure_swept_tasks_total", sweep=name)
         late = metrics.histogram("tenure_sweep_lag_seconds", sweep=name)
         while True:
@@ -228,7 +222,7 @@ class Sweeper:
             number = ROWS_A_SWEEP
             while number == ROWS_A_SWEEP:
                 note_progress()
-                drafts = await sweep(self._pool)
+                drafts = await SWEEPS[name](self._pool)
                 self._announce(announcement_of(drafts))
                 swept.value += len(drafts)
                 for draft in drafts:
