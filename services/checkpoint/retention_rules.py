@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-KEEP_LABEL = ("tenure.retention", "keep")
-"""A task with this label is kept for ever; only an operator can prune it, by its id."""
 _UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 

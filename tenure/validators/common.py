@@ -26,11 +26,9 @@ from tenure.wire.common import seconds
 Check = Callable[[Any, Violations], None]
 
 MAX_GOAL_BYTES: Final[int] = bounds(task_pb2.TaskSpec, "goal").max_bytes
-MAX_SYSTEM_BYTES: Final[int] = bounds(task_pb2.AgentSpec, "system").max_bytes
 MIN_WINDOW_TOKENS: Final = 1024
 MAX_WINDOW_TOKENS: Final = 10_000_000
 MIN_OUTPUT_BYTES: Final = 1024
-MAX_LABELS: Final[int] = bounds(task_pb2.TaskSpec, "labels").max_items
 MAX_ALLOWED_TOOLS_BYTES: Final = 16 * 1024  # of all names: the claim record in etcd and each token contain them
 MAX_TRANSITION_MESSAGE: Final[int] = bounds(checkpoint.Transition, "message").max_length
 MAX_COMMIT_BYTES: Final = message_bytes(checkpoint.CommitRequest)
@@ -39,10 +37,7 @@ MAX_FRAME_ITEMS: Final[int] = bounds(checkpoint.CommitStreamRequest, "commits").
 MAX_FRAME_BYTES: Final = message_bytes(checkpoint.CommitStreamRequest)
 MAX_CONTROL_JSON_BYTES: Final[int] = bounds(task_pb2.ControlWork, "input_json").max_bytes
 MAX_WAIT_SECONDS: Final = 600
-MAX_HOLDINGS: Final[int] = bounds(coordinator.Renew, "holdings").max_items
 MAX_CHOICES: Final[int] = bounds(coordinator.Hello, "queues").max_items
-MAX_LOOPS: Final[int] = bounds(coordinator.Hello, "loops").max_items
-"""The loops of a worker: each function by its name, and by the revision that the worker has the code of."""
 MAX_ID_CHARACTERS: Final[int] = bounds(coordinator.Hello, "session_id").max_length
 
 _LAST_SECOND = 32_503_680_000

@@ -11,15 +11,17 @@ import pytest
 from tenure.client import Client
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_service_pb2 as tasks
-from tenure.validators.common import MAX_CHOICES, MAX_LOOPS
+from tenure.validators.common import MAX_CHOICES
+from tenure.validators.rules import bounds
 from tests.end_to_end.command import tenure
 from tests.support.fix_coordinator import Fleet
 from tests.support.fix_gateway import Serve
 
 LARGE: dict[str, Any] = {
     "queues": [f"queue-{number:057}" for number in range(MAX_CHOICES)],
-    "loops": [f"loop-{number:058}@{number:016x}" for number in range(MAX_LOOPS)],
+    "loops": [f"loop-{number:058}@{number:016x}" for number in range(bounds(coordinator.Hello, "loops").max_items)],
 }
 """The longest lists that a worker may have, over 14 KiB together."""
 MANY = 150

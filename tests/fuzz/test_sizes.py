@@ -43,6 +43,9 @@ SESSION = method_named("coordinator-CoordinatorService.Session")
 OWN_LOOP: Final = "of-my-own"
 """The names of such a loop's tools are not compared with those of the tool service."""
 MESSAGE_BYTES: Final = 4 * 1024 * 1024
+MAX_SYSTEM_BYTES: Final = bounds(task_pb2.AgentSpec, "system").max_bytes
+MAX_LABELS: Final = bounds(task_pb2.TaskSpec, "labels").max_items
+MAX_HOLDINGS: Final = bounds(coordinator_pb.Hello, "holdings").max_items
 SCHEMA: Final = '{"type": "object", "description": "%s"}'
 
 
@@ -52,8 +55,8 @@ def _spec(**fields: Any) -> dict[str, Any]:
 
 BOUNDED: Final[dict[str, tuple[int, Any]]] = {
     "goal": (common.MAX_GOAL_BYTES, lambda size: _spec(goal="x" * size)),
-    "system": (common.MAX_SYSTEM_BYTES, lambda size: _spec(agent=task_pb2.AgentSpec(system="x" * size))),
-    "labels": (common.MAX_LABELS, lambda size: _spec(labels={f"key-{n}": "v" for n in range(size)})),
+    "system": (MAX_SYSTEM_BYTES, lambda size: _spec(agent=task_pb2.AgentSpec(system="x" * size))),
+    "labels": (MAX_LABELS, lambda size: _spec(labels={f"key-{n}": "v" for n in range(size)})),
     "label": (200, lambda size: _spec(labels={"key": "\u20ac" * size})),
     "approve_tools": (
         bounds(task_pb2.AgentSpec, "approve_tools").max_items,
@@ -100,9 +103,9 @@ async def test_the_largest_tasks_and_schedules_can_be_listed(world: World) -> No
     queue = f"large-{uuid.uuid4().hex[:8]}"
     spec = _spec(
         goal="x" * common.MAX_GOAL_BYTES,
-        agent=task_pb2.AgentSpec(system="y" * common.MAX_SYSTEM_BYTES),
+        agent=task_pb2.AgentSpec(system="y" * MAX_SYSTEM_BYTES),
         result_schema_json=SCHEMA % ("z" * 14_000),
-        labels={f"key-{n}": "\u20ac" * 200 for n in range(common.MAX_LABELS)},
+        labels={f"key-{n}": "\u20ac" * 200 for n in range(MAX_LABELS)},
     )
     taken = await asyncio.gather(*(_submitted(world, queue, spec) for _ in range(12)))
     owner = await _granted(world, queue, len(taken))
@@ -187,12 +190,12 @@ async def test_a_request_at_grpcs_limit_is_refused_with_a_reason(world: World, b
     assert answer.code in (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED)
 
 
-@pytest.mark.parametrize("count", [common.MAX_HOLDINGS, common.MAX_HOLDINGS + 1])
+@pytest.mark.parametrize("count", [MAX_HOLDINGS, MAX_HOLDINGS + 1])
 async def test_a_hello_with_the_most_holdings_is_answered(world: World, count: int) -> None:
     holdings = [coordinator_pb.Holding(task_id=str(uuid.uuid4()), claim_id=str(uuid.uuid4())) for _ in range(count)]
     hello = coordinator_pb.Hello(worker_id="fuzz-decoy", queues=["none"], holdings=holdings, session_secret=bytes(32))
     async with asyncio.timeout(PATIENCE_SECONDS):
-        if count > common.MAX_HOLDINGS:
+        if count > MAX_HOLDINGS:
             sent = [coordinator_pb.SessionRequest(hello=hello)]
             answer = await call(world.bare["coordinator"], SESSION, sent, seconds=CALL_SECONDS)
             assert answer.code is Code.INVALID_ARGUMENT, answer

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from services.checkpoint.retention_rules import KEEP_LABEL, TaskEntries, retention_text, split_batch
+from services.checkpoint.retention_rules import TaskEntries, retention_text, split_batch
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_batch_is_shared_out_to_the_first_and_never_exceeded() -> None:
 
 
 def test_the_statements_know_the_label_that_keeps() -> None:
-    label = '{{"{}": "{}"}}'.format(*KEEP_LABEL)
+    label = '{"tenure.retention": "keep"}'
     sql = files("services.checkpoint") / "sql"
     migrations = [each.read_text() for each in (sql / "migrations").iterdir() if each.name.endswith("_retention.sql")]
     for text in ((sql / "retention.sql").read_text(), *migrations):

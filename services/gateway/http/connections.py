@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from services.gateway.connection_limits import ConnectionLimits
 
@@ -18,14 +18,11 @@ _PAUSE_SECONDS: Final = 1.0
 """After a failure to accept, for which mostly the process has too many open files."""
 
 
-class CountedProtocol(Protocol):
-    """A protocol (asyncio) that calls `on_lost` when its connection has ended."""
-
-    on_lost: Callable[[], None]
-
-
 class Acceptor:
-    """Accepts the connections of a listener until `close`. `context`: of TLS. The protocols are CountedProtocols."""
+    """Accepts the connections of a listener until `close`. `context`: of TLS.
+
+    A protocol calls its `on_lost` when its connection has ended.
+    """
 
     def __init__(
         self,

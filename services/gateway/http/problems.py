@@ -7,7 +7,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import grpc
-from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.answers import FieldProblem, Problem
@@ -87,8 +86,3 @@ def problem_response(error: Exception) -> Response:
     if isinstance(error, TryLater) and error.retry_after_seconds is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
     return Response(json_bytes(problem_of(error)), status, headers, MEDIA_TYPE)
-
-
-async def on_error(_request: Request, error: Exception) -> Response:
-    """The handler of errors of the application."""
-    return problem_response(error)
