@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from services.tools.sandbox.permissions import DIRECTORY
 from services.tools.workspace import beneath
-from services.tools.workspace.beneath import DIRECTORY, FILE, Open
+from services.tools.workspace.beneath import FILE, Open
 from tests.support.descriptors import open_below
 from tests.support.patience import PATIENCE_SECONDS
 

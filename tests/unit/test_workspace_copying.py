@@ -27,6 +27,7 @@ from services.tools.builtin.outputs import output_tools
 from services.tools.builtin.python import python_tools
 from services.tools.calls.records import pack_outcome
 from services.tools.sandbox import Sandbox, SandboxLimits
+from services.tools.sandbox.permissions import DIRECTORY
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure
 from services.tools.workspace import beneath
 from services.tools.workspace.bounds import Bounds
@@ -122,7 +123,7 @@ def test_racing_programs_cannot_redirect_a_copy(
                 with suppress(OSError):
                     list_page(workspace, ("dir",), (), 10)
                 with suppress(OSError):
-                    parent = beneath.open_beneath(("dir",), beneath.DIRECTORY, workspace)
+                    parent = beneath.open_beneath(("dir",), DIRECTORY, workspace)
                     write_file("written", b"new", parent, workspace, temporary=".tenure-x")
                     os.close(parent)
     assert seen <= {b"mine", b"new"}

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.tools.sandbox.permissions import DIRECTORY
+
 _FIRST_UID: Final = 1000  # no program runs under a uid of the system
 _WORKSPACES_FROM: Final = 1 << 33  # the bytes before this offset stand for uids
 _WORKSPACES: Final = 1 << 62
@@ -32,7 +34,6 @@ _DECIDES_WITHIN_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 0.01
 _TRIES: Final = 4
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ def _try_lock(locks: int, kind: int, offset: int) -> bool:
 
 
 def _change_owner(workspace: Path, uid: int) -> None:
-    directory = os.open(workspace, _DIRECTORY)
+    directory = os.open(workspace, DIRECTORY)
     try:
         if os.fstat(directory).st_uid != uid:
             os.fchown(directory, uid, uid)

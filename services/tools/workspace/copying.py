@@ -22,8 +22,9 @@ from threading import Event
 from typing import Final
 from uuid import uuid4
 
+from services.tools.sandbox.permissions import DIRECTORY
 from services.tools.tool import ToolFailure
-from services.tools.workspace.beneath import DIRECTORY, FILE, open_beneath, walk
+from services.tools.workspace.beneath import FILE, open_beneath, walk
 from services.tools.workspace.bounds import DISK_FULL, Bounds
 from services.tools.workspace.directories import (
     TEMPORARY,

@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from services.tools.sandbox.permissions import open_directory
+from services.tools.sandbox.permissions import DIRECTORY, open_directory
 from services.tools.tool import ToolFailure
-from services.tools.workspace.beneath import DIRECTORY, FILE, open_beneath
+from services.tools.workspace.beneath import FILE, open_beneath
 from tenure.domain.errors import PermissionDenied
 
 MAX_DEPTH: Final = 32

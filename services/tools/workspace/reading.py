@@ -14,8 +14,9 @@ from enum import StrEnum
 from threading import Lock
 from typing import Final, Self
 
+from services.tools.sandbox.permissions import DIRECTORY
 from services.tools.tool import ToolFailure
-from services.tools.workspace.beneath import DIRECTORY, open_beneath
+from services.tools.workspace.beneath import open_beneath
 from services.tools.workspace.directories import MAX_DEPTH, TEMPORARY, closing_after, entered, open_to_read, split_path
 from tenure.domain.errors import InvalidRequest, OutOfRange, WrongState
 from tenure.domain.outputs import FileDigest
