@@ -6,13 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-import grpc
-
 from services.gateway.peers import read_task, with_retries
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.task import DEFAULT_LOOP, REPLAY_LOOP
 from tenure.domain.tools import MAX_NEAREST, unknown_tool_text, unknown_tools
-from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import agent_service_pb2, tool_service_pb2
 
 if TYPE_CHECKING:
@@ -32,9 +29,9 @@ async def check_tool_names(peers: Peers, spec: task_pb2.TaskSpec, prefix: str = 
     """Raises InvalidRequest for unknown tool names, with the nearest known names. `prefix`: of the agent's field.
 
     An agent has the tools of its revision besides those of the tool service. A control function and a loop of the
-    user's own may have tools that are unknown before they run. When the tool service does not answer, or is of an
-    older version, the task is accepted: its entry `tools_defined` lists the unknown names, and a worker refuses an
-    agent in Python whose approvals name no tool. A replay asks no person, whatever names its record has.
+    user's own may have tools that are unknown before they run. When the tool service does not answer, the task is
+    accepted: its entry `tools_defined` lists the unknown names, and a worker refuses an agent in Python whose
+    approvals name no tool. A replay asks no person, whatever names its record has.
     """
     agent = spec.agent
     if agent.loop == REPLAY_LOOP:
@@ -66,12 +63,7 @@ async def earlier_result(
     try:
         await check
     except (InvalidRequest, NotFound) as refusal:
-        try:
-            earlier = await with_retries(lambda: peers.checkpoint.FindRepeat(request))
-        except PeerFailed as failure:
-            if failure.code is not grpc.StatusCode.UNIMPLEMENTED:  # a ledger of an older version does not have it
-                raise
-            raise refusal from None
+        earlier = await with_retries(lambda: peers.checkpoint.FindRepeat(request))
         if earlier.WhichOneof("result") is None:
             raise refusal from None
         return earlier
@@ -109,9 +101,7 @@ async def _check(peers: Peers, fields: Mapping[str, Sequence[str]], own: Collect
     request = tool_service_pb2.CheckToolNamesRequest(names=names)
     try:
         checked = await peers.tools.CheckToolNames(request, timeout=CHECK_SECONDS)
-    except (Unavailable, PeerFailed) as error:
-        if isinstance(error, PeerFailed) and error.code is not grpc.StatusCode.UNIMPLEMENTED:
-            raise  # a tool service of an older version does not have the method
+    except Unavailable as error:
         _log.warning("a task is accepted without a check of its tool names", extra={"error": str(error)})
         return
     unknown = {one.name: list(one.nearest) for one in checked.unknown}

@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-import grpc
-
 from services.gateway.peers import Peers, with_retries
 from tenure.domain.errors import Unavailable
-from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.tool import tool_to_domain
@@ -37,11 +34,6 @@ async def undo_task(peers: Peers, request: api.UndoTaskRequest) -> api.UndoTaskR
 
 
 async def _add_present(peers: Peers, request: api.PlanUndoRequest | api.UndoTaskRequest) -> None:
-    """Adds the tools of the tool service. One of an older version does not have them. Raises Unavailable."""
-    try:
-        listed = await with_retries(lambda: peers.tools.ListOfferedTools(admin_service_pb2.ListOfferedToolsRequest()))
-    except PeerFailed as failure:
-        if failure.code is not grpc.StatusCode.UNIMPLEMENTED:
-            raise
-        return
+    """Adds the tools of the tool service. Raises Unavailable."""
+    listed = await with_retries(lambda: peers.tools.ListOfferedTools(admin_service_pb2.ListOfferedToolsRequest()))
     request.present_tools.extend(declared_to_wire(tool_to_domain(tool.definition)) for tool in listed.tools)

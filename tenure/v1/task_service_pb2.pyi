@@ -220,7 +220,7 @@ class PlanUndoResponse(message.Message):
     obstacle: builtins.str
     """Why the task cannot be undone now, for people; empty: it can."""
     declarations_unchecked: builtins.bool
-    """The tool service did not answer, or is of an older version: the declarations are those with which the task began."""
+    """The tool service did not answer: the declarations are those with which the task began."""
     @builtins.property
     def effects(self) -> containers.RepeatedCompositeFieldContainer[TaskEffect]:
         """The newest first."""

@@ -5,20 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import Any
 
-import grpc
 import pytest
 
 from services.gateway.peers import Peers, out_of_reach, with_retries
-from services.gateway.tool_names import earlier_result
 from tenure.cli.error_texts import explain
-from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc.client import PEER
-from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import admin_service_pb2 as admin_pb
-from tenure.v1 import checkpoint_service_pb2 as checkpoint
 
 
 async def test_a_silent_service_is_named_without_its_address() -> None:
@@ -51,22 +45,3 @@ def test_full_disk_has_its_own_error() -> None:
         "STORAGE_FULL",
     )
     assert explain(told, "127.0.0.1:8470") == told.message
-
-
-async def test_an_older_ledger_leaves_the_refusal_as_it_is() -> None:
-    """It does not have FindRepeat, so a repeat is refused there as before."""
-
-    async def refuse() -> None:
-        raise InvalidRequest(violations=[("agent.tools.names", "there is no tool 'a'")])
-
-    async def find_repeat(_request: checkpoint.FindRepeatRequest) -> checkpoint.FindRepeatResponse:
-        raise PeerFailed(failure, "no such method")
-
-    peers: Any = SimpleNamespace(checkpoint=SimpleNamespace(FindRepeat=find_repeat))
-    request = checkpoint.FindRepeatRequest(create_task=checkpoint.CreateTaskRequest(request_id="r"))
-    failure = grpc.StatusCode.UNIMPLEMENTED
-    with pytest.raises(InvalidRequest, match="no tool"):
-        await earlier_result(peers, refuse(), request)
-    failure = grpc.StatusCode.INTERNAL
-    with pytest.raises(PeerFailed):
-        await earlier_result(peers, refuse(), request)
