@@ -81,17 +81,20 @@ class Stop:
 
     def describe(self) -> str:
         """Returns what the stop covers, for people: `tool mail_*, tenant acme`."""
-        named = (("tool", self.tool), ("agent", self.agent), ("queue", self.queue), ("tenant", self.tenant))
-        return ", ".join(f"{kind} {name}" for kind, name in named if name) or "everything"
+        return ", ".join(f"{kind} {name}" for kind, name in self._named) or "everything"
 
     @property
     def end_command(self) -> str:
         """The command of an operator that ends the stop, without its reason."""
         if self.by_quota:
             return f"tenure tenants limit {self.tenant} with a higher quota"
-        named = (("tool", self.tool), ("agent", self.agent), ("queue", self.queue), ("tenant", self.tenant))
-        options = " ".join(f"--{kind} {shlex.quote(value)}" for kind, value in named if value)
+        options = " ".join(f"--{kind} {shlex.quote(name)}" for kind, name in self._named)
         return f"tenure admin resume {options or '--all'}"
+
+    @property
+    def _named(self) -> list[tuple[str, str]]:
+        selectors = (("tool", self.tool), ("agent", self.agent), ("queue", self.queue), ("tenant", self.tenant))
+        return [(kind, name) for kind, name in selectors if name]
 
 
 @dataclass(frozen=True, slots=True)
