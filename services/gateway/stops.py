@@ -21,6 +21,7 @@ from tenure.wire.stops import in_force_of, selected
 
 TOOLS_SECONDS: Final = 8.0
 READERS_SECONDS: Final = 2.0
+LIST_SECONDS: Final = 4.0
 MAX_TASKS: Final = 1000
 _POLL_SECONDS: Final = 0.05
 TOOLS: Final = "tools"
@@ -39,11 +40,13 @@ async def begin_stop(peers: Peers, request: api.BeginStopRequest) -> api.BeginSt
     # A task that a worker has opened meanwhile may have begun a call before the tool service had the stop.
     after = await with_retries(lambda: peers.checkpoint.ListStoppedTasks(covered))
     tasks = list({task.task_id: task for task in (*before.tasks, *after.tasks)}.values())
-    calls = await _calls_in_flight(peers, stop, tasks[:MAX_TASKS]) if TOOLS not in unconfirmed else []
+    listed = await _calls_in_flight(peers, stop, tasks[:MAX_TASKS]) if TOOLS not in unconfirmed else None
+    if listed is None:
+        listed, unconfirmed = tools.ListCallsInFlightResponse(more=True), sorted({TOOLS, *unconfirmed})
+    calls, more = list(listed.calls), listed.more or before.more or after.more or len(tasks) > MAX_TASKS
     if not stop.tool:
         reserved = {task.task_id: task for task in (*after.tasks, *before.tasks) if task.model_open}
         calls += map(_model_call, reserved.values())
-    more = before.more or after.more or len(tasks) > MAX_TASKS
     return api.BeginStopResponse(stop=stop, calls=calls, more=more, unconfirmed=unconfirmed)
 
 
@@ -89,13 +92,17 @@ async def _listed(peers: Peers, **applied: Any) -> api.ListStopsResponse:
 
 async def _calls_in_flight(
     peers: Peers, stop: api.Stop, tasks: Sequence[ledger.ListStoppedTasksResponse.StoppedTask]
-) -> list[api.CallInFlight]:
+) -> tools.ListCallsInFlightResponse | None:
+    """Returns the calls of the tasks; None if the tool service does not say: the stop is in force all the same."""
     if not tasks:
-        return []
-    request = tools.ListCallsInFlightRequest(
-        task_ids=[task.task_id for task in tasks], stop_time=stop.stop_time, tool=stop.tool
-    )
-    return list((await with_retries(lambda: peers.tools.ListCallsInFlight(request))).calls)
+        return tools.ListCallsInFlightResponse()
+    task_ids = [task.task_id for task in tasks]
+    request = tools.ListCallsInFlightRequest(task_ids=task_ids, stop_time=stop.stop_time, tool=stop.tool)
+    try:
+        async with asyncio.timeout(LIST_SECONDS):
+            return await with_retries(lambda: peers.tools.ListCallsInFlight(request))
+    except (TenureError, PeerFailed, TimeoutError):
+        return None
 
 
 def _model_call(task: ledger.ListStoppedTasksResponse.StoppedTask) -> api.CallInFlight:

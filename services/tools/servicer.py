@@ -181,9 +181,7 @@ class ToolServicer(ToolServiceServicer):
         self, request: tool_service_pb2.ListCallsInFlightRequest, _context: Any
     ) -> tool_service_pb2.ListCallsInFlightResponse:
         """Returns the calls that a stop met."""
-        since = moment(request.stop_time)
-        calls = await list_calls_in_flight(self._pool, request.task_ids, since, request.tool)
-        return tool_service_pb2.ListCallsInFlightResponse(calls=calls)
+        return await list_calls_in_flight(self._pool, request.task_ids, moment(request.stop_time), request.tool)
 
     async def ListInDoubtCalls(
         self, request: admin_pb.ListInDoubtCallsRequest, _context: Any

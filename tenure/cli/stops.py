@@ -73,10 +73,10 @@ def _show_begun(context: Context, begun: pb.BeginStopResponse) -> None:
             certain = _CERTAIN[CERTAINTIES.to_domain(call.certainty)]
             table.add_row(short_id(call.task_id), call.call_id or "model call", call.tool, effect, certain)
         context.console.print(table)
-    else:
+    elif not begun.more:
         echo("no call was in flight")
     if begun.more:
-        echo("more tasks had calls in flight: tenure list shows them")
+        echo("more calls were in flight, or may have been: tenure list shows the tasks")
     echo(f"to resume it: {stopped.end_command} --reason TEXT")
 
 

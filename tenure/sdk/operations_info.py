@@ -253,8 +253,8 @@ CallInFlightInfo: Final[Any] = _part(
 StopBegun: Final[Any] = _shape(
     "StopBegun",
     admin_pb.BeginStopResponse,
-    "A stop with the calls that were in flight. `more`: there were more. `unconfirmed`: the services where calls may "
-    "still begin, because they did not confirm the stop: repeat the request.",
+    "A stop with the calls that were in flight. `more`: there were more, or may have been. `unconfirmed`: the services "
+    "where calls may still begin, because they did not confirm the stop: repeat the request.",
     "stop calls more unconfirmed",
 )
 StopEnded: Final[Any] = _shape(

@@ -1832,14 +1832,14 @@ class BeginStopResponse(message.Message):
     MORE_FIELD_NUMBER: builtins.int
     UNCONFIRMED_FIELD_NUMBER: builtins.int
     more: builtins.bool
-    """There were more tasks with calls in flight than the answer has."""
+    """There were, or may have been, more calls in flight than the answer has."""
     @builtins.property
     def stop(self) -> Stop:
         """The stop."""
 
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[CallInFlight]:
-        """The calls in flight when it began, by task; at most 1,000."""
+        """The calls in flight when it began: at most 1,000 tool calls, those without an outcome first, then the model calls."""
 
     @builtins.property
     def unconfirmed(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:

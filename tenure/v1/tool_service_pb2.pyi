@@ -1120,18 +1120,22 @@ class ListCallsInFlightResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     CALLS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """There were more than the answer has."""
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[admin_service_pb2.CallInFlight]:
-        """By task and call, at most 1,000."""
+        """Those without an outcome first, then by task and call; at most 1,000."""
 
     def __init__(
         self,
         *,
         calls: abc.Iterable[admin_service_pb2.CallInFlight] | None = ...,
+        more: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,6 +115,19 @@ async def test_stop_lists_the_running_call_of_a_lost_worker(
     await running
 
 
+async def test_stop_is_answered_though_its_calls_are_unknown(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, tools_database: Any
+) -> None:
+    """Both services have the stop, and then the tool service cannot read its calls."""
+    ledger, tools = await checkpoint(), await tool_service()
+    await open_call(ledger, grants)
+    await tools_database("alter table fences rename to unreadable")
+    wanted = admin_pb.BeginStopRequest(tenant=grants.tenant, reason="wrong bills", actor="user/ann")
+    async with Peers([ledger.address], ["127.0.0.1:1"], [tools.address]) as peers:
+        begun = await begin_stop(peers, wanted)
+    assert (begun.stop.tenant, list(begun.unconfirmed), begun.more) == (grants.tenant, ["tools"], True)
+
+
 async def test_stop_lists_a_call_that_began_while_it_was_taken(
     checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants
 ) -> None:

@@ -20,7 +20,7 @@ from services.tools.calls.executing import ExecuteJob
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.calls.start_and_finish import StartMark, start_batcher
-from services.tools.calls.stops import StopKeeper, StopView
+from services.tools.calls.stops import StopKeeper, StopView, list_calls_in_flight
 from services.tools.rules.changes import RuleChanges
 from services.tools.statements import QUERIES, SCHEMA, SESSION_SETTINGS
 from services.tools.tool import Tool, ToolAnswer, ToolInDoubt, ToolWork, define
@@ -263,6 +263,28 @@ class _Life:
 
     def __init__(self, runner_id: uuid.UUID) -> None:
         self.runner_id = runner_id
+
+
+async def test_running_calls_of_the_tool_are_listed_first(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither calls of other tools nor calls that have ended take the places of those that run."""
+    monkeypatch.setattr("services.tools.calls.stops.MAX_CALLS", 2)
+    since, view = datetime.now(UTC), StopView()
+    batch = [request(number, tool) for number, tool in enumerate(["xsearch", "xsearch", "xsearch", "x_a", "x_b"])]
+    async with replicas.kept[0].statements() as postgres:
+        await view.refresh(postgres)
+        await accept_new_calls(postgres, batch, [True] * len(batch), replicas.runner_id, view)
+    async with replicas.pool.connection() as postgres:
+        ended = "update calls set state = 'FINISHED', outcome = 'x', finished_at = now() where tool = 'x_a'"
+        await postgres.execute(ended)
+
+    async def listed(tool: str) -> tuple[list[str], bool]:
+        ids = [str(one.key.task_id) for one in batch]
+        answer = await list_calls_in_flight(replicas.pool, ids, since, tool)
+        return [call.tool for call in answer.calls], answer.more
+
+    assert await listed("x_*") == (["x_b", "x_a"], False)
+    assert await listed("xsearch") == (["xsearch", "xsearch"], True)
+    assert (await listed(""))[1]
 
 
 async def test_older_stops_are_not_taken(replicas: Replicas) -> None:

@@ -18,12 +18,13 @@ from services.tools.calls.records import CallRequest
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason
 from services.tools.statements import QUERIES
 from tenure.domain.errors import Unavailable
-from tenure.domain.stops import Stop, StopsInForce, Subject, certainty_of, covers_tool
+from tenure.domain.stops import Stop, StopsInForce, Subject, certainty_of
 from tenure.domain.tools import CallState, EffectClass
 from tenure.runtime.process import rest
 from tenure.runtime.store.barrier import earlier_have_ended
 from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
+from tenure.v1 import tool_service_pb2 as tools_pb
 from tenure.wire.common import EFFECT_CLASSES
 from tenure.wire.stops import CERTAINTIES
 
@@ -135,12 +136,22 @@ async def _replace(postgres: Connection, epoch: int, stops: Sequence[Stop]) -> N
 
 async def list_calls_in_flight(
     pool: Pool, task_ids: Sequence[str], since: datetime, tool: str
-) -> list[admin_pb.CallInFlight]:
-    """Returns the calls of these tasks that were in flight at a time, with what is certain of each."""
-    parameters = {"task_ids": [UUID(task_id) for task_id in task_ids], "since": since, "most": MAX_CALLS}
+) -> tools_pb.ListCallsInFlightResponse:
+    """Returns the calls of these tasks that were in flight at a time, with what is certain of each.
+
+    Those without an outcome come first, so that ended ones do not take their places among MAX_CALLS.
+    """
+    ids = [UUID(task_id) for task_id in task_ids]
+    parameters = {"task_ids": ids, "since": since, "tool": _like(tool), "most": MAX_CALLS + 1}
     async with pool_connection(pool) as postgres:
         rows = await (await postgres.execute(QUERIES.calls_in_flight, parameters)).fetchall()
-    return [_in_flight(row) for row in rows if covers_tool(tool, row[3])]
+    calls = map(_in_flight, rows[:MAX_CALLS])
+    return tools_pb.ListCallsInFlightResponse(calls=calls, more=len(rows) > MAX_CALLS)
+
+
+def _like(tool: str) -> str:
+    """Returns the LIKE pattern that covers the tools that `covers_tool` covers."""
+    return tool.translate({ord("*"): "%", ord("_"): "\\_", ord("%"): "\\%", ord("\\"): "\\\\"}) or "%"
 
 
 def _in_flight(row: tuple[Any, ...]) -> admin_pb.CallInFlight:

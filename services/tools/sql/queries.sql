@@ -191,8 +191,9 @@ select c.task_id::text, f.tenant, c.call_id, c.tool, c.effect_class, c.state,
   join fences f using (task_id)
  cross join lateral (select * from calls k where k.task_id = w.task_id) c
   left join runners r on r.runner_id = c.runner_id
- where c.state in ('ACCEPTED', 'STARTED') or c.finished_at >= %(since)b::timestamptz or c.doubted_at >= %(since)b::timestamptz
- order by c.task_id, c.call_id limit %(most)b::int;
+ where c.tool like %(tool)b::text
+   and (c.state in ('ACCEPTED', 'STARTED') or c.finished_at >= %(since)b::timestamptz or c.doubted_at >= %(since)b::timestamptz)
+ order by c.finished_at is not null, c.task_id, c.call_id limit %(most)b::int;
 
 -- name: withdraw_start
 -- Withdraws a start whose effect did not begin in time and never will. The call is ACCEPTED again; but when the fence
