@@ -28,7 +28,9 @@ class LimitedCall:
 
 
 class Permit(Protocol):
-    """The permission to send one call."""
+    """The permission to send one call. `is_moving`: an endpoint refused it, and no other one has it yet."""
+
+    is_moving: bool
 
     async def answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
         """Sends the call once and returns its answer. Raises ModelCallFailed."""

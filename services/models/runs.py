@@ -159,6 +159,7 @@ class Runs:
         work = admitted.work
         assert work is not None, "only Generate begins calls"
         run = GenerationRun(admitted.key, work, begun)
+        run.call.may_go_on = lambda: not self._stops.covers(work.subject)
         older = self._newest.get(admitted.key.task_id)
         if older is not None and older.key == run.key:  # its number is another call's now: it must not record its end
             self._abandon(older)
@@ -302,9 +303,10 @@ class Runs:
         return answer_end(number, answer)
 
     def _stop_unsent(self) -> None:
-        """Stops the calls that a stop covers and that were not sent."""
+        """Stops the calls that a stop covers and that no endpoint has: not sent yet, or refused."""
         for run in self.in_flight():
-            if not run.may_be_sent and self._stops.covers(run.work.subject):
+            is_refused = run.permit is not None and run.permit.is_moving
+            if (is_refused or not run.may_be_sent) and self._stops.covers(run.work.subject):
                 run.stop(FailureClass.INTERRUPTED)
 
     async def _mark_sent(self, run: GenerationRun) -> bool:

@@ -1,8 +1,9 @@
 """Follows the ledger's stops: a covered call that was not sent is not sent any more; one that was sent goes on.
 
 The ledger grants no reservation of a covered task, so this concerns calls that were reserved before: those that wait
-for a rate limit, and those whose worker was slow. Such a call ends as INTERRUPTED, and the task learns of the stop when
-it reserves the next attempt. A runner that cannot reach the ledger keeps to the stops that it knows.
+for a rate limit, those whose worker was slow, and those that an endpoint refused, before another request. Such a call
+ends as INTERRUPTED, and the task learns of the stop when it reserves the next attempt. A runner that cannot reach the
+ledger keeps to the stops that it knows.
 """
 
 from __future__ import annotations

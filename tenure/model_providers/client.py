@@ -177,12 +177,14 @@ class ModelCall:
     """The observable state of a running call, readable at any moment.
 
     `was_taken`: the provider answered the request with a success status. `on_headers` takes the status and the headers
-    of every response, also of a refusal, before anything else of it.
+    of every response, also of a refusal, before anything else of it. `may_go_on`: whether a refused request may be sent
+    again, asked just before.
     """
 
     on_text: Callable[[int, str], None]
     on_usage: Callable[[], None]
     on_headers: Callable[[int, Mapping[str, str]], None] = lambda _status, _headers: None
+    may_go_on: Callable[[], bool] = lambda: True
     fold: AnswerFold = field(default_factory=AnswerFold)
     request_id: str = ""
     was_taken: bool = False
@@ -192,6 +194,12 @@ class ModelCall:
     def usage(self) -> TokenUsage:
         """The billed usage so far."""
         return self.fold.usage()
+
+    def check_may_go_on(self) -> None:
+        """Raises ModelCallFailed (INTERRUPTED) if the refused request may not be sent again."""
+        if not self.may_go_on():
+            message = "the provider refused the request, and a stop of an operator came before it was sent again"
+            raise ModelCallFailed(FailureClass.INTERRUPTED, f"{message}: make the call after the stop")
 
     def observe(self, chunk: bytes) -> None:
         """Takes the next bytes of the stream. Stops at the end of the answer.
@@ -368,6 +376,7 @@ async def _send(provider: ModelProvider, request: ModelRequest, call: ModelCall)
         if smaller is None:
             raise
         _log.info("a model has a smaller limit", extra={"model": request.model, "why": failure.message})
+        call.check_may_go_on()
         await provider.send(smaller, call)
 
 

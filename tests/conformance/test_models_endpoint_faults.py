@@ -89,6 +89,35 @@ async def test_a_sent_call_waits_for_no_other_endpoint_for_long() -> None:
         probe.end(None)
 
 
+async def test_stopped_call_is_not_sent_by_another_endpoint() -> None:
+    """The stop comes while the refused call waits for the other endpoint."""
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(ModelSimulator()) for _ in range(2)]
+        first.faults.order(fault_from({"status": 529}, None), count=1, endpoint="messages", model=None)
+        settings = [settings_of("one", first.url, 1), settings_of("two", second.url, 2)]
+        endpoints = await stack.enter_async_context(opened(settings))
+        queue, caller = endpoints._line("two", f"anthropic/{HELLO}").queue, LineCaller("t", Priority.NORMAL)
+        refused = queue.take_now(caller, CallSize(1, 1))
+        assert refused is not None
+        refused.refuse(0.0)
+        probe = queue.take_now(caller, CallSize(1, 1))
+        assert probe is not None
+        permit = endpoints.admit_now(limited())
+        assert permit is not None
+        call = ModelCall(lambda _block, _text: None, lambda: None)
+        asking = asyncio.create_task(permit.answer(ModelRequest(HELLO, GOAL, 100), call))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not permit.is_moving:
+                await asyncio.sleep(0.01)
+            call.may_go_on = lambda: False
+            probe.end(None)
+            with pytest.raises(ModelCallFailed) as failed:
+                await asking
+        permit.close(call.usage, failed.value)
+        assert (failed.value.error_class, permit.is_moving) == (FailureClass.INTERRUPTED, False)
+        assert list(second.log.calls) == []
+
+
 @pytest.mark.parametrize("status", [500, 529, 401, 402])
 async def test_one_call_tries_a_failing_endpoint_for_all(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """An outage costs the provider three requests and one for each pause, whatever the number of tasks."""

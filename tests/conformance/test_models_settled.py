@@ -21,10 +21,10 @@ from tests.support.patience import PATIENCE_SECONDS
 LONG_MS = 300_000
 
 
-async def runner_of(replica: Checkpoint, model_runner: StartModels) -> ModelReplica:
+async def runner_of(replica: Checkpoint, model_runner: StartModels, **settings: object) -> ModelReplica:
     """A runner that asks this ledger."""
     keys = replica.keys / "verifying.json"
-    return await model_runner(checkpoint_address=replica.address, verifying_keys_file=keys)
+    return await model_runner(checkpoint_address=replica.address, verifying_keys_file=keys, **settings)
 
 
 async def calling(replica: Checkpoint, runner: ModelReplica) -> tuple[LedgerOwner, ReadCall]:

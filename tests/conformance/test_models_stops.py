@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tests.conformance.test_models_calls import slow
+from tests.conformance.test_models_rate_limited import ENDPOINT
 from tests.conformance.test_models_settled import calling, of_runner, runner_of
 from tests.conformance.test_models_waiting import LONG_SECONDS, accepted, attempts
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
@@ -67,3 +69,36 @@ async def test_call_that_comes_after_a_stop_is_not_sent(
     assert (ended.error_class, ended.retryable, ended.usage.input_tokens) == ("INTERRUPTED", True, 0)
     assert attempts(simulator, of_runner(late)) == []
     assert (await running.ended()).HasField("answer")
+
+
+async def test_refused_call_does_not_move_after_a_stop(
+    checkpoint: MakeCheckpoint, model_runner: StartModels, simulator: SimulatorControl, tmp_path: Path
+) -> None:
+    """The first endpoint has the call when the stop comes, and refuses it after the answer."""
+    asked, refuse = asyncio.Event(), asyncio.Event()
+
+    async def overloaded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await refuse.wait()
+        writer.write(b"HTTP/1.1 529 Overloaded\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    replica = await checkpoint()
+    async with await asyncio.start_server(overloaded, "127.0.0.1", 0) as first:
+        host, port = first.sockets[0].getsockname()
+        urls = {"first": f"http://{host}:{port}", "second": simulator.url}
+        file = tmp_path / "endpoints.toml"
+        file.write_text("".join(f"{ENDPOINT.format(name=name, url=url)}\n" for name, url in urls.items()))
+        runner = await runner_of(replica, model_runner, endpoints_file=file)
+        await known(replica)
+        owner = await replica.claim((await replica.create()).task_id, joins=True)
+        call = runner.generate(of_runner(owner))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asked.wait()
+        await replica.stub.BeginStop(admin_pb.BeginStopRequest(**EVERYTHING), timeout=TIMEOUT_SECONDS)
+        await confirmed(replica)
+        refuse.set()
+        failure = (await call.ended()).failure
+    assert (failure.error_class, failure.retryable, failure.usage.input_tokens) == ("INTERRUPTED", True, 0)
+    assert attempts(simulator, of_runner(owner)) == []

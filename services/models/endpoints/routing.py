@@ -237,11 +237,13 @@ class EndpointPermit:
     """The permission to send one call, to one endpoint at first.
 
     It may be the try of an endpoint whose circuit is open: no other call is admitted until its circuit learns the end.
+    `is_moving`: it was refused, and waits for another endpoint.
     """
 
     def __init__(self, endpoints: ModelEndpoints, call: LimitedCall, route: _Route, flight: KeyFlight) -> None:
         self._endpoints, self._call, self._route, self._flight = endpoints, call, route, flight
         self._is_try = route.circuit.begin(monotonic(), call.tenant)
+        self.is_moving = False
 
     @property
     def name(self) -> str:
@@ -249,7 +251,10 @@ class EndpointPermit:
         return self._route.endpoint.name
 
     async def answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
-        """Sends the call, and returns the answer of the first endpoint that takes it. Raises ModelCallFailed."""
+        """Sends the call, and returns the answer of the first endpoint that takes it. Raises ModelCallFailed.
+
+        It asks `call.may_go_on` before it waits for another endpoint, and before it sends the call there.
+        """
         refused_by: frozenset[str] = frozenset()
         while True:
             try:
@@ -262,12 +267,17 @@ class EndpointPermit:
                     raise
                 refused = self.name
                 self._give_back(failure)
+                call.check_may_go_on()
+                self.is_moving = True
                 try:
                     other = await self._endpoints.move(self._call, refused_by)
                 except TimeoutError:
                     raise failure from None
+                finally:
+                    self.is_moving = False
                 self._route, self._flight = other._route, other._flight  # noqa: SLF001  a permit like this one
                 self._is_try = other._is_try  # noqa: SLF001
+                call.check_may_go_on()
                 metrics.count("tenure_models_failovers_total", endpoint=refused, error_class=failure.error_class.value)
                 _log.warning(
                     "a call moved to another endpoint",
