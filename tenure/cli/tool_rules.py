@@ -20,6 +20,7 @@ from tenure.client import Client
 from tenure.domain.tool_rules import RuleVerdict
 from tenure.v1 import admin_service_pb2 as pb
 from tenure.v1 import tool_pb2
+from tenure.wire.common import duration
 from tenure.wire.tool_rules import RULE_VERDICTS
 
 _VERDICTS: Final = frozenset({"verdict", "beyond"})
@@ -155,7 +156,7 @@ def _message(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(bounds, dict):
         message["bounds"] = _message(bounds)
     if "window" in message:
-        message["window"] = f"{read_duration(str(message['window'])):g}s"
+        message["window"] = duration(read_duration(str(message["window"]))).ToJsonString()
     return {key: str(value) if key == "limit" else value for key, value in message.items()}
 
 

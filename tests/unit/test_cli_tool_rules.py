@@ -42,6 +42,17 @@ def test_a_file_has_rules_as_toml_or_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("window", "sent"),
+    [("12d", "1036800s"), ("30d", "2592000s"), ("366d", "31622400s"), ("100000.5s", "100000.500s"), ("90", "90s")],
+)
+def test_a_window_is_sent_exactly(tmp_path: Path, window: str, sent: str) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text(f'name = "a"\n[bounds]\nwindow = "{window}"')
+    [rule] = read_rules(file)
+    assert rule.bounds.window.ToJsonString() == sent
+
+
+@pytest.mark.parametrize(
     ("text", "fault"),
     [
         ('name = "a"\nverdict = "perhaps"', "PERHAPS"),
