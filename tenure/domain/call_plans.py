@@ -142,5 +142,9 @@ def _short(value: str, path: str) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """Returns a value as a text in which equal values of JSON are equal: 7, 7.0 and 7.00 are."""
+    """Returns a value as a text in which equal values of JSON are equal: 7, 7.0 and 7.00 are.
+
+    Two whole numbers are two values, also if they are one double: most tools receive them exactly, and a person allowed
+    one of them.
+    """
     return json.dumps(value, sort_keys=True, default=as_received)

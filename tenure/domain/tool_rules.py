@@ -260,7 +260,7 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     bounds = rule.bounds
     subject = b""
     if bounds.per:
-        text = json.dumps(call.at(bounds.per), sort_keys=True, default=as_received)
+        text = json.dumps(_as_doubles(call.at(bounds.per)), sort_keys=True)
         subject = hashlib.sha256(text.encode()).digest()
     amount = amount_of(call.at(bounds.sum_of)) if bounds.sum_of else Decimal(0)
     window = bounds.window_seconds
@@ -268,10 +268,27 @@ def share_of(rule: ToolRule, call: RuledCall, now: float) -> BoundShare:
     return BoundShare(Counter(call.tenant, rule.name, subject, window, begins_at), amount)
 
 
-def as_received(value: Decimal) -> int | float:
-    """Returns a decimal for a digest, as the tool receives it: 7.0, 7 and 7.00000000000000000001 are one value."""
+def as_received(value: int | Decimal) -> int | float:
+    """Returns a number for a digest, as a tool receives it: 7.0, 7 and 7.00000000000000000001 are one value.
+
+    Raises OverflowError for a whole number beyond those of a double.
+    """
     number = float(value)
     return int(number) if number.is_integer() else number
+
+
+def _as_doubles(value: Any) -> Any:
+    """Returns JSON with the numbers that a tool with doubles only receives. `read_arguments` has bounded the depth."""
+    if isinstance(value, Mapping):
+        return {name: _as_doubles(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_as_doubles(item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        return value
+    try:
+        return as_received(value)
+    except OverflowError as error:
+        raise Undecided("one of its numbers is beyond those of a double") from error
 
 
 # The decision.

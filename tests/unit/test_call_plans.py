@@ -62,6 +62,12 @@ def test_plan_fits_its_tool_and_equal_values(arguments: str, tool: str, fits: bo
         assert share.amount == Decimal(40)
 
 
+def test_plan_tells_whole_numbers_of_one_double_apart() -> None:
+    plan = replace(PLAN, same_values=(str(2**53),))
+    called_with = (called(f'{{"customer": {customer}, "amount": 1}}') for customer in (2**53, 2**53 + 1))
+    assert [share_of_plan(plan, each, NOW) is not None for each in called_with] == [True, False]
+
+
 def test_plan_is_over_at_its_end() -> None:
     assert share_of_plan(PLAN, called(), PLAN.end_time - 1) is not None
     assert share_of_plan(PLAN, called(), PLAN.end_time) is None

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tenure.domain.tool_rules import (
@@ -151,11 +151,25 @@ def test_the_size_of_an_exponent_takes_no_time(zero: str) -> None:
     assert share_of(bounded, read, 0.0) == share_of(bounded, call(customer=0), 0.0)
 
 
-@given(st.decimals(-(10**20), 10**20, places=30))
+@given(st.decimals(-(10**20), 10**20, places=30) | st.integers(-(10**20), 10**20).map(Decimal))
+@example(Decimal(9007199254740993))
 def test_numbers_that_a_tool_receives_as_one_have_one_counter(number: Decimal) -> None:
     bounded = rule(bounds=RuleBounds(per="args.customer", count=1))
     read = RuledCall("acme", "task", "refund", read_arguments(f'{{"customer": {number:f}}}'.encode()))
     assert share_of(bounded, read, 0.0) == share_of(bounded, call(customer=float(number)), 0.0)
+
+
+def test_numbers_within_a_value_have_one_counter() -> None:
+    bounded = rule(bounds=RuleBounds(per="args.customer", count=1))
+    subjects = [
+        share_of(bounded, call(customer={"ids": [2**53 + odd, True, "x"]}), 0.0).counter.subject for odd in (0, 1, 2)
+    ]
+    assert subjects[0] == subjects[1] != subjects[2]
+
+
+def test_a_whole_number_beyond_doubles_is_undecided() -> None:
+    with pytest.raises(Undecided, match="beyond those of a double"):
+        share_of(rule(bounds=RuleBounds(per="args.customer", count=1)), call(customer=10**400), 0.0)
 
 
 @given(st.binary(max_size=200))
