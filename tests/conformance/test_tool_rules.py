@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from services.tools.rules import trying
 from services.tools.rules.book import FRESH_SECONDS, RuleBook
 from services.tools.statements import SCHEMA
 from tenure.domain.errors import InvalidRequest, NotFound
+from tenure.domain.tool_rules import MAX_ARGUMENT_BYTES
+from tenure.domain.tool_schemas import OWN_FORM
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.store.postgres import open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
-from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
+from tests.support.fix_tools import Grants, Outside, SharedService, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
 from tests.support.tool_rules import ALLOW, ASK, DAY, DENY, approval, rule, set_rule
 
@@ -224,6 +227,30 @@ async def test_rules_are_listed_and_tried_without_effect(tools: ToolClient, gran
     assert listed == kept
     with pytest.raises(NotFound):
         await tools.stub.TryToolRule(admin_pb.TryToolRuleRequest(name="other", since_time=EVER), timeout=CALL_SECONDS)
+
+
+async def test_calls_of_other_tools_are_not_tried(
+    tools: ToolClient, grants: Grants, shared_tool_service: SharedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls are tried at most. A call with arguments that no rule reads is denied, as at the fence."""
+    owner, large = grants.claim(), "x" * MAX_ARGUMENT_BYTES
+    for index in range(3):
+        await tools.outcome(owner, f"1.{index}", "append_record", file="a", line="x")
+    await tools.outcome(owner, "2.0", "append_record_unsafe", file="a", line=large)
+    monkeypatch.setattr(trying, "MAX_CALLS", 2)
+    denied = [await tried(shared_tool_service, grants, pattern) for pattern in ("append_record_unsafe", "*_unsafe")]
+    assert denied == [(0, 1, False)] * 2
+    assert await tried(shared_tool_service, grants, "append*") == (2, 0, True)
+    assert await tried(shared_tool_service, grants, "append_record") == (2, 0, True)
+    assert await tried(shared_tool_service, grants, "append_re_ord*") == (0, 0, False), "_ is no wildcard"
+
+
+async def tried(service: SharedService, grants: Grants, pattern: str) -> tuple[int, int, bool]:
+    """Returns how many calls of the tools a rule would have allowed and denied, and whether there are more."""
+    request = admin_pb.TryToolRuleRequest(tool_rule=rule("r", ALLOW, "args.file == 'a'", pattern), since_time=EVER)
+    async with open_pool(service.dsn, service="tools", schema=SCHEMA) as pool:
+        response = await trying.try_rule(pool, lambda _tool, _tenant: OWN_FORM, grants.tenant, request)
+    return response.allowed, response.denied, response.more
 
 
 async def race(replicas: Sequence[ToolClient], grants: Grants) -> list[tuple[OutcomeStatus, str]]:

@@ -6,7 +6,7 @@ The first rule that cannot be decided ends it: it denies the call, whatever the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tenure.domain.call_plans import finding_of, share_of_plan
@@ -129,17 +129,16 @@ def _used(use: Use) -> dict[str, Any]:
 
 def _with_share(finding: RuleFinding, call: RuledCall, now: float) -> RuleFinding:
     try:
-        return RuleFinding(finding.rule, finding.applies, share=share_of(finding.rule, call, now))
+        return replace(finding, share=share_of(finding.rule, call, now))
     except Undecided as why:
-        return RuleFinding(finding.rule, applies=False, problem=str(why))
+        return replace(finding, applies=False, problem=str(why))
 
 
 def _with_use(finding: RuleFinding, counts: Counts[Any]) -> RuleFinding:
     use = Use() if finding.share is None else counts.use(finding.share.counter)
-    return RuleFinding(finding.rule, finding.applies, finding.problem, finding.share, use)
+    return replace(finding, use=use)
 
 
 def _evaluated(finding: RuleFinding, value: bool | str) -> RuleFinding:
     """Returns the finding with the value of its expression. A rule that does not apply takes no share."""
-    problem = "" if isinstance(value, bool) else value
-    return RuleFinding(finding.rule, value is True, problem, finding.share, finding.use)
+    return replace(finding, applies=value is True, problem="" if isinstance(value, bool) else value)

@@ -36,7 +36,7 @@ LONGEST_SECONDS: Final = 5.0
 
 
 class _Recorded(NamedTuple):
-    """A row of `recorded_calls`."""
+    """A row of `recorded_calls`. `arguments`: longer than MAX_ARGUMENT_BYTES if the call has more than rules read."""
 
     task_id: UUID
     call_id: str
@@ -56,17 +56,16 @@ async def try_rule(pool: Pool, form_of: FormOf, tenant: str, request: pb.TryTool
     """
     async with Expressions() as expressions:
         rule = await _rule_of(pool, expressions, tenant, request)
-        rows = await _recorded(pool, tenant, moment(request.since_time))
+        is_of_agent = rule.agent in {"", request.agent}
+        rows = await _recorded(pool, tenant, rule.tool, moment(request.since_time)) if is_of_agent else []
         counts, response = Counts[str]({}), pb.TryToolRuleResponse(more=len(rows) > MAX_CALLS)
         ends_at = monotonic() + LONGEST_SECONDS
         for row in rows[:MAX_CALLS]:
             if monotonic() > ends_at:
                 response.more = True
                 break
-            if rule.fits(row.tool, request.agent):
-                called = partial(_called, row, form_of(row.tool, tenant), tenant, request)
-                ruling = await _tried(expressions, rule, row, called, counts)
-                _note(response, row, ruling)
+            called = partial(_called, row, form_of(row.tool, tenant), tenant, request)
+            _note(response, row, await _tried(expressions, rule, row, called, counts))
     return response
 
 
@@ -79,10 +78,11 @@ async def _rule_of(pool: Pool, expressions: Expressions, tenant: str, request: p
     raise NotFound(f"rule {request.name} not found; `tenure tools rules list` lists them", reason="NO_SUCH_TOOL_RULE")
 
 
-async def _recorded(pool: Pool, tenant: str, since: datetime) -> list[_Recorded]:
-    """Returns one call more than is decided, to learn whether there are more."""
+async def _recorded(pool: Pool, tenant: str, tool: str, since: datetime) -> list[_Recorded]:
+    """Returns the calls of the tools that a rule fits: one more than is decided, to learn whether there are more."""
     parameters: Mapping[str, Any] = {
         "tenant": tenant,
+        "tools": tool.replace("_", r"\_").replace("*", "%"),
         "since": since,
         "most_bytes": MAX_ARGUMENT_BYTES,
         "limit": MAX_CALLS + 1,

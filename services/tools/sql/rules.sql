@@ -102,9 +102,10 @@ delete from rule_counters where counter_id in (
    order by ends_at limit %(limit)b::int for update skip locked);
 
 -- name: recorded_calls
--- The tenant's calls since a time, the oldest first, with arguments that rules read.
-select c.task_id, c.call_id, c.tool, c.arguments, c.accepted_at
+-- The tenant's calls of the tools that match a pattern since a time, the oldest first. Arguments that no rule reads,
+-- because they are too large, are cut to one byte more than rules read.
+select c.task_id, c.call_id, c.tool, substring(c.arguments from 1 for %(most_bytes)b::int + 1), c.accepted_at
   from calls c join fences f using (task_id)
  where c.accepted_at >= %(since)b::timestamptz and f.tenant = %(tenant)b::text
-   and octet_length(c.arguments) <= %(most_bytes)b::int
+   and c.tool like %(tools)b::text
  order by c.accepted_at, c.task_id, c.call_id limit %(limit)b::int;
