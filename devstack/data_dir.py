@@ -13,7 +13,7 @@ from typing import Final
 
 from devstack.child_process import FolderBusy, StackError
 from devstack.options import Layout
-from tenure.runtime.running_stack import FILE_NAME, read_addresses
+from tenure.runtime.running_stack import FILE_NAME, LOCK_FILE_NAME, read_addresses
 
 
 def write_addresses(data_dir: Path, addresses: dict[str, str]) -> None:
@@ -21,7 +21,7 @@ def write_addresses(data_dir: Path, addresses: dict[str, str]) -> None:
     path = data_dir / FILE_NAME
     new_file = path.with_suffix(".tmp")
     new_file.touch(mode=0o600)
-    new_file.write_text(json.dumps({"pid": os.getpid(), **addresses}, indent=2) + "\n", encoding="utf-8")
+    new_file.write_text(json.dumps(addresses, indent=2) + "\n", encoding="utf-8")
     new_file.replace(path)
 
 
@@ -51,19 +51,22 @@ def read_ports(data_dir: Path) -> dict[str, int]:
 
 # One stack per folder: two stacks would give the same tasks to two sets of services.
 
-LOCK_FILE_NAME: Final = "dev.lock"
 POSTGRES_LOCK_NAME: Final = "postgres.lock"
 
 
 @contextmanager
 def hold_folder(data_dir: Path) -> Iterator[None]:
-    """Locks the folder inside the block. The lock ends with this process at the latest. Raises FolderBusy."""
+    """Locks the folder inside the block. The lock ends with this process at the latest. Raises FolderBusy.
+
+    The addresses of a stack that was killed are removed, because the lock says that they are those of a running one.
+    """
     descriptor = os.open(data_dir / LOCK_FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise FolderBusy(_busy_message(data_dir)) from error
+        forget_addresses(data_dir)
         yield
     finally:
         os.close(descriptor)

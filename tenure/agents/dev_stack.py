@@ -10,7 +10,7 @@ from typing import Final
 from tenure.client import Client
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc.status import PeerFailed
-from tenure.runtime.running_stack import SIMULATOR, read_addresses
+from tenure.runtime.running_stack import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, SIMULATOR, find_addresses
 from tenure.v1.admin_service_pb2 import GetCallerRequest
 
 _SERVICES: Final = {
@@ -18,7 +18,6 @@ _SERVICES: Final = {
     "checkpoint": "TENURE_WORKER_CHECKPOINT_ADDRESS",
     "tools": "TENURE_WORKER_TOOLS_ADDRESS",
 }
-USUAL_GATEWAY: Final = "127.0.0.1:8470"
 _PROBE_SECONDS: Final = 2.0
 _MODEL_RUNNER: Final = "TENURE_WORKER_MODELS_ADDRESS"
 _USES_RUNNER: Final = "TENURE_WORKER_FUNCTIONS_USE_RUNNER"
@@ -26,7 +25,7 @@ _MODELS: Final = ("ANTHROPIC_", "OPENAI_")
 
 
 def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with which a worker joins the stack that runs on the data directory.
+    """Returns the variables with which a worker joins the stack that runs on TENURE_DATA, else in this folder or above.
 
     Empty if an address is given, or if no stack runs. If the stack's model is simulated and `environment` has no
     setting of a model, they also send the libraries of the providers to the simulator. All tasks use the stack's model
@@ -35,7 +34,7 @@ def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if any(environment.get(name) for name in _SERVICES.values()):
         return {}
-    addresses = read_addresses(Path(environment.get("TENURE_DATA") or ".tenure"))
+    addresses = find_addresses(_data_dir(environment))
     if addresses is None:
         return {}
     is_simulated = SIMULATOR in addresses and not any(name.startswith(_MODELS) for name in environment)
@@ -44,6 +43,10 @@ def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
     if SIMULATOR in addresses and not is_simulated:  # its runner would send the calls to the simulator
         runner[_USES_RUNNER] = environment.get(_USES_RUNNER, "false")
     return {**{variable: addresses[service] for service, variable in _SERVICES.items()}, **runner, **models}
+
+
+def _data_dir(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("TENURE_DATA") or DEFAULT_DATA_DIR)
 
 
 def _simulated(url: str) -> dict[str, str]:
@@ -57,7 +60,7 @@ def _simulated(url: str) -> dict[str, str]:
     }
 
 
-def stack_of_another_folder(address: str = USUAL_GATEWAY) -> str:
+def stack_of_another_folder(address: str = DEFAULT_ADDRESS) -> str:
     """Returns the data folder of the development stack at the usual ports; "" for other services, and for none.
 
     For a worker without addresses and without a stack in its folder: it would take the tasks of another project.
@@ -76,11 +79,12 @@ async def _stack_at(address: str) -> str:
 
 def advice_without_stack(environment: Mapping[str, str]) -> str:
     """Returns a hint for the person who starts a worker without addresses and without a stack; "" for other workers."""
-    data = Path(environment.get("TENURE_DATA") or ".tenure")
-    if any(environment.get(name) for name in _SERVICES.values()) or read_addresses(data) is not None:
+    data = _data_dir(environment)
+    if any(environment.get(name) for name in _SERVICES.values()) or find_addresses(data) is not None:
         return ""
     models = "" if any(name.startswith(_MODELS) for name in environment) else ", and no simulator plays its models"
+    where = f"on {data.resolve()}" if environment.get("TENURE_DATA") else "in this folder or above"
     return (
-        f"no `tenure dev` runs on {data.resolve()}, so this worker looks for the services at their usual ports on this"
+        f"no `tenure dev` runs {where}, so this worker looks for the services at their usual ports on this"
         f" machine{models}: start `tenure dev` in this folder first, or name its folder in TENURE_DATA"
     )

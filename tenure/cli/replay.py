@@ -40,7 +40,7 @@ from tenure.client.replays import (
 )
 from tenure.domain.errors import WrongState
 from tenure.domain.replay import NOT_RECORDED_MARK
-from tenure.runtime.running_stack import read_addresses
+from tenure.runtime.running_stack import find_addresses
 from tenure.serve import command_line
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -180,7 +180,7 @@ async def _cancel(client: Client, task_id: str, reason: str) -> None:
 
 def worker_environment(context: Context, queue: str) -> dict[str, str]:
     """Returns the environment of the worker: that of the command, with the addresses of the stack that runs here."""
-    running = read_addresses(context.data_dir) or {}
+    running = find_addresses(context.data_dir) or {}
     known = {variable: running[part] for variable, part in _STACK.items() if part in running}
     given = {**known, **_model_of(running, context.environment), **context.environment}
     return {**given, "TENURE_WORKER_ID": queue, "TENURE_WORKER_SLOTS": "1"}

@@ -1,10 +1,11 @@
 """Finds the gateway for a caller who names none: that of the development stack of the caller's folder.
 
-A stack keeps the file `dev.json` with its addresses in its data directory.
+A stack keeps the file `dev.json` with its addresses in its data directory, and the lock `dev.lock` while it runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final, NamedTuple
 from tenure.runtime.security.tls import ClientTls
 
 FILE_NAME: Final = "dev.json"
+LOCK_FILE_NAME: Final = "dev.lock"
 CERTIFICATES: Final = "certificates"
 """The key of the certificates' folder in dev.json, for a stack with TLS."""
 SIMULATOR: Final = "simulator"
@@ -36,17 +38,22 @@ class FoundGateway(NamedTuple):
 
 
 def find_gateway(data_dir: Path = DEFAULT_DATA_DIR) -> FoundGateway:
-    """Returns the gateway of the stack that runs on `data_dir`, else the one at the usual address.
+    """Returns the gateway of the stack that `find_addresses` finds, else the one at the usual address."""
+    addresses = find_addresses(data_dir) or {}
+    if gateway := addresses.get("gateway"):
+        return FoundGateway(gateway, _tls_of(addresses))
+    return FoundGateway(DEFAULT_ADDRESS, is_guessed=True)
+
+
+def find_addresses(data_dir: Path = DEFAULT_DATA_DIR) -> dict[str, str] | None:
+    """Returns the addresses of the stack that runs on `data_dir`, or None if none runs.
 
     The default is searched for in the working directory and its parents, the nearest first; in parents only a directory
     of this user, because another user may write to a folder above, such as /tmp.
     """
     parents = Path.cwd().parents if data_dir == DEFAULT_DATA_DIR else ()
-    for candidate in (data_dir, *filter(_is_own, (parent / data_dir for parent in parents))):
-        addresses = read_addresses(candidate) or {}
-        if gateway := addresses.get("gateway"):
-            return FoundGateway(gateway, _tls_of(addresses))
-    return FoundGateway(DEFAULT_ADDRESS, is_guessed=True)
+    candidates = (data_dir, *filter(_is_own, (parent / data_dir for parent in parents)))
+    return next((found for folder in candidates if (found := read_addresses(folder)) is not None), None)
 
 
 def _is_own(directory: Path) -> bool:
@@ -64,20 +71,24 @@ def _tls_of(addresses: dict[str, str]) -> ClientTls | None:
 
 
 def read_addresses(data_dir: Path) -> dict[str, str] | None:
-    """Returns the addresses of the stack that runs on this folder, or None if none runs."""
+    """Returns the addresses of the stack that runs on this folder, or None if none runs.
+
+    A stack that was killed leaves its file behind, but not its lock.
+    """
     try:
         stored = json.loads((data_dir / FILE_NAME).read_text(encoding="utf-8"))
-        pid = int(stored.pop("pid"))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        addresses = {str(name): str(address) for name, address in stored.items()}
+    except (OSError, ValueError, AttributeError):
         return None
-    return {str(name): str(address) for name, address in stored.items()} if _is_running(pid) else None
+    return addresses if _is_locked(data_dir / LOCK_FILE_NAME) else None
 
 
-def _is_running(pid: int) -> bool:
+def _is_locked(path: Path) -> bool:
     try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True  # it is another user's process
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except OSError:
         return False
-    return True
+    return False

@@ -44,10 +44,10 @@ class Client:
 
     `address`: host:port of the gateway; several replicas by IP address, separated by commas. Default: the environment
     (TENURE_ADDRESS), else the gateway of the `tenure dev` that runs in this folder or above, else 127.0.0.1:8470: there
-    `with` raises NotFound (STACK_OF_ANOTHER_FOLDER) for the stack of another folder. `api_key`: an API key, or a token
-    of an identity provider, or a function that returns one and is called at each call. Default: TENURE_API_KEY or
-    TENURE_API_KEY_FILE. `tenant`: needed only without a key, or with an operator's. `tls`: True, with the usual
-    authorities, or ClientTls with files; a key is sent to another machine by TLS only.
+    `with` and each call raise NotFound (STACK_OF_ANOTHER_FOLDER) for the stack of another folder. `api_key`: an API
+    key, or a token of an identity provider, or a function that returns one and is called at each call. Default:
+    TENURE_API_KEY or TENURE_API_KEY_FILE. `tenant`: needed only without a key, or with an operator's. `tls`: True, with
+    the usual authorities, or ClientTls with files; a key is sent to another machine by TLS only.
 
     A Client connects at its first call and belongs to the event loop of that call. Many coroutines may use it at once.
 
@@ -83,7 +83,7 @@ class Client:
         """The client of the protobuf messages, in the running event loop.
 
         Its gRPC stubs are `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `api_keys`, `approvals`,
-        `agents` and `audit`.
+        `agents` and `audit`. Outside of `with` it does not ask whose stack it found: give the address.
         """
         return self._connection.client()
 
@@ -191,7 +191,7 @@ class Client:
         Raises NotFound, also for a task of another tenant.
         """
         result_type = result_type_of(result)
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return self._task(await client.get(task_id), result_type)
 
     @takes(TaskFilterOptions)
@@ -203,10 +203,12 @@ class Client:
         limit: the most tasks; None: all. Raises InvalidRequest.
         """
         matching = task_filter(**wanted)
-        with self._connection.use() as client:
-            async with aclosing(client.list_tasks(matching, limit=2**31 if limit is None else limit)) as listed:
-                async for task in listed:
-                    yield self._task(task, TEXT)
+        async with (
+            self._connection.use() as client,
+            aclosing(client.list_tasks(matching, limit=2**31 if limit is None else limit)) as listed,
+        ):
+            async for task in listed:
+                yield self._task(task, TEXT)
 
     @takes(TaskFilterOptions)
     async def tasks_page(
@@ -224,7 +226,7 @@ class Client:
         """
         matching = task_filter(**wanted)
         request = api.ListTasksRequest(filter=matching, page_size=page_size, page_token=page_token, fresh=fresh)
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             page = await client.tasks.ListTasks(request)
             return task_page(page)
 
@@ -232,7 +234,7 @@ class Client:
     async def count_tasks(self, **wanted: Unpack[TaskFilterOptions]) -> TaskCounts:
         """Returns the numbers of the tenant's tasks that match, by state: exact up to 10,000 of each state."""
         request = api.CountTasksRequest(filter=task_filter(**wanted))
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return task_counts(await client.tasks.CountTasks(request))
 
     async def changes(
@@ -251,10 +253,12 @@ class Client:
         (CURSOR_EXPIRED) when the changes after it are no longer kept: list the tasks, and begin again.
         """
         wanted = task_filter(state=state, labels=labels, queue=queue, source=source)
-        with self._connection.use() as client:
-            async with aclosing(client.watch_tasks(wanted, after_cursor=after)) as messages:
-                async for message in messages:
-                    yield change_event(message)
+        async with (
+            self._connection.use() as client,
+            aclosing(client.watch_tasks(wanted, after_cursor=after)) as messages,
+        ):
+            async for message in messages:
+                yield change_event(message)
 
     async def signal(self, correlation_id: str, payload: Any = None, *, request_id: str = "") -> str:
         """Delivers an event to the task that waits for it. Returns the task's id, or "" if no task waits for it yet.
@@ -263,7 +267,7 @@ class Client:
         Raises LimitReached (SIGNALS_FULL).
         """
         payload_json = json_text("payload", payload)
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             task = await client.signal(correlation_id, payload_json, request_id=request_id)
             return "" if task is None else task.task_id
 
@@ -272,7 +276,7 @@ class Client:
 
         since_step: only effects of this step and later ones; 0: all. Raises NotFound, WrongState (UNDO_TOO_LARGE).
         """
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return undo_plan(await client.plan_undo(api.PlanUndoRequest(task_id=task_id, since_step=since_step)))
 
     async def undo(
@@ -297,12 +301,12 @@ class Client:
         request = api.UndoTaskRequest(
             request_id=request_id, task_id=task_id, since_step=since_step, plan_digest=digest, go_on=go_on
         )
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return self._task(await client.undo(request), TEXT)
 
     async def tools(self) -> tuple[ToolDefinition, ...]:
         """Returns the tools that the tenant's tasks may call, with their schemas and effect classes."""
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return tuple(tool_to_domain(tool.definition) for tool in (await client.tools()).tools)
 
     @takes(AgentOptions)
@@ -318,13 +322,13 @@ class Client:
         Raises InvalidRequest, PermissionDenied, LimitReached (TOO_MANY_AGENTS).
         """
         definition = definition_of(only(AgentOptions, options), result_type_of(result).schema_json)
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             request = agent_pb.RegisterAgentRequest(name=name, definition=definition, make_current=make_current)
             return agent_registration(await client.agents.RegisterAgent(request))
 
     async def agents(self) -> AsyncGenerator[AgentInfo]:
         """Yields the tenant's agents that have revisions, by name."""
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             request = agent_pb.ListAgentsRequest()
             async with aclosing(client.items(client.agents.ListAgents, request, lambda page: page.agents)) as listed:
                 async for agent in listed:
@@ -336,7 +340,7 @@ class Client:
         agent: "support", or "support@7" for this revision with its definition. Raises NotFound.
         """
         name, revision = agent_of_reference("agent", agent)
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             request = agent_pb.GetAgentRequest(name=name, revision=revision)
             return agent_details(await client.agents.GetAgent(request))
 
@@ -348,7 +352,7 @@ class Client:
         name, revision = _revision_of(agent)
         if not 0 <= percent <= 100:
             raise invalid_argument("percent", f"must be 0 to 100, not {percent!r}")
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             basis_points = round(percent * 100)
             request = agent_pb.RampAgentRequest(name=name, revision=revision, basis_points=basis_points, reason=reason)
             return agent_info((await client.agents.RampAgent(request)).agent)
@@ -359,12 +363,12 @@ class Client:
         Raises NotFound, WrongState (AGENT_REVISION_IN_USE).
         """
         name, revision = _revision_of(agent)
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             request = agent_pb.RetireAgentRevisionRequest(name=name, revision=revision, reason=reason)
             return agent_revision_info((await client.agents.RetireAgentRevision(request)).revision)
 
     async def _submit(self, request: api.SubmitTaskRequest, result_type: ResultType[Any]) -> Task[Any]:
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return self._task(await client.submit(request.spec.goal, request=request), result_type)
 
     def _task(self, message: task_pb2.Task, result_type: ResultType[T]) -> Task[T]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,7 @@ from tenure.runtime.rpc.client import target_of
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.running_stack import DEFAULT_DATA_DIR, FoundGateway, find_gateway
 from tenure.runtime.security.tls import ClientTls
-from tenure.sdk.errors import api_errors, invalid_argument
+from tenure.sdk.errors import STACK_OF_ANOTHER_FOLDER, api_errors, invalid_argument
 from tenure.sdk.submit_options import argument_of
 from tenure.v1.admin_service_pb2 import GetCallerRequest
 
@@ -51,6 +51,7 @@ class GatewayConnection:
         data_dir = Path(environment.get("TENURE_DATA") or DEFAULT_DATA_DIR)
         gateway = FoundGateway(_checked_address(named)) if named else find_gateway(data_dir)
         self.address, self.is_guessed = gateway.address, gateway.is_guessed
+        self._is_checked = not gateway.is_guessed
         self._tenant = tenant or environment.get("TENURE_TENANT") or None
         key = api_key or _key_of(environment)
         self._api_key = _readable_later(key) if callable(key) else key
@@ -81,20 +82,33 @@ class GatewayConnection:
     async def check_found(self) -> None:
         """Raises NotFound if the gateway was found at the usual address only, and is that of another folder's stack.
 
-        A gateway that does not answer passes: the first call meets the same.
+        A gateway that does not answer within 2 s passes: the first call meets the same.
         """
-        if not self.is_guessed:
-            return
         try:
-            caller = await self.client().admin.GetCaller(GetCallerRequest(), timeout=_FOUND_SECONDS)
+            await self.checked(_FOUND_SECONDS)
+        except NotFound:
+            raise
         except (TenureError, PeerFailed):
             return
+
+    async def checked(self, timeout_seconds: float | None = None) -> GatewayClient:
+        """Returns `client()`. At the usual address it asks before the first call whose gateway answers there.
+
+        `timeout_seconds`: of the question, asked once; None: it is retried as the call would be. Raises NotFound
+        (STACK_OF_ANOTHER_FOLDER), and the errors of a call.
+        """
+        client = self.client()
+        if self._is_checked:
+            return client
+        caller = await client.admin.GetCaller(GetCallerRequest(), timeout=timeout_seconds)
         if caller.stack_folder:
             raise NotFound(
                 f"no `tenure dev` runs in this folder or above; the gateway at {self.address} is that of the stack in "
                 f"{caller.stack_folder}: start one here, or give the address, or TENURE_ADDRESS={self.address}",
-                reason="STACK_OF_ANOTHER_FOLDER",
+                reason=STACK_OF_ANOTHER_FOLDER,
             )
+        self._is_checked = True
+        return client
 
     async def close(self) -> None:
         """Closes the channel. A second close has no effect."""
@@ -102,11 +116,11 @@ class GatewayConnection:
         if client is not None:
             await client.close()
 
-    @contextmanager
-    def use(self) -> Iterator[GatewayClient]:
-        """Yields `client()`. Errors of the API get their hints, and the names of arguments."""
+    @asynccontextmanager
+    async def use(self) -> AsyncGenerator[GatewayClient]:
+        """Yields `checked()`. Errors of the API get their hints, and the names of arguments."""
         with api_errors(self.address, argument_of):
-            yield self.client()
+            yield await self.checked()
 
     def _made(self) -> GatewayClient:
         try:

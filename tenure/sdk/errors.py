@@ -132,6 +132,7 @@ def ending_error(task: TaskInfo) -> TaskEnded:
 
 # What to do about an error of the API: by its reason, else by its class.
 
+STACK_OF_ANOTHER_FOLDER: Final = "STACK_OF_ANOTHER_FOLDER"
 _HINTS_BY_REASON: Final = {
     "REQUEST_ID_REUSED": "use a new request_id for another request",
     "SOURCE_BUSY": "send a message to the live task, whose id is in metadata['task_id']",
@@ -145,6 +146,7 @@ _HINTS_BY_REASON: Final = {
     "TASK_PRUNED": "the retention time of the task is over; its bills remain",
     "API_KEY_UNREADABLE": "correct the file of TENURE_API_KEY_FILE, or the function api_key=…",
     "MESSAGE_TOO_LARGE": "send less in one request",
+    STACK_OF_ANOTHER_FOLDER: "run it in the folder of its `tenure dev`, or name the stack by its address",
 }
 _HINTS: Final[dict[type[TenureError], str]] = {
     NotFound: "check the id and the tenant; client.tasks() lists the tenant's tasks",

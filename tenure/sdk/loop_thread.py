@@ -175,23 +175,23 @@ class SyncStubs:
     `audit`.
     """
 
-    def __init__(self, calls: LoopCalls, client: Callable[[], Any]) -> None:
+    def __init__(self, calls: LoopCalls, client: Callable[[], Awaitable[Any]]) -> None:
         self._calls, self._client = calls, client
 
     def __getattr__(self, stub: str) -> Any:
-        return _SyncStub(self._calls, lambda: getattr(self._client(), stub))
+        return _SyncStub(self._calls, self._client, stub)
 
 
 class _SyncStub:
     """One stub. Its methods have gRPC's arguments."""
 
-    def __init__(self, calls: LoopCalls, stub: Callable[[], Any]) -> None:
-        self._calls, self._stub = calls, stub
+    def __init__(self, calls: LoopCalls, client: Callable[[], Awaitable[Any]], stub: str) -> None:
+        self._calls, self._client, self._stub = calls, client, stub
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(*request: Any, **options: Any) -> Any:
             async def begin() -> Any:
-                begun = getattr(self._stub(), method)(*request, **options)
+                begun = getattr(getattr(await self._client(), self._stub), method)(*request, **options)
                 return (None, await begun) if asyncio.iscoroutine(begun) else (begun, None)
 
             stream, response = self._calls.run(begin)

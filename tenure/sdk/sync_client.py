@@ -239,10 +239,10 @@ class SyncClient:
 
     `address`: host:port of the gateway; several replicas by IP address, separated by commas. Default: the environment
     (TENURE_ADDRESS), else the gateway of the `tenure dev` that runs in this folder or above, else 127.0.0.1:8470: there
-    `with` raises NotFound (STACK_OF_ANOTHER_FOLDER) for the stack of another folder. `api_key`: an API key, or a token
-    of an identity provider, or a function that returns one and is called at each call. Default: TENURE_API_KEY or
-    TENURE_API_KEY_FILE. `tenant`: needed only without a key, or with an operator's. `tls`: True, with the usual
-    authorities, or ClientTls with files; a key is sent to another machine by TLS only.
+    `with` and each call raise NotFound (STACK_OF_ANOTHER_FOLDER) for the stack of another folder. `api_key`: an API
+    key, or a token of an identity provider, or a function that returns one and is called at each call. Default:
+    TENURE_API_KEY or TENURE_API_KEY_FILE. `tenant`: needed only without a key, or with an operator's. `tls`: True, with
+    the usual authorities, or ClientTls with files; a key is sent to another machine by TLS only.
 
     A SyncClient connects at its first call, which must come after a fork. Many threads may use it at once.
 
@@ -277,7 +277,7 @@ class SyncClient:
     @property
     def raw(self) -> SyncStubs:
         """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `agents` and so on."""
-        return SyncStubs(self._calls, lambda: self._client.raw)
+        return SyncStubs(self._calls, self._client._connection.checked)  # noqa: SLF001  the same asks before its calls
 
     @overload
     def submit(

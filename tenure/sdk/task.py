@@ -65,7 +65,7 @@ class Task(Generic[T]):
 
     async def refresh(self) -> TaskInfo:
         """Reads the task and returns it. Raises NotFound when it was deleted."""
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return self._seen(await client.get(self.id))
 
     async def wait(self, *, timeout: Seconds | None = None) -> TaskInfo:
@@ -75,7 +75,7 @@ class Task(Generic[T]):
         TimeoutError when the task has not ended in time; the task continues. Raises Unavailable after a minute without
         a gateway.
         """
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return self._seen(await client.wait(self.id, None if timeout is None else seconds_of(timeout)))
 
     async def result(self, *, timeout: Seconds | None = None) -> T:
@@ -103,22 +103,23 @@ class Task(Generic[T]):
         gateway: continue later with `after`.
         """
         live_text = LiveTextFilter()
-        with self._connection.use() as client:
-            async with aclosing(client.watch(self.id, after, live=live)) as messages:
-                async for message in messages:
-                    event = live_text.public_event(message)
-                    if event is not None:
-                        yield event
+        async with (
+            self._connection.use() as client,
+            aclosing(client.watch(self.id, after, live=live)) as messages,
+        ):
+            async for message in messages:
+                event = live_text.public_event(message)
+                if event is not None:
+                    yield event
 
     async def entries(self, *, after: int = 0) -> AsyncGenerator[Event]:
         """Yields the entries of the ledger so far, the oldest first, and does not wait for more.
 
         `after`: as in `events`. Raises NotFound.
         """
-        with self._connection.use() as client:
-            async with aclosing(client.entries(self.id, after)) as entries:
-                async for entry in entries:
-                    yield entry_event(entry)
+        async with self._connection.use() as client, aclosing(client.entries(self.id, after)) as entries:
+            async for entry in entries:
+                yield entry_event(entry)
 
     async def approve(
         self,
@@ -189,7 +190,7 @@ class Task(Generic[T]):
         name the agent reads. Raises WrongState when the task has ended, or runs a function.
         """
         sent = input_files("files", files)
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return self._seen(await client.send(self.id, text, files=sent, request_id=request_id))
 
     async def cancel(self, *, reason: str = "") -> TaskInfo:
@@ -198,12 +199,12 @@ class Task(Generic[T]):
         `reason`: recorded; at most 1,000 characters. A task that is cancelled already stays so. Raises WrongState when
         the task ended otherwise.
         """
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return self._seen(await client.cancel(self.id, reason))
 
     async def explain(self) -> tuple[str, ...]:
         """Returns about ten lines for people: why the task is in its state, and what would change that."""
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             response = await client.explain(self.id)
             self._seen(response.task)
             return tuple(response.lines)
@@ -214,16 +215,15 @@ class Task(Generic[T]):
         `tenure receipts verify` verifies a file of these lines without any service. `call_id`: only the receipt of this
         call, without the head. Raises NotFound, and WrongState (RECEIPT_CHAIN_BROKEN).
         """
-        with self._connection.use() as client:
-            async with aclosing(client.receipts(self.id, call_id)) as lines:
-                return tuple([line async for line in lines])
+        async with self._connection.use() as client, aclosing(client.receipts(self.id, call_id)) as lines:
+            return tuple([line async for line in lines])
 
     async def files(self, path: str = "") -> AsyncGenerator[TaskFile]:
         """Yields the files of the task's workspace, with all subdirectories. `path`: only those below this directory.
 
         Raises NotFound and WrongState.
         """
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             request = task_service_pb2.ListFilesRequest(task_id=self.id, path=path)
             async with aclosing(client.pages(client.tasks.ListFiles, request)) as pages:
                 async for page in pages:
@@ -235,16 +235,15 @@ class Task(Generic[T]):
 
         The content is in memory at once; `download_file` has no such limit.
         """
-        with self._connection.use() as client:
-            async with aclosing(read_file(client.tasks, self.id, path)) as parts:
-                return b"".join([part async for part in parts])
+        async with self._connection.use() as client, aclosing(read_file(client.tasks, self.id, path)) as parts:
+            return b"".join([part async for part in parts])
 
     async def download_file(self, path: str, target: Path) -> int:
         """Writes a file of the workspace to `target`, complete or not at all, and returns its size in bytes.
 
         Raises OSError, and the errors of `read_file`.
         """
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             return await download_file(client.tasks, self.id, path, target)
 
     async def _answer(
@@ -259,7 +258,7 @@ class Task(Generic[T]):
         plan: CallPlan | None = None,
     ) -> TaskInfo:
         sent = input_files("files", files)
-        with self._connection.use() as client:
+        async with self._connection.use() as client:
             answered = await client.resume(
                 self.id,
                 wait.wait_id,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -179,31 +178,3 @@ async def approve(reader: Reader, stack: AsyncExitStack) -> None:
 async def test_the_crash_test_of_the_page_passes(reader: Reader) -> None:
     (reader.folder / "pytest.ini").write_text("[pytest]\n")
     assert "1 passed" in await reader.run("python -m pytest", extra=" -q -p no:cacheprovider")
-
-
-async def test_a_worker_without_a_stack_uses_defaults(tmp_path: Path) -> None:
-    """A worker with an address in its settings is not sent elsewhere."""
-    from tenure.agents.dev_stack import advice_without_stack, dev_settings
-
-    assert dev_settings({"TENURE_DATA": str(tmp_path)}) == {}
-    advice = advice_without_stack({"TENURE_DATA": str(tmp_path)})
-    assert f"no `tenure dev` runs on {tmp_path}" in advice
-    assert "no simulator plays its models" in advice
-    assert "simulator" not in advice_without_stack({"TENURE_DATA": str(tmp_path), "ANTHROPIC_API_KEY": "key"})
-    assert not advice_without_stack({"TENURE_WORKER_TOOLS_ADDRESS": "b:1"})
-    addresses = {"coordinator": "a:1", "checkpoint": "a:2", "tools": "a:3"}
-    (tmp_path / "dev.json").write_text(json.dumps({"pid": os.getpid(), **addresses}))
-    found = dev_settings({"TENURE_DATA": str(tmp_path)})
-    assert not advice_without_stack({"TENURE_DATA": str(tmp_path)})
-    assert found["TENURE_WORKER_COORDINATOR_ADDRESS"] == "a:1"
-    assert "TENURE_WORKER_MODELS_ADDRESS" not in found
-    assert dev_settings({"TENURE_DATA": str(tmp_path), "TENURE_WORKER_TOOLS_ADDRESS": "b:1"}) == {}
-    (tmp_path / "dev.json").write_text(json.dumps({"pid": os.getpid(), **addresses, "models": "a:4"}))
-    assert dev_settings({"TENURE_DATA": str(tmp_path)})["TENURE_WORKER_MODELS_ADDRESS"] == "a:4"
-    simulated = {"pid": os.getpid(), **addresses, "models": "a:4", "simulator": "http://a:5"}
-    (tmp_path / "dev.json").write_text(json.dumps(simulated))
-    own_key = {"TENURE_DATA": str(tmp_path), "OPENAI_API_KEY": "key"}
-    assert dev_settings(own_key)["TENURE_WORKER_FUNCTIONS_USE_RUNNER"] == "false", (
-        "the simulator does not get the calls"
-    )
-    assert "TENURE_WORKER_FUNCTIONS_USE_RUNNER" not in dev_settings({"TENURE_DATA": str(tmp_path)})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from devstack.data_dir import hold_folder, write_addresses
 from services.gateway.admin import AdminServicer, Identity
-from tenure.agents.dev_stack import stack_of_another_folder
+from tenure.agents.dev_stack import advice_without_stack, dev_settings, stack_of_another_folder
 from tenure.runtime.rpc.server import RpcServer
 
 
@@ -19,3 +21,30 @@ async def test_a_gateway_states_the_folder_of_its_stack(folder: str) -> None:
     async with server:
         assert await asyncio.to_thread(stack_of_another_folder, server.address) == folder
     assert await asyncio.to_thread(stack_of_another_folder, server.address) == "", "no gateway answers"
+
+
+def test_a_worker_without_a_stack_uses_defaults(tmp_path: Path) -> None:
+    """A worker with an address in its settings is not sent elsewhere."""
+    assert dev_settings({"TENURE_DATA": str(tmp_path)}) == {}
+    advice = advice_without_stack({"TENURE_DATA": str(tmp_path)})
+    assert f"no `tenure dev` runs on {tmp_path}" in advice
+    assert "no simulator plays its models" in advice
+    assert "simulator" not in advice_without_stack({"TENURE_DATA": str(tmp_path), "ANTHROPIC_API_KEY": "key"})
+    assert not advice_without_stack({"TENURE_WORKER_TOOLS_ADDRESS": "b:1"})
+    addresses = {"coordinator": "a:1", "checkpoint": "a:2", "tools": "a:3"}
+    with hold_folder(tmp_path):
+        write_addresses(tmp_path, addresses)
+        found = dev_settings({"TENURE_DATA": str(tmp_path)})
+        assert not advice_without_stack({"TENURE_DATA": str(tmp_path)})
+        assert found["TENURE_WORKER_COORDINATOR_ADDRESS"] == "a:1"
+        assert "TENURE_WORKER_MODELS_ADDRESS" not in found
+        assert dev_settings({"TENURE_DATA": str(tmp_path), "TENURE_WORKER_TOOLS_ADDRESS": "b:1"}) == {}
+        write_addresses(tmp_path, {**addresses, "models": "a:4"})
+        assert dev_settings({"TENURE_DATA": str(tmp_path)})["TENURE_WORKER_MODELS_ADDRESS"] == "a:4"
+        simulated = {**addresses, "models": "a:4", "simulator": "http://a:5"}
+        write_addresses(tmp_path, simulated)
+        own_key = {"TENURE_DATA": str(tmp_path), "OPENAI_API_KEY": "key"}
+        assert dev_settings(own_key)["TENURE_WORKER_FUNCTIONS_USE_RUNNER"] == "false", (
+            "the simulator does not get the calls"
+        )
+        assert "TENURE_WORKER_FUNCTIONS_USE_RUNNER" not in dev_settings({"TENURE_DATA": str(tmp_path)})

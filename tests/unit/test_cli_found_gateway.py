@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import json
 import os
 import sys
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -12,15 +15,24 @@ from unittest.mock import AsyncMock, Mock
 import click
 import pytest
 
-from devstack.data_dir import write_addresses
+from devstack.data_dir import hold_folder, write_addresses
+from services.gateway.admin import AdminServicer, Identity
+from tenure.agents.dev_stack import advice_without_stack, dev_settings
 from tenure.cli.context import Context, context_of
 from tenure.cli.found_gateway import StackOfAnotherFolder
 from tenure.domain.errors import NotFound, Unavailable
+from tenure.runtime import running_stack
+from tenure.runtime.rpc.server import RpcServer
+from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.running_stack import DEFAULT_ADDRESS, FoundGateway, find_gateway
 from tenure.sdk.client import Client
 from tenure.sdk.connection import GatewayConnection
+from tenure.sdk.errors import ServerFailed
+from tenure.sdk.sync_client import SyncClient
 from tenure.v1.admin_service_pb2 import GetCallerResponse
+from tenure.v1.agent_service_pb2 import GetAgentRequest
 
+PARTS = ("gateway", "coordinator", "checkpoint", "tools")
 FOLDER = "/home/ann/shop/.tenure"
 
 
@@ -64,8 +76,9 @@ def test_a_gateway_without_an_address_is_guessed(tmp_path: Path) -> None:
     }
     assert context_of({}, address=None, data=tmp_path, **options).is_guessed
     assert not context_of({}, address="127.0.0.1:8470", data=tmp_path, **options).is_guessed
-    write_addresses(tmp_path, {"gateway": "127.0.0.1:1"})
-    own = context_of({}, address=None, data=tmp_path, **options)
+    with hold_folder(tmp_path):
+        write_addresses(tmp_path, {"gateway": "127.0.0.1:1"})
+        own = context_of({}, address=None, data=tmp_path, **options)
     assert (own.is_guessed, own.address) == (False, "127.0.0.1:1")
 
 
@@ -100,35 +113,64 @@ async def test_no_other_gateway_is_asked_about(monkeypatch: pytest.MonkeyPatch) 
     assert asked == []
 
 
-def test_client_and_command_find_the_gateway_by_one_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_command_and_worker_find_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stack of the folder, or of the nearest folder above; a folder above of another user is left out."""
     for name in ("TENURE_ADDRESS", "TENURE_DATA"):
         monkeypatch.delenv(name, raising=False)
     inner = tmp_path / "shop" / "src"
-    for number, folder in enumerate((tmp_path, tmp_path / "shop"), 1):
-        (folder / ".tenure").mkdir(parents=True)
-        write_addresses(folder / ".tenure", {"gateway": f"127.0.0.1:{number}"})
-    inner.mkdir()
+    inner.mkdir(parents=True)
     monkeypatch.chdir(inner)
-    connection = GatewayConnection(None, None, None, None)
-    assert (connection.address, connection.is_guessed) == ("127.0.0.1:2", False)
-    assert find_gateway() == FoundGateway("127.0.0.1:2")
-    assert find_gateway(tmp_path / ".tenure").address == "127.0.0.1:1"
-    monkeypatch.setattr(os, "getuid", lambda: -1)
+    with ExitStack() as running:
+        for number, folder in enumerate((tmp_path, tmp_path / "shop"), 1):
+            (folder / ".tenure").mkdir()
+            running.enter_context(hold_folder(folder / ".tenure"))
+            write_addresses(folder / ".tenure", dict.fromkeys(PARTS, f"127.0.0.1:{number}"))
+        connection = GatewayConnection(None, None, None, None)
+        assert (connection.address, connection.is_guessed) == ("127.0.0.1:2", False)
+        assert find_gateway() == FoundGateway("127.0.0.1:2")
+        assert find_gateway(tmp_path / ".tenure").address == "127.0.0.1:1"
+        assert dev_settings({})["TENURE_WORKER_COORDINATOR_ADDRESS"] == "127.0.0.1:2"
+        assert not advice_without_stack({})
+        with monkeypatch.context() as other_user:
+            other_user.setattr(os, "getuid", lambda: -1)
+            assert find_gateway() == FoundGateway(DEFAULT_ADDRESS, is_guessed=True)
     assert find_gateway() == FoundGateway(DEFAULT_ADDRESS, is_guessed=True)
+    assert "no `tenure dev` runs in this folder or above" in advice_without_stack({})
     monkeypatch.setenv("TENURE_ADDRESS", "127.0.0.1:7")
     assert GatewayConnection(None, None, None, None).address == "127.0.0.1:7"
 
 
-async def test_client_refuses_the_stack_of_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_stack_is_not_found(tmp_path: Path) -> None:
+    """Its file stays, and its process id may be that of any other program."""
+    (tmp_path / "dev.json").write_text(json.dumps({"pid": os.getpid(), "gateway": "127.0.0.1:1"}))
+    (tmp_path / "dev.lock").touch()
+    assert find_gateway(tmp_path) == FoundGateway(DEFAULT_ADDRESS, is_guessed=True)
+    with hold_folder(tmp_path):
+        assert find_gateway(tmp_path).is_guessed, "another stack is starting there"
+
+
+@pytest.mark.parametrize("folder", [FOLDER, ""])
+async def test_first_call_refuses_a_stack_of_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Also outside of `with`. A gateway that is no part of a development stack gets the call."""
     monkeypatch.delenv("TENURE_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
-    for caller, is_refused in ((gateway(stack_folder=FOLDER), True), (gateway(installation="prod"), False)):
-        client = Client()
-        monkeypatch.setattr(client._connection, "client", lambda caller=caller: caller)
-        if is_refused:
-            with pytest.raises(NotFound, match=FOLDER) as refused:
-                await client.__aenter__()
-            assert refused.value.reason == "STACK_OF_ANOTHER_FOLDER"
-        else:
+    server = RpcServer("127.0.0.1:0")
+    server.add("tenure.v1.AdminService", AdminServicer(Mock(), Identity("tenure", folder)))
+    async with server:
+        monkeypatch.setattr(running_stack, "DEFAULT_ADDRESS", server.address)
+        client, sync_client = Client(), SyncClient()
+        for call in (
+            client.submit("a goal"),
+            anext(client.changes()),
+            asyncio.to_thread(sync_client.submit, "a goal"),
+            asyncio.to_thread(sync_client.raw.agents.GetAgent, GetAgentRequest(name="a")),
+        ):
+            with pytest.raises(NotFound if folder else (ServerFailed, PeerFailed)) as refused:
+                await call
+            assert not folder or (FOLDER in str(refused.value) and refused.value.reason == "STACK_OF_ANOTHER_FOLDER")
+        with pytest.raises(NotFound) if folder else nullcontext():
             await client.__aenter__()
+        await client.close()
+        await asyncio.to_thread(sync_client.close)
