@@ -37,12 +37,14 @@ MOST_FOUND: Final = 1_000
 MOST_COUNTED: Final = 10_000
 """Of each state; a frequent text has a lower limit."""
 MAX_GROUPED: Final = 100_000
+"""Read for the groups of one filter."""
 _NEWEST: Final = ("infinity", "ffffffff-ffff-ffff-ffff-ffffffffffff")
 _LAST_CHARACTER: Final = "\U0010ffff"
 _SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 _ALL_IDS: Final = (_SOONEST[1], _NEWEST[1])
 _ONLY_IN_INDEX: Final = frozenset({"states", "reasons", "queue", "created_since", "created_before"})
 _LAST_NANO_USD: Final = 2**63 - 1
+_BY_STATE: Final = (LISTS.list_tasks, LISTS.list_states, LISTS.list_reasons)
 
 
 _TimeField = Literal["created_since", "created_before", "ended_since", "ended_before"]
@@ -83,7 +85,8 @@ async def list_tasks(reads: LedgerReads, tenant: str, request: tasks_pb.ListTask
     elif kept.reached is not None:
         task_id, at = kept.reached
         response.next_page_token = write_token(at, task_id)
-        response.searched_until_time.CopyFrom(timestamp(datetime.fromisoformat(at)))
+        if not by_deadline:
+            response.searched_until_time.CopyFrom(timestamp(datetime.fromisoformat(at)))
     return response
 
 
@@ -152,17 +155,28 @@ def _counting(wanted: task_pb2.TaskFilter, parameters: dict[str, Any]) -> bytes:
 
 
 async def group_tasks(pool: Pool, tenant: str, request: pb.GroupTasksRequest) -> pb.GroupTasksResponse:
-    """Returns the numbers of tasks that match, by state and reason, of the MAX_GROUPED first ones."""
-    parameters = filter_parameters(tenant, request.filter) | {"limit": MAX_GROUPED + 1}
+    """Returns the numbers of tasks that match, by state and reason. It reads MAX_GROUPED tasks at most."""
+    place, place_task_id = _NEWEST
+    parameters = filter_parameters(tenant, request.filter) | {
+        "place": place,
+        "place_task_id": place_task_id,
+        "page_size": MAX_GROUPED + 1,
+        "most_read": MAX_GROUPED + 1,
+    }
     async with pool_connection(pool) as connection:
-        known = await _with_ids(connection, parameters)
+        known, more = await _with_ids(connection, parameters), False
+        listing = _listing(request.filter, known)
+        if known["any_ids"] is None and listing not in _BY_STATE:
+            kept = _complete(await fetch_all(connection, listing, known))
+            known["any_ids"], more = [task_id for task_id, _ in kept.places], kept.reached is not None
         statement = LISTS.group_states if known["any_ids"] is None else LISTS.group_ids
         rows = await fetch_all(connection, statement, known)
     groups = [
         admin_pb.TaskGroup(state=STATES.to_wire(TaskState(state)), reason=reason, count=count, task_ids=task_ids)
-        for state, reason, count, task_ids in rows
+        for state, reason, count, task_ids, _ in sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
+        if count
     ]
-    return pb.GroupTasksResponse(groups=groups, more=sum(group.count for group in groups) > MAX_GROUPED)
+    return pb.GroupTasksResponse(groups=groups, more=more or sum(read for *_, read in rows) > MAX_GROUPED)
 
 
 def filter_parameters(tenant: str, wanted: task_pb2.TaskFilter) -> dict[str, Any]:
@@ -172,7 +186,7 @@ def filter_parameters(tenant: str, wanted: task_pb2.TaskFilter) -> dict[str, Any
     """
     states, task_ids = sorted({_state(number) for number in wanted.states}), sorted(set(wanted.task_ids))
     first_id, last_id = id_range(wanted.task_id_prefix) or _ALL_IDS
-    has_longest = wanted.HasField("max_duration")
+    has_dearest, has_longest = wanted.HasField("max_nano_usd"), wanted.HasField("max_duration")
     return {
         "tenant": tenant,
         "states": states,
@@ -202,7 +216,7 @@ def filter_parameters(tenant: str, wanted: task_pb2.TaskFilter) -> dict[str, Any
         "words": searched_words(tenant, wanted.text),
         "model": wanted.model,
         "min_nano_usd": wanted.min_nano_usd,
-        "max_nano_usd": wanted.max_nano_usd or _LAST_NANO_USD,
+        "max_nano_usd": wanted.max_nano_usd if has_dearest else _LAST_NANO_USD,
         "min_seconds": str(seconds(wanted.min_duration)),
         "max_seconds": str(seconds(wanted.max_duration)) if has_longest else "Infinity",
     }

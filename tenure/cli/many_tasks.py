@@ -137,8 +137,9 @@ async def _preview(context: Context, client: Client, request: admin_pb.ActOnTask
         state = Text(harmless(why(group.state, group.reason, "")), state_style(state_name(group.state)))
         table.add_row(f"{group.count:,}", state, " ".join(map(short_id, group.task_ids)))
     if not counted.groups:
-        echo("no task matches", err=True)
-        return ""
+        beyond = "no task matches of those that a preview reads, the newest 100,000; others may match"
+        echo(beyond if counted.more else "no task matches", err=True)
+        return "the tasks that match" if counted.more else ""
     if not context.as_json:
         context.console.print(table)
     total = sum(group.count for group in counted.groups)

@@ -99,12 +99,19 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _dollars(text: str) -> int:
-    """Reads `0.50` or `$12` as a whole number of nano USD."""
+    """Reads `0.50` or `$12` as a whole number of nano USD, above 0."""
+    nano_usd = _dollars_from_0(text)
+    if not nano_usd:
+        raise ValueError(f"{text!r} must be above 0 dollars; write for example 0.50")
+    return nano_usd
+
+
+def _dollars_from_0(text: str) -> int:
     try:
         nano_usd = nano_usd_of(Decimal(text.strip().removeprefix("$")))
     except InvalidOperation:
         nano_usd = None
-    if nano_usd is None or not 0 < nano_usd <= MAX_NANO_USD:
+    if nano_usd is None or not 0 <= nano_usd <= MAX_NANO_USD:
         raise ValueError(f"{text!r} is not an amount of dollars; write for example 0.50")
     return nano_usd
 
@@ -182,6 +189,8 @@ MESSAGE_FILES: Final[Mapping[str, Any]] = {
     "help": "Put this file into a new directory of the workspace, and show the agent an image. May be repeated.",
 }
 DOLLARS: Final = Typed("dollars", _dollars)
+DOLLARS_FROM_0: Final = Typed("dollars", _dollars_from_0)
+"""The bound of a range."""
 REPLICAS: Final = Typed("replicas", _replicas)
 SETTING: Final = Typed("setting", _setting)
 SOURCE: Final = Typed("kind/id/run", _source)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from tenure.cli.group import SectionOption
-from tenure.cli.parameters import DOLLARS, EARLIER, LABEL, SOURCE, TIMEOUT
+from tenure.cli.parameters import DOLLARS_FROM_0, DURATION, EARLIER, LABEL, SOURCE
 from tenure.domain.budget import NANO_USD
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TaskState
@@ -41,7 +41,8 @@ def filter_options(*, reasons: str = "--reason") -> Callable[[Callback], Callbac
         ) -> Any:
             ranges = {name: options.pop(name) for name in RANGES}
             for cost in ("min_cost", "max_cost"):
-                ranges[cost] = ranges[cost] and Decimal(ranges[cost]) / NANO_USD
+                if ranges[cost] is not None:
+                    ranges[cost] = Decimal(ranges[cost]) / NANO_USD
             try:
                 wanted = task_filter(
                     state=states,
@@ -129,13 +130,15 @@ def _options(reasons: str) -> list[Callable[[Callback], Callback]]:
         _option(
             "--ended-before", type=EARLIER, default=None, help="Only tasks that ended before that time, or a time."
         ),
-        _option("--min-cost", type=DOLLARS, default=None, help="Only tasks that cost this many US dollars or more."),
-        _option("--max-cost", type=DOLLARS, default=None, help="Only tasks that cost at most this."),
+        _option(
+            "--min-cost", type=DOLLARS_FROM_0, default=None, help="Only tasks that cost so many US dollars or more."
+        ),
+        _option("--max-cost", type=DOLLARS_FROM_0, default=None, help="Only tasks that cost at most this."),
         _option(
             "--min-duration",
-            type=TIMEOUT,
+            type=DURATION,
             default=None,
             help="Only tasks that took this long or longer, so far or in all.",
         ),
-        _option("--max-duration", type=TIMEOUT, default=None, help="Only tasks that took at most this long."),
+        _option("--max-duration", type=DURATION, default=None, help="Only tasks that took at most this long."),
     ]

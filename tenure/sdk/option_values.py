@@ -36,15 +36,23 @@ def of_type(argument: str, value: T, kind: type) -> T:
 
 
 def nano_usd(argument: str, amount: Money | None) -> int:
-    """Returns an amount of US dollars in nano dollars; 0 for None."""
-    if amount is None:
-        return 0
+    """Returns an amount of US dollars in nano dollars; 0 for None. Refuses 0, which the contract takes for none."""
+    return 0 if amount is None else _nano_usd(argument, amount, least=1)
+
+
+def nano_usd_from_0(argument: str, amount: Money) -> int:
+    """Returns an amount of US dollars in nano dollars. 0 is one: the bound of a range, or a quota."""
+    return _nano_usd(argument, amount, least=0)
+
+
+def _nano_usd(argument: str, amount: Money, *, least: int) -> int:
     try:
         nano = nano_usd_of(Decimal(str(amount)))
     except InvalidOperation:
         nano = None
-    if nano is None or not 0 < nano <= MAX_NANO_USD:
-        message = f"must be an amount of US dollars above 0 with at most 9 decimals, not {amount}"
+    if nano is None or not least <= nano <= MAX_NANO_USD:
+        bound = "above 0" if least else "of 0 or more"
+        message = f"must be an amount of US dollars {bound} with at most 9 decimals, not {amount}"
         raise invalid_argument(argument, message, "write for example 0.5")
     return nano
 
@@ -161,14 +169,26 @@ def seconds_of(time: Seconds) -> float:
 
 
 def timeout(argument: str, given: Seconds) -> Duration:
-    """Returns a timeout. Refuses a time that is not above 0."""
-    try:
-        message = duration(seconds_of(given))
-    except (TypeError, ValueError, OverflowError):
-        message = Duration()
-    if message.ToNanoseconds() <= 0:  # the contract takes 0 for the default
+    """Returns a timeout. Refuses a time that is not above 0, because the contract takes 0 for the default."""
+    message = _duration(given)
+    if message is None or message.ToNanoseconds() <= 0:
         raise invalid_argument(argument, f"must be above 0 seconds, not {given}")
     return message
+
+
+def duration_from_0(argument: str, given: Seconds) -> Duration:
+    """Returns a duration. 0 is one: the bound of a range."""
+    message = _duration(given)
+    if message is None or message.ToNanoseconds() < 0:
+        raise invalid_argument(argument, f"must be 0 seconds or more, not {given}")
+    return message
+
+
+def _duration(given: Seconds) -> Duration | None:
+    try:
+        return duration(seconds_of(given))
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def start_time(argument: str, given: datetime) -> Timestamp:

@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tenure.domain.states import TaskState
 from tenure.domain.task import Source, SourceKind
 from tenure.sdk.errors import invalid_argument
-from tenure.sdk.option_values import Money, Seconds, agent_of_reference, nano_usd, timeout
+from tenure.sdk.option_values import Money, Seconds, agent_of_reference, duration_from_0, nano_usd_from_0
 from tenure.sdk.submit_options import Option, only
 from tenure.v1 import task_pb2
 from tenure.wire.common import SOURCES, STATES, optional_timestamp
@@ -81,8 +81,8 @@ def task_filter(*, task_ids: Iterable[str] = (), **wanted: Unpack[TaskFilterOpti
         task_ids=task_ids,
         text=wanted.get("text", ""),
         model=wanted.get("model", ""),
-        min_nano_usd=nano_usd("min_cost", wanted.get("min_cost")),
-        max_nano_usd=nano_usd("max_cost", wanted.get("max_cost")),
+        min_nano_usd=_nano_usd("min_cost", wanted.get("min_cost")),
+        max_nano_usd=_nano_usd("max_cost", wanted.get("max_cost")),
         min_duration=_duration("min_duration", wanted.get("min_duration")),
         max_duration=_duration("max_duration", wanted.get("max_duration")),
     )
@@ -102,8 +102,12 @@ def source_of(text: str) -> Source:
     return Source(kinds[kind.lower()], unquote(source_id), run)
 
 
+def _nano_usd(argument: str, given: Money | None) -> int | None:
+    return None if given is None else nano_usd_from_0(argument, given)
+
+
 def _duration(argument: str, given: Seconds | None) -> Duration | None:
-    return None if given is None else timeout(argument, given)
+    return None if given is None else duration_from_0(argument, given)
 
 
 def _time(argument: str, moment: datetime | None) -> Timestamp | None:

@@ -534,7 +534,7 @@ class ActOnTasksResponse(message.Message):
     next_page_token: builtins.str
     """For the next page; empty: no more."""
     more: builtins.bool
-    """Of a dry run: there are more than the 100,000 tasks that were counted."""
+    """Of a dry run: more tasks may match, because at most 100,000 tasks are read for the groups."""
     @builtins.property
     def outcomes(self) -> containers.RepeatedCompositeFieldContainer[ActOnTasksResponse.Outcome]:
         """One for each task of the page."""

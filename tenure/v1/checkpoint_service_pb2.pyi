@@ -2675,7 +2675,7 @@ class GroupTasksResponse(message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     more: builtins.bool
-    """There are more tasks than were counted."""
+    """More tasks may match: at most 100,000 are read."""
     @builtins.property
     def groups(self) -> containers.RepeatedCompositeFieldContainer[admin_service_pb2.TaskGroup]:
         """The largest group first."""

@@ -2168,7 +2168,7 @@ class TaskFilter(message.Message):
     min_nano_usd: builtins.int
     """Its own model calls cost this much or more, in nano US dollars."""
     max_nano_usd: builtins.int
-    """At most this much; 0: any."""
+    """At most this much; 0: nothing; absent: any."""
     task_id_prefix: builtins.str
     """The first characters of its id, 4 hexadecimal digits or more, with or without dashes. INVALID_ARGUMENT: more than
     5,000 ids of the installation begin so.
@@ -2242,16 +2242,18 @@ class TaskFilter(message.Message):
         ended_before: timestamp_pb2.Timestamp | None = ...,
         model: builtins.str = ...,
         min_nano_usd: builtins.int = ...,
-        max_nano_usd: builtins.int = ...,
+        max_nano_usd: builtins.int | None = ...,
         min_duration: duration_pb2.Duration | None = ...,
         max_duration: duration_pb2.Duration | None = ...,
         task_id_prefix: builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "max_duration", b"max_duration", "min_duration", b"min_duration", "output", b"output", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_max_nano_usd", b"_max_nano_usd", "created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "max_duration", b"max_duration", "max_nano_usd", b"max_nano_usd", "min_duration", b"min_duration", "output", b"output", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "agent_revision", b"agent_revision", "created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "max_duration", b"max_duration", "max_nano_usd", b"max_nano_usd", "min_duration", b"min_duration", "min_nano_usd", b"min_nano_usd", "model", b"model", "output", b"output", "queue", b"queue", "reasons", b"reasons", "root_task_id", b"root_task_id", "source", b"source", "states", b"states", "task_id_prefix", b"task_id_prefix", "task_ids", b"task_ids", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_nano_usd", b"_max_nano_usd", "agent", b"agent", "agent_revision", b"agent_revision", "created_before", b"created_before", "created_since", b"created_since", "ended_before", b"ended_before", "ended_since", b"ended_since", "forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "max_duration", b"max_duration", "max_nano_usd", b"max_nano_usd", "min_duration", b"min_duration", "min_nano_usd", b"min_nano_usd", "model", b"model", "output", b"output", "queue", b"queue", "reasons", b"reasons", "root_task_id", b"root_task_id", "source", b"source", "states", b"states", "task_id_prefix", b"task_id_prefix", "task_ids", b"task_ids", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_nano_usd: _TypeAlias = typing.Literal["max_nano_usd"]  # noqa: Y015
+    _WhichOneofArgType__max_nano_usd: _TypeAlias = typing.Literal["_max_nano_usd", b"_max_nano_usd"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_nano_usd) -> _WhichOneofReturnType__max_nano_usd | None: ...
 
 @typing.final
 class OutputFilter(message.Message):

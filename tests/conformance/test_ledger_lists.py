@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from services.checkpoint import lists
 from services.checkpoint.lists import filter_parameters
 from services.checkpoint.queries import LISTS
 from tenure.domain.errors import InvalidRequest
@@ -35,9 +36,7 @@ async def listed(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list
             return pages
 
 
-async def test_the_soonest_deadline_is_listed_first(
-    replica: Checkpoint,
-) -> None:
+async def test_the_soonest_deadline_is_listed_first(replica: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     await replica.create()
     doubtful = await replica.claim((await replica.create()).task_id)
     await doubtful.commit(transition=IN_DOUBT)
@@ -53,6 +52,8 @@ async def test_the_soonest_deadline_is_listed_first(
     assert await listed(replica, states=[task_pb2.TASK_STATE_WAITING_EXTERNAL]) == [[]]
     await replica.cancel(sooner)
     assert await listed(replica) == [in_order[1:]]
+    monkeypatch.setattr(lists, "MOST_READ", 1)
+    assert await listed(replica, labels={"n": "9000"}) == [[], [late], [], []], "a page reads no more than it may"
 
 
 async def test_an_unknown_order_is_refused(replica: Checkpoint) -> None:

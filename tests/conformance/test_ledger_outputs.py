@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from services.checkpoint import lists
 from services.checkpoint.lists import filter_parameters
 from services.checkpoint.queries import LISTS
 from tenure.domain.errors import InvalidRequest
@@ -14,11 +15,12 @@ from tenure.domain.outputs import MAX_OUTPUTS, RECORD_OUTPUT
 from tenure.runtime.store.postgres import BoundedConnection, send_int8
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.conformance.test_ledger_changes import now, read_changes
 from tests.conformance.test_ledger_forks import fork
 from tests.conformance.test_ledger_retention import prune
 from tests.conformance.test_ledger_sources import listed as listed_tasks
-from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, Owner, answer, entry, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, Owner, answer, entry, reserve
 
 DIGEST = "sha256:" + "0" * 64
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
@@ -182,6 +184,23 @@ async def test_sql_cannot_change_an_output(replica: Checkpoint) -> None:
         await replica.query("update ledger.task_outputs set uri = 'https://elsewhere.example'")
 
 
+@pytest.mark.parametrize("wanted", [{"kind": "report"}, {"uri_prefix": "workspace:a"}])
+async def test_a_page_by_output_reads_no_more_than_it_may(
+    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch, wanted: Any
+) -> None:
+    oldest = (await recording(replica, output(), labels={"team": "a"})).task.task_id
+    await recording(replica, output(), output())
+    request = tasks_pb.ListTasksRequest(
+        filter=task_pb2.TaskFilter(output=task_pb2.OutputFilter(**wanted), labels={"team": "a"})
+    )
+    monkeypatch.setattr(lists, "MOST_READ", 1)
+    first = await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
+    assert (list(first.tasks), first.HasField("searched_until_time")) == ([], True)
+    request.page_token = first.next_page_token
+    second = await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
+    assert [task.task_id for task in second.tasks] == [oldest]
+
+
 @pytest.mark.parametrize(
     ("statement", "index", "sorts"),
     [(LISTS.list_output_kind, "task_outputs_kind", False), (LISTS.list_output_uri, "task_outputs_uri", True)],
@@ -193,6 +212,7 @@ async def test_lists_by_output_use_their_index(replica: Checkpoint, statement: A
         "place": "infinity",
         "place_task_id": "ffffffff-ffff-ffff-ffff-ffffffffffff",
         "page_size": 10,
+        "most_read": 100,
         **filter_parameters(replica.tenant, task_pb2.TaskFilter()),
         "output_kind": "report",
         "output_from": "workspace:",

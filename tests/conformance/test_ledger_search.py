@@ -12,6 +12,7 @@ from services.checkpoint.lists import filter_parameters
 from services.checkpoint.queries import LISTS
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.store.postgres import BoundedConnection, send_int8
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks_pb
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
@@ -87,6 +88,7 @@ async def test_cost_model_time_and_duration_select(replica: Checkpoint) -> None:
     assert await ids(replica, min_nano_usd=5) == [cheap.task_id, dear.task_id]
     assert await ids(replica, min_nano_usd=6, max_nano_usd=500) == [dear.task_id]
     assert await ids(replica, max_nano_usd=499) == [cheap.task_id, other.task_id]
+    assert await ids(replica, max_nano_usd=0) == [other.task_id], "0 is a bound"
     assert await ids(replica, model="large") == [dear.task_id]
     hour, instant = Duration(seconds=3600), Duration(nanos=1000)
     assert len(await ids(replica, min_duration=instant, max_duration=hour)) == 3
@@ -155,3 +157,25 @@ async def test_a_search_and_a_count_read_an_index(replica: Checkpoint, statement
     text = "\n".join(line for (line,) in plan)
     assert index in text, text
     assert "Seq Scan" not in text, text
+
+
+async def test_groups_of_a_filter_read_no_more_than_they_may(
+    replica: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rare cost says that there may be more; a tree has an index of its own, in which all its tasks are found."""
+    oldest = await replica.create()
+    for _ in range(3):
+        await replica.create()
+    await replica.query("update ledger.tasks set used_nano_usd = 5 where task_id = %b::text::uuid", oldest.task_id)
+
+    async def grouped(**wanted: Any) -> tuple[list[tuple[int, list[str]]], bool]:
+        request = pb.GroupTasksRequest(filter=task_pb2.TaskFilter(**wanted))
+        answer = await replica.stub.GroupTasks(request, timeout=TIMEOUT_SECONDS)
+        return [(group.count, list(group.task_ids)) for group in answer.groups], answer.more
+
+    found = ([(1, [oldest.task_id])], False)
+    assert await grouped(min_nano_usd=5) == found
+    monkeypatch.setattr(lists, "MAX_GROUPED", 2)
+    assert await grouped(min_nano_usd=5) == ([], True)
+    assert await grouped(root_task_id=oldest.task_id) == found
+    assert await grouped(task_ids=[oldest.task_id]) == found

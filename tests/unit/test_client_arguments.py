@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from services.gateway.http.operator_requests import QuotaBody
+from services.gateway.http.operator_routes import _quota
 from tenure import Client, InvalidRequest, TaskWait
 from tenure.cli.task_options import typed_names
 from tenure.client.leases import HeldLease
+from tenure.domain.quotas import QuotaKind
 from tenure.domain.task import Source, SourceKind
 from tenure.domain.waits import CallDecision, WaitKind
 from tenure.sdk.answers import WaitReply, approval, denial
 from tenure.sdk.submit_options import argument_of
+from tenure.sdk.task_filter import task_filter
 from tenure.sdk.task_info import CallToApprove
 
 
@@ -179,3 +184,19 @@ async def test_an_option_of_another_call_is_a_type_error(method: str, option: st
     async with Client("127.0.0.1:1") as client:
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
             await getattr(client, method)("x", **{option: "y"})
+
+
+def test_zero_is_a_bound_of_a_range() -> None:
+    """A task without cost costs at most 0. In a submit the contract takes 0 for the default."""
+    wanted = task_filter(min_cost=0, max_cost=0, min_duration=0, max_duration=0)
+    assert wanted.HasField("max_nano_usd")
+    assert wanted.HasField("max_duration")
+    assert not task_filter().ListFields()
+    for bound in ("max_cost", "max_duration"):
+        with pytest.raises(InvalidRequest, match=f"{bound}: must be .*0 .*or more"):
+            task_filter(**{bound: -1})  # type: ignore[misc]
+
+
+def test_a_quota_of_no_dollars_is_one() -> None:
+    quota = _quota(QuotaBody(kind=QuotaKind.MONEY_PER_DAY, limit_usd=Decimal(0)))
+    assert (quota.most, quota.no_limit) == (0, False)

@@ -133,58 +133,64 @@ select x.task_id::text from task_texts x where x.words @@ %(words)b::text::tsque
 
 -- name: list_waits
 -- Waiting tasks, by the deadline of the wait. Ordered by time and UUID, as the index is, and not by the texts.
-select t.task_id::text, coalesce(t.wait_deadline_at, 'infinity')::text, true, false from tasks t
- where t.tenant = %(tenant)b and t.waiting_since is not null
-   and (coalesce(t.wait_deadline_at, 'infinity'), t.task_id) >
-       (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-   and {filter} and {narrow}
- order by coalesce(t.wait_deadline_at, 'infinity'), t.task_id
+select r.task_id::text, r.deadline_at::text, r.fits, r.n = %(most_read)b
+  from (select t.task_id, coalesce(t.wait_deadline_at, 'infinity') as deadline_at, {filter} and {narrow} as fits,
+               row_number() over (order by coalesce(t.wait_deadline_at, 'infinity'), t.task_id) as n from tasks t
+         where t.tenant = %(tenant)b and t.waiting_since is not null
+           and (coalesce(t.wait_deadline_at, 'infinity'), t.task_id) >
+               (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
+         order by coalesce(t.wait_deadline_at, 'infinity'), t.task_id
+         limit %(most_read)b) r
+ where r.fits or r.n = %(most_read)b
+ order by r.deadline_at, r.task_id
  limit %(page_size)b;
+
+-- part: outputs
+-- Tasks with some outputs, newest first: as many as may be read. A task may have been pruned since.
+select o.task_id, o.task_created_at as created_at, o.n, {filter} and {narrow} as fits
+  from (select d.*, row_number() over (order by d.task_created_at desc, d.task_id desc) as n
+          from (select distinct task_created_at, task_id from task_outputs
+                 where tenant = %(tenant)b and kind <> ''
+                   and (task_created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
+
+-- part: outputs_of_tasks
+-- Its end, behind the condition of the index.
+                 order by task_created_at desc, task_id desc
+                 limit %(most_read)b) d) o
+  left join tasks t on t.task_id = o.task_id
 
 -- name: list_output_kind
--- Tasks with an output of one kind, newest first.
-select t.task_id::text, t.created_at::text, true, false
-  from (select distinct task_created_at, task_id from task_outputs
-         where tenant = %(tenant)b and kind = %(output_kind)b::text and kind <> ''
-           and (task_created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
-         order by task_created_at desc, task_id desc) o
-  join tasks t using (task_id)
- where {filter} and {narrow}
- order by o.task_created_at desc, o.task_id desc
- limit %(page_size)b;
+-- Tasks with an output of one kind.
+{columns} from ({outputs} and kind = %(output_kind)b::text {outputs_of_tasks}) r where {kept};
 
 -- name: list_output_uri
--- The same by the beginning of a URI. The index has no order of time: all matches are read and sorted.
-select t.task_id::text, t.created_at::text, true, false
-  from (select distinct task_created_at, task_id from task_outputs
-         where tenant = %(tenant)b and kind <> ''
-           and uri >= %(output_from)b::text and uri < %(output_until)b::text
-           and (task_created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)) o
-  join tasks t using (task_id)
- where {filter} and {narrow}
- order by o.task_created_at desc, o.task_id desc
- limit %(page_size)b;
+-- The same by the beginning of a URI. The index has no order of time: all matches are read there and sorted.
+{columns}
+  from ({outputs} and uri >= %(output_from)b::text and uri < %(output_until)b::text {outputs_of_tasks}) r
+ where {kept};
 
--- part: groups
--- The groups of the tasks that a subselect finds, which this ends.
-   and {filter} and {narrow}
-         limit %(limit)b) found
- group by found.state, found.reason
- order by 3 desc, 1, 2
+-- part: group_columns
+-- Of groups of tasks: how many fit, the newest of them, and how many were read.
+select r.state, r.reason, count(*) filter (where r.fits),
+       (array_agg(r.task_id::text order by r.task_id desc) filter (where r.fits))[1:3], count(*)
+
+-- part: of_group
+-- The tasks that are read for groups.
+select t.state, t.reason, t.task_id, {filter} and {narrow} as fits from tasks t where t.tenant = %(tenant)b
 
 -- name: group_states
--- The numbers of tasks by state and reason, with the newest of each group.
-select found.state, found.reason, count(*), (array_agg(found.task_id::text order by found.task_id desc))[1:3]
-  from (select t.state, t.reason, t.task_id from tasks t
-         where t.tenant = %(tenant)b and t.state = any(%(any_states)b::text[]) and t.state <> ''
-        {groups};
+-- The numbers of tasks by state and reason: of the newest tasks of each state, as many as may be read in all.
+{group_columns}
+  from (select of_state.* from unnest(%(any_states)b::text[]) as s(name) cross join lateral (
+               {of_group} and t.state = s.name and t.state <> '' and {in_index}
+                order by t.created_at desc, t.task_id desc
+                limit %(most_read)b) of_state
+         limit %(most_read)b) r
+ group by r.state, r.reason;
 
 -- name: group_ids
--- The same, of tasks that the filter names.
-select found.state, found.reason, count(*), (array_agg(found.task_id::text order by found.task_id desc))[1:3]
-  from (select t.state, t.reason, t.task_id from tasks t
-         where t.tenant = %(tenant)b and t.task_id = any(%(any_ids)b::text[]::uuid[])
-        {groups};
+-- The same of tasks whose ids are known.
+{group_columns} from ({of_group} and t.task_id = any(%(any_ids)b::text[]::uuid[])) r group by r.state, r.reason;
 
 -- name: count_index
 -- The numbers of tasks by state, each up to a limit, in the index alone.

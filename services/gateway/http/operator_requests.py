@@ -213,7 +213,7 @@ class QuotaBody:
 
     kind: QuotaKind = given("the kind")
     limit: int | None = given("the cap; 0: nothing is allowed; null: none", None)
-    limit_usd: Decimal | None = given("of MONEY_PER_DAY: the cap in US dollars; null: none", None)
+    limit_usd: Decimal | None = given("of MONEY_PER_DAY: the cap in US dollars; 0: no work; null: none", None)
     policy: QuotaPolicy | None = given("what happens to a submit at the cap; null: the usual of the kind", None)
 
 

@@ -14,7 +14,7 @@ from tenure.domain.errors import InvalidRequest
 from tenure.domain.quotas import DEFAULT_POLICY, QuotaKind
 from tenure.sdk import agent_info
 from tenure.sdk import operations_info as info
-from tenure.sdk.option_values import nano_usd
+from tenure.sdk.option_values import nano_usd, nano_usd_from_0
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2, tool_pb2
@@ -54,7 +54,7 @@ def _quota(quota: req.QuotaBody) -> tenant_pb.Quota:
     if (quota.limit if is_money else quota.limit_usd) is not None:
         message = f"{quota.kind} has {'limit_usd' if is_money else 'limit'}"
         raise InvalidRequest(violations=[("quotas", message)])
-    limit = quota.limit if quota.limit_usd is None else nano_usd("quotas", quota.limit_usd)
+    limit = quota.limit if quota.limit_usd is None else nano_usd_from_0("quotas", quota.limit_usd)
     return tenant_pb.Quota(
         kind=KINDS.to_wire(quota.kind),
         most=limit or 0,
