@@ -18,6 +18,7 @@ from tenure.wire.call_plans import plan_to_wire
 from tenure.wire.tool import outcome_to_domain
 from tests.support.fix_tools import Grants, Outside, Owner, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
+from tests.support.sweeps import first
 from tests.support.tool_rules import ASK, DENY, rule, set_rule
 
 RAN = (OutcomeStatus.SUCCEEDED, "")
@@ -173,7 +174,7 @@ async def test_race_with_the_end_shows_a_missing_lock(tool_service: StartTools, 
     assert at_end < at_last
 
 
-@pytest.mark.parametrize("failpoint", ["tools.bounds_locked", "tools.after_ruled_accept", "tools.after_effect"])
+@pytest.mark.parametrize("failpoint", first(["tools.bounds_locked", "tools.after_ruled_accept", "tools.after_effect"]))
 async def test_kill_and_takeover_keep_what_a_plan_counted(
     tool_service: StartTools, grants: Grants, outside: Outside, failpoint: str
 ) -> None:

@@ -13,6 +13,7 @@ from tenure.domain.errors import PermissionDenied, TenureError, WrongState
 from tenure.v1 import agent_service_pb2, task_pb2
 from tests.support.fix_pools import PooledStack, open_pooled_stack
 from tests.support.scripted_worker import ScriptedWorker
+from tests.support.sweeps import one_of_each
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,12 +56,15 @@ async def ended_with(worker: ScriptedWorker) -> TenureError:
 
 @pytest.mark.parametrize(
     ("certificate", "hello", "reason", "words"),
-    [
-        ("stranger", {}, "NOT_IN_POOL", "no pool has the worker identity stranger"),
-        ("acme", {"worker_id": "acme-1"}, "NOT_IN_POOL", "no pool has the worker identity acme"),
-        ("acme-1", {"queues": ["gpu", "secret"]}, "OUTSIDE_POOL", "does not serve the queue secret"),
-        ("ours-1", {"loops": ["own", "theirs"]}, "OUTSIDE_POOL", "does not serve the loop theirs"),
-    ],
+    one_of_each(
+        [
+            ("stranger", {}, "NOT_IN_POOL", "no pool has the worker identity stranger"),
+            ("acme", {"worker_id": "acme-1"}, "NOT_IN_POOL", "no pool has the worker identity acme"),
+            ("acme-1", {"queues": ["gpu", "secret"]}, "OUTSIDE_POOL", "does not serve the queue secret"),
+            ("ours-1", {"loops": ["own", "theirs"]}, "OUTSIDE_POOL", "does not serve the loop theirs"),
+        ],
+        kind=lambda case: case[2],
+    ),
 )
 async def test_a_worker_outside_of_its_pool_gets_no_session(
     pooled: PooledStack, certificate: str, hello: dict[str, Any], reason: str, words: str
@@ -125,6 +129,7 @@ async def test_a_tenant_that_leaves_the_pool_loses_its_worker(pooled: PooledStac
     assert (await ours.next_grant()).task_id == later
 
 
+@pytest.mark.faults
 async def test_a_worker_that_leaves_all_pools_loses_its_session(pooled: PooledStack) -> None:
     ours = await pooled.worker("ours-1")
     [task_id] = await pooled.submit("shop")
@@ -141,12 +146,14 @@ async def test_a_worker_that_leaves_all_pools_loses_its_session(pooled: PooledSt
         await ours.reattach()
 
 
+@pytest.mark.faults
 async def test_a_worker_whose_queue_leaves_the_pool_is_ended(pooled: PooledStack) -> None:
     acme = await pooled.worker("acme-1", queues=["gpu"])
     await pooled.set_pools(acme={**ACME, "queues": ["default"]})
     assert (await ended_with(acme)).reason == "OUTSIDE_POOL"
 
 
+@pytest.mark.faults
 async def test_a_worker_that_attaches_again_keeps_only_its_tenants(pooled: PooledStack) -> None:
     """The file changed while its stream was broken."""
     ours = await pooled.worker("ours-1", slots=2)
@@ -162,6 +169,7 @@ async def test_a_worker_that_attaches_again_keeps_only_its_tenants(pooled: Poole
     assert [grant.task_id for grant in again.held.values()] == [stays]
 
 
+@pytest.mark.faults
 async def test_a_session_is_of_one_certificate_only(pooled: PooledStack) -> None:
     """Two certificates may hold as ours-1-x; neither continues the other's session."""
     await pooled.set_pools(ours={"identities": ["ours-1", "ours-1-x"]})
@@ -173,6 +181,7 @@ async def test_a_session_is_of_one_certificate_only(pooled: PooledStack) -> None
     assert (await refusal(pooled, "ours-1-x", **hello)).reason == "OTHER_HOLDER"
 
 
+@pytest.mark.faults
 async def test_a_broken_file_changes_nothing(pooled: PooledStack) -> None:
     acme = await pooled.worker("acme-1", slots=2)
     await pooled.break_pools('{"pools": {"acme": {"identities": []}}}')

@@ -50,9 +50,8 @@ def run(killed: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.parametrize(
-    "killed", [ALONE, *(pytest.param(each, marks=pytest.mark.faults) for each in (CONTROLLER, WORKER))]
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("killed", [ALONE, CONTROLLER, WORKER])
 def test_no_process_and_no_folder_outlives_a_killed_run(run: subprocess.Popen[bytes], killed: str) -> None:
     pids = [run.pid, *descendants(run.pid)]
     programs = " ".join(command_of(pid) for pid in pids)

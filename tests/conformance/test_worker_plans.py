@@ -18,6 +18,7 @@ from tenure.wire.common import state_name
 from tests.conformance.test_parallel_approvals import begin
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS
+from tests.support.sweeps import first
 
 
 async def plan_ids(bench: WorkerBench, task_id: str) -> dict[str, str]:
@@ -27,7 +28,7 @@ async def plan_ids(bench: WorkerBench, task_id: str) -> dict[str, str]:
         return {call.record.call_id: call.plan_id for call in calls}
 
 
-@pytest.mark.parametrize("failpoints", ["", "worker.after_execute=2#kill9"])
+@pytest.mark.parametrize("failpoints", first(["worker.after_execute=2#kill9", ""]))
 async def test_later_call_runs_by_the_plan_also_after_a_kill(bench: WorkerBench, failpoints: str) -> None:
     await bench.start_worker(failpoints=failpoints)
     task = await begin(bench)

@@ -26,6 +26,7 @@ from tests.support import fix_own_tools as own_tools
 from tests.support.fix_own_tools import REPEATABLE, Letters
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.sweeps import first, one_of_each
 
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 EFFECTS = sorted(f"{kind} {number}" for kind in ("keyed", "once") for number in (1, 2, 3))
@@ -87,6 +88,7 @@ async def test_a_long_prompt_is_counted_by_the_provider_first(bench: WorkerBench
     assert reserved == [with_margin(tokens) for tokens in inputs]
 
 
+@pytest.mark.faults
 async def test_failed_count_does_not_fail_the_step(bench: WorkerBench) -> None:
     bench.simulator.order_fault(endpoint="count_tokens", status=500, count=3)
     await bench.start_worker(count_tokens_above="0")
@@ -95,6 +97,7 @@ async def test_failed_count_does_not_fail_the_step(bench: WorkerBench) -> None:
     assert len(bench.model_calls(task_id)) == 4
 
 
+@pytest.mark.faults
 async def test_prompt_caching_can_be_turned_off(bench: WorkerBench) -> None:
     await bench.start_worker(prompt_caching="false")
     task_id = await bench.submit("sim-worker-effects", tools=None)
@@ -151,7 +154,9 @@ async def test_an_answer_that_is_always_cut_fails_the_task(served: WorkerBench) 
     assert (state_name(task.state), task.reason) == ("FAILED", "MODEL_TRUNCATED")
 
 
-@pytest.mark.parametrize("fault", [{"status": 429, "retry_after_seconds": 0.5}, {"status": 529}, {"broken_stream": 1}])
+@pytest.mark.parametrize(
+    "fault", first([{"status": 429, "retry_after_seconds": 0.5}, {"status": 529}, {"broken_stream": 1}])
+)
 async def test_passing_provider_failure_costs_one_attempt(served: WorkerBench, fault: Any) -> None:
     served.simulator.order_fault(**fault, count=2)
     task_id = await served.submit("sim-hello")
@@ -170,15 +175,17 @@ async def test_refused_request_fails_the_task(served: WorkerBench) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "calls", "reason"),
-    [
-        ({"status": 500, "count": 12}, 13, "MODEL_UNAVAILABLE"),
-        ({"status": 401, "count": 3}, 4, "MODEL_ACCOUNT_REFUSED"),
-        (
-            {"status": 400, "message": "Your credit balance is too low to access the Anthropic API.", "count": 3},
-            4,
-            "MODEL_ACCOUNT_REFUSED",
-        ),
-    ],
+    one_of_each(
+        [
+            ({"status": 500, "count": 12}, 13, "MODEL_UNAVAILABLE"),
+            ({"status": 401, "count": 3}, 4, "MODEL_ACCOUNT_REFUSED"),
+            (
+                {"status": 400, "message": "Your credit balance is too low to access the Anthropic API.", "count": 3},
+                4,
+                "MODEL_ACCOUNT_REFUSED",
+            ),
+        ]
+    ),
 )
 async def test_outage_of_the_provider_or_its_account_ends_no_task(
     served: WorkerBench, fault: Any, calls: int, reason: str
@@ -338,12 +345,15 @@ async def test_an_own_tool_waits_for_its_approval(letters: Letters) -> None:
 
 @pytest.mark.parametrize(
     ("how", "effect", "begins"),
-    [
-        ("fail", "KEYED", "FAILED: write_keyed failed: ValueError: out of ink"),
-        ("large", "KEYED", "FAILED: write_keyed returned 17000000 bytes, and may return 16777216"),
-        ("unknown", "UNSAFE", "IN_DOUBT: It is not known whether this call happened: write_unsafe lost the answer"),
-        ("unknown", "KEYED", "FAILED: write_keyed lost the answer to what it sent: the post office hung up."),
-    ],
+    one_of_each(
+        [
+            ("fail", "KEYED", "FAILED: write_keyed failed: ValueError: out of ink"),
+            ("large", "KEYED", "FAILED: write_keyed returned 17000000 bytes, and may return 16777216"),
+            ("unknown", "UNSAFE", "IN_DOUBT: It is not known whether this call happened: write_unsafe lost the answer"),
+            ("unknown", "KEYED", "FAILED: write_keyed lost the answer to what it sent: the post office hung up."),
+        ],
+        kind=lambda case: case[1],
+    ),
 )
 async def test_outcome_of_an_own_tool(letters: Letters, how: str, effect: str, begins: str) -> None:
     letters.open_gate()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+import pytest
+
 from tenure.v1 import task_pb2, tool_pb2
 from tests.end_to_end.installation import Installation, check_whole
 from tests.support.patience import PATIENCE_SECONDS
@@ -33,6 +35,7 @@ async def test_a_task_is_cancelled_while_the_model_speaks(installation: Installa
     assert [call["ending"] for call in calls] == ["abandoned"]
 
 
+@pytest.mark.faults
 async def test_a_task_is_cancelled_while_a_tool_runs(installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-idempotent", uuid.uuid4().hex)
     await installation.until(task_id, "tool_intent")
@@ -46,6 +49,7 @@ async def test_a_task_is_cancelled_while_a_tool_runs(installation: Installation)
     assert outcomes[0] != tool_pb2.OUTCOME_STATUS_SUCCEEDED
 
 
+@pytest.mark.faults
 async def test_a_task_is_cancelled_while_its_worker_is_frozen(own_installation: Installation) -> None:
     task_id = await own_installation.submit("sim-e2e-slow-answer")
     await own_installation.until(task_id, "model_attempt")

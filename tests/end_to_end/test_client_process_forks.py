@@ -16,6 +16,7 @@ from tests.support.patience import PATIENCE_SECONDS
 pytestmark = [pytest.mark.server, pytest.mark.fuzz]
 
 
+@pytest.mark.faults
 async def test_children_call_only_if_the_parent_had_not_called(installation: Installation) -> None:
     await installation.ended(await installation.submit("sim-hello"))
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}

@@ -41,6 +41,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.faults
 def test_a_task_survives_a_frozen_and_a_killed_worker(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     run = subprocess.run(

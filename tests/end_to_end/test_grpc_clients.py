@@ -12,6 +12,7 @@ import pytest
 
 from tests.end_to_end.installation import Installation
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 TASKS = "tenure.v1.TaskService"
 SCRIPTS = Path(sys.executable).parent
@@ -52,7 +53,7 @@ def named(document: dict[str, Any], field: str) -> Any:
     return document.get(field, document.get(first + "".join(word.title() for word in rest)))
 
 
-@pytest.mark.parametrize("call", [grpcurl, buf_curl], ids=["grpcurl", "buf_curl"])
+@pytest.mark.parametrize("call", first([grpcurl, buf_curl]), ids=["grpcurl", "buf_curl"])
 async def test_a_task_is_submitted_and_watched(installation: Installation, call: Any) -> None:
     address = installation.stack.gateway_address
     request = {"spec": {"goal": "say hello", "agent": {"model": "sim-hello"}}}

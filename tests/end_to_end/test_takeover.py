@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+import pytest
+
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation, answers, check_whole
 
@@ -29,6 +31,7 @@ async def test_a_killed_worker_is_replaced(own_installation: Installation) -> No
     await check_done(own_installation, task_id, file, takeovers=1)
 
 
+@pytest.mark.faults
 async def test_a_frozen_worker_is_replaced_and_refused_when_it_wakes(own_installation: Installation) -> None:
     file = uuid.uuid4().hex
     task_id = await own_installation.submit("sim-e2e-paced", file)
@@ -45,6 +48,7 @@ async def test_a_frozen_worker_is_replaced_and_refused_when_it_wakes(own_install
     assert sorted(own_installation.effects(file)) == EFFECTS
 
 
+@pytest.mark.faults
 async def test_a_drained_worker_gives_its_task_back_at_once(own_installation: Installation) -> None:
     file = uuid.uuid4().hex
     task_id = await own_installation.submit("sim-e2e-paced", file)

@@ -52,6 +52,7 @@ async def test_a_program_keeps_its_own_bound_after_a_kill(own_installation: Inst
     assert "ended after 1 s of wall time" in outcome.content
 
 
+@pytest.mark.faults
 async def test_an_unsafe_call_is_in_doubt_and_waits_for_a_person(own_installation: Installation) -> None:
     file = uuid.uuid4().hex
     task_id = await killed_in_mid_call(own_installation, "sim-e2e-unsafe", file)

@@ -34,7 +34,6 @@ from tests.support.fix_worker import WorkerBench
 from tests.support.lives import SHORT_LIFE
 from tests.support.model_log import read_model_calls
 from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
-from tests.support.sweeps import first
 
 pytestmark = pytest.mark.server
 
@@ -181,7 +180,8 @@ def check_text(updates: StreamedUpdates, *, more_than: int) -> None:
     assert not any(piece.replaces or piece.skipped for piece in updates.pieces)
 
 
-@pytest.mark.parametrize("how", first(["kill", "drain"]))
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["kill", "drain"])
 async def test_the_next_worker_joins_the_call_in_flight(bench: WorkerBench, how: str) -> None:
     task_id, (owner, _) = await begun(bench)
     async with watching(bench, task_id) as updates:

@@ -35,6 +35,7 @@ async def test_a_killed_workers_repeatable_calls_run_again(letters: Letters) -> 
     assert [len(letters.keys(effect)) for effect in REPEATABLE] == [1, 1, 1]
 
 
+@pytest.mark.faults
 async def test_a_killed_workers_unsafe_call_is_in_doubt(letters: Letters) -> None:
     killed = await letters.worker()
     task_id = await letters.submit(["UNSAFE"])

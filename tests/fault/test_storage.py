@@ -219,6 +219,7 @@ async def test_no_room_for_the_log_ahead_is_a_crash_like_any_other(
     await ended_well(bench, task_id, writes)
 
 
+@pytest.mark.faults
 async def test_rolled_back_transactions_are_repeated_silently(bench: WorkerBench, postgres: Any) -> None:
     """F36: of the transactions that write to a ledger one in ten is undone, mostly twice in a row."""
     await bench.start_worker()

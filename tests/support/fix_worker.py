@@ -406,7 +406,7 @@ def _environment(queue: str, simulator: SimulatorControl) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker_simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatorControl]:
     folder = tmp_path_factory.mktemp("worker-simulator")
     scenarios: Path = folder / "scenarios"

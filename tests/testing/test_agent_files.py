@@ -10,13 +10,14 @@ import pytest
 from tenure import InputFile
 from tenure.testing import Tenure, tool
 from tests.support.images import png
+from tests.support.sweeps import first
 from tests.testing.parallel_agents import MODULES
 
 pytestmark = pytest.mark.server
 PHOTO = png(5, 7)
 
 
-@pytest.mark.parametrize("agent", ["pydantic", "openai"])
+@pytest.mark.parametrize("agent", first(["pydantic", "openai"]))
 def test_the_next_owner_shows_the_images_of_a_submit(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     tenure.model.script([tool("slow", name="quick"), "I see {{images}}. {{goal}}"])
     killed = tenure.worker(functions=MODULES)
@@ -29,7 +30,7 @@ def test_the_next_owner_shows_the_images_of_a_submit(tenure: Tenure, tmp_path: P
     assert "- facts.txt (4 bytes)" in answer
 
 
-@pytest.mark.parametrize("agent", ["pydantic", "openai"])
+@pytest.mark.parametrize("agent", first(["openai", "pydantic"]))
 def test_an_image_that_the_provider_refuses_is_left_out(tenure: Tenure, tmp_path: Path, agent: str) -> None:
     broken = png(4, 4, packed=b"no pixels")
     tenure.model.script([tool("slow", name="quick"), "I see {{images}}. {{goal}}"])

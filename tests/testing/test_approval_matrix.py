@@ -97,6 +97,7 @@ def decide_two(tenure: Tenure, folder: Path, cell: Cell) -> None:
     assert ran(trace) == ["6"], f"{cell.name}\n{task.story()}"
 
 
+@pytest.mark.faults
 def test_two_calls_at_once_are_decided_each(served: Tenure, tmp_path: Path) -> None:
     for cell, _ in SMALL:
         decide_two(served, tmp_path, cell)
