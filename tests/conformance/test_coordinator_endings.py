@@ -77,6 +77,7 @@ async def test_a_close_out_gives_open_calls_outcomes_and_begins_none(
     assert len(outside.lines("a")) == 1
 
 
+@pytest.mark.faults
 async def test_outcomes_larger_than_one_commit_do_not_block_an_ending(fleet: Fleet, tool_service: StartTools) -> None:
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
@@ -154,6 +155,7 @@ async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet, tmp_pat
     assert moves.count((CANCELLED, "CANCEL_REQUESTED")) == 1
 
 
+@pytest.mark.faults
 async def test_a_cancelled_task_with_an_unreadable_history_ends(fleet: Fleet, tool_service: StartTools) -> None:
     """Older entries may be malformed: a commit of one is refused now. With an open call only a claim ends a task."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)

@@ -56,6 +56,7 @@ async def test_a_restart_over_a_replaced_etcd_raises_the_generation(own_fleet: F
     assert epoch_of((await (await own_fleet.worker(second)).next_grant()).token) > before
 
 
+@pytest.mark.faults
 async def test_claims_that_revive_with_a_backup_are_deleted(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     """As after a restore: keys of the former generation are there again, with their leases."""
     replica = await own_fleet.coordinator()
@@ -109,6 +110,7 @@ async def test_without_etcd_a_replica_reports_it_and_grants_nothing(own_fleet: F
     assert claim.claim_id == grant.claim_id
 
 
+@pytest.mark.faults
 async def test_a_worker_that_attaches_without_etcd_is_refused(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     await health_becomes(replica, serving=True)

@@ -75,6 +75,7 @@ async def test_a_transferred_task_waits_for_its_target_worker(fleet: Fleet) -> N
     assert bystander.grants_waiting == 0
 
 
+@pytest.mark.faults
 async def test_a_repeated_transfer_keeps_the_next_owner(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     _owner, task_id, grant = await held(fleet, replica)
@@ -85,6 +86,7 @@ async def test_a_repeated_transfer_keeps_the_next_owner(fleet: Fleet) -> None:
     assert (await fleet.task(task_id)).owner == successor.hello.worker_id
 
 
+@pytest.mark.faults
 async def test_a_transfer_needs_the_own_tenant_and_an_attached_worker(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     owner, task_id, grant = await held(fleet, replica)
@@ -162,6 +164,7 @@ async def test_the_reconciliation_revokes_a_claim_the_watch_missed(fleet: Fleet)
     assert (await owner.hears("revoke")).claim_id == grant.claim_id
 
 
+@pytest.mark.faults
 async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     with pytest.raises(NotFound) as refused:

@@ -97,6 +97,7 @@ async def test_a_reattached_worker_keeps_its_claim_after_a_late_end(
     assert (await fleet.task(task_id)).claim_count == 1
 
 
+@pytest.mark.faults
 async def test_a_late_reattachment_returns_the_lost_claims(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
@@ -166,6 +167,7 @@ async def test_a_released_task_goes_to_another_worker_with_its_reason(fleet: Fle
         await worker.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
+@pytest.mark.faults
 async def test_a_release_with_an_unknown_reason_ends_the_stream(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
@@ -214,6 +216,7 @@ async def test_a_new_signing_key_gives_new_tokens_of_the_same_epoch(fleet: Fleet
     await worker.succeed(grant)
 
 
+@pytest.mark.faults
 async def test_renewals_are_answered_only_after_etcd(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     worker = await own_fleet.worker(replica)

@@ -107,6 +107,7 @@ async def test_a_short_sleep_of_the_only_replica_evicts_no_worker(fleet: Fleet) 
     await again.commit(grant, 1, transition=SUCCEEDED)
 
 
+@pytest.mark.faults
 async def test_a_worker_that_gave_up_an_attach_keeps_its_claims(fleet: Fleet) -> None:
     first, second = await fleet.coordinator(), await fleet.coordinator()
     worker = await fleet.worker(first)
@@ -143,6 +144,7 @@ async def test_workers_that_left_a_silent_etcd_keep_their_claims(own_fleet: Flee
     await again.commit(grant, 1, transition=SUCCEEDED)
 
 
+@pytest.mark.faults
 async def test_a_lease_that_ended_with_etcd_silent_is_not_a_crash(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator(**SHORT_LIFE)
     worker = await own_fleet.worker(replica)

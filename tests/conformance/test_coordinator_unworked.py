@@ -80,6 +80,7 @@ async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet, tm
     await other.succeed(grant)
 
 
+@pytest.mark.faults
 async def test_a_silent_watch_loses_no_task(fleet: Fleet) -> None:
     """The reconciliation finds the events that the watch missed."""
     replica = await fleet.coordinator(
@@ -159,6 +160,7 @@ async def test_a_claim_with_a_lost_answer_is_found_by_its_id(fleet: Fleet, monke
     assert (others.held, others.refusal, others.holder) == (None, ClaimRefusal.TAKEN, mine.held)
 
 
+@pytest.mark.faults
 async def test_a_claim_that_is_not_found_is_unclear_not_lost(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=0)

@@ -124,6 +124,7 @@ def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres: Any) -> Non
     assert query(postgres, "select count(*) from facts") == [(0,)]
 
 
+@pytest.mark.faults
 def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres: Any, data_directory: Any) -> None:
     with pytest.raises(DataDirectoryRefused, match="Another process"):
         PostgresProcess(data_directory).start()
@@ -212,6 +213,7 @@ def test_missing_binaries_are_named(tmp_path: Path) -> None:
         PostgresProcess(tmp_path / "data", binaries_directory=tmp_path)
 
 
+@pytest.mark.faults
 def test_stop_may_be_repeated_and_leaves_no_process(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     pid = process.pid
@@ -235,6 +237,7 @@ async def test_a_cancelled_start_leaves_nothing_running(data_directory: Any) -> 
         assert query(again, "select 1") == [(1,)]
 
 
+@pytest.mark.faults
 def test_an_ordinary_user_can_run_it() -> None:
     directory = Path(tempfile.mkdtemp(prefix="tenure-test-", dir="/tmp"))
     try:

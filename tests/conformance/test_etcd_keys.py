@@ -270,6 +270,7 @@ async def test_the_status_names_the_member_and_its_leader(etcd: EtcdSpace) -> No
     assert int(status.version.split(".")[0]) == 3
 
 
+@pytest.mark.faults
 async def test_the_status_of_a_member_without_a_leader_has_none(etcd_cluster: list[EtcdProcess]) -> None:
     survivor = etcd_cluster[0]
     async with EtcdClient([survivor.endpoint]) as client:

@@ -44,6 +44,7 @@ from tests.support.fix_gateway import NOBODYS, Serve, StubOfTenant
 from tests.support.fix_tools import Grants, Outside, SharedService, StartTools, ToolClient
 from tests.support.images import png
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 GATEWAY_HAS_TOOLS: Final = True
 
@@ -255,7 +256,7 @@ async def test_files_of_a_failed_fork_are_forgotten(own_world: Any) -> None:
     assert (await world.fork("r-1")).task.task_id != prepared
 
 
-@pytest.mark.parametrize("kind", ["fork", "submit"])
+@pytest.mark.parametrize("kind", first(["fork", "submit"]))
 async def test_a_repeat_answers_with_a_task_made_meanwhile(own_world: Any, kind: str) -> None:
     """The repeat has looked for the task before the task is there, and its id is used up after that."""
     replica, stub = own_world.replica, own_world.replica.stub
@@ -403,6 +404,7 @@ async def test_a_file_that_does_not_fit_is_refused_by_name(world: Any) -> None:
     assert (await submit_with(world, a=bytes(MAX_FILES_BYTES - 2), b=b"12")).state == task_pb2.TASK_STATE_QUEUED
 
 
+@pytest.mark.faults
 async def test_a_submit_beyond_the_workspace_bound_is_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:
@@ -512,6 +514,7 @@ async def test_files_of_an_answer_are_a_message_with_it(world: Any) -> None:
     assert recorded[-4:-1] == ["user_message", "wait_resolution", "tool_outcome"]
 
 
+@pytest.mark.faults
 async def test_files_of_a_message_that_do_not_fit_are_refused(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
 ) -> None:

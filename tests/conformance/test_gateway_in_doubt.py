@@ -129,6 +129,7 @@ async def check_gone(stub: Any, replica: Any, owner: Any) -> None:
     assert refused.value.reason == "NOT_IN_DOUBT"
 
 
+@pytest.mark.faults
 async def test_in_doubt_calls_of_another_tenant_are_not_found(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve
 ) -> None:

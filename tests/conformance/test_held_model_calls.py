@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from devstack import StackOptions
@@ -44,6 +45,7 @@ async def worker_stack(
         yield stack
 
 
+@pytest.mark.faults
 async def test_call_that_waits_for_the_rate_limit_is_shown(bench: WorkerBench) -> None:
     """Its worker is well, and another one would join the same call: nobody should transfer the task."""
     await bench.start_worker()

@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 import psycopg
+import pytest
 
 from devstack.postgres_process import PostgresProcess
 from services.checkpoint.queries import MIGRATIONS
@@ -16,6 +17,7 @@ from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, answer, res
 STEPS = 120
 
 
+@pytest.mark.faults
 async def test_bytes_written_per_step_do_not_grow_with_the_history(
     own_postgres: PostgresProcess, checkpoint: MakeCheckpoint
 ) -> None:

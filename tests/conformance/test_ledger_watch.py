@@ -64,6 +64,7 @@ async def test_a_cursor_beyond_the_newest_entry_is_refused(replica: Checkpoint) 
         await replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id="00000000-0000-7000-8000-000000000000")).read()
 
 
+@pytest.mark.faults
 async def test_watchers_of_two_replicas_survive_a_postgres_restart(
     checkpoint: MakeCheckpoint, own_postgres: PostgresProcess
 ) -> None:

@@ -53,6 +53,7 @@ async def test_no_role_needs_to_be_a_superuser(managed: PostgresProcess, checkpo
     assert (await second.get(worker.task.task_id)).result == "done"
 
 
+@pytest.mark.faults
 async def test_the_administrator_must_take_the_roles(own_postgres: PostgresProcess) -> None:
     """The page names a setting for it: without it Postgres refuses the schemas."""
     async with await psycopg.AsyncConnection.connect(own_postgres.dsn(), autocommit=True) as superuser:

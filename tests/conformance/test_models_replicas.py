@@ -44,6 +44,7 @@ async def test_another_replica_relays_the_call(
     assert len(simulator.calls()) == 1
 
 
+@pytest.mark.faults
 async def test_another_replica_cancels_the_call(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:
@@ -95,6 +96,7 @@ async def test_a_runner_that_restarts_replaces_its_former_life(
     assert (await ended_at_last(runner, owner)).failure.error_class == "LOST"
 
 
+@pytest.mark.faults
 async def test_a_frozen_runner_does_not_replace_the_lost_end(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:

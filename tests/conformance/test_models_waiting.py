@@ -75,6 +75,7 @@ async def test_a_drained_runner_gives_its_waiting_calls_away(
     assert attempts(simulator, owner) == [f"{owner.task_id}/1/1"]
 
 
+@pytest.mark.faults
 async def test_a_killed_runners_waiting_call_is_taken_over(
     model_runner: StartModels, grants: Grants, simulator: SimulatorControl
 ) -> None:

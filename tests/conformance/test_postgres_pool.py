@@ -290,6 +290,7 @@ async def test_an_absent_server_is_unavailable_in_time(closed_port: int) -> None
             pytest.fail("opened a pool to nothing")
 
 
+@pytest.mark.faults
 async def test_a_service_may_start_before_its_server(own_postgres: PostgresProcess) -> None:
     dsn = own_postgres.dsn()
     await own_postgres.stop_async()

@@ -16,6 +16,7 @@ from tests.support.model_clients import model_client
 REFUSED = "tools.1.custom.input_schema: JSON schema is invalid. It must match JSON Schema draft 2020-12"
 
 
+@pytest.mark.faults
 async def test_refused_tool_is_left_out_also_by_the_next_owner(bench: WorkerBench) -> None:
     bench.simulator.order_fault(status=400, message=REFUSED, count=1, model="sim-worker-unsafe")
     await bench.start_worker(failpoints="worker.after_failure=1#kill9")
@@ -36,6 +37,7 @@ async def test_refused_tool_is_left_out_also_by_the_next_owner(bench: WorkerBenc
     assert attempts[1].input_tokens < attempts[0].input_tokens  # the request has no such tool
 
 
+@pytest.mark.faults
 async def test_a_task_without_any_tool_left_ends(bench: WorkerBench) -> None:
     message = REFUSED.replace("tools.1", "tools.0")
     bench.simulator.order_fault(status=400, message=message, count=1000, model="sim-worker-cut")

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import ledger_pb2, tool_pb2
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint, Owner
@@ -91,6 +93,7 @@ async def test_a_call_whose_record_is_lost_does_not_run_again(
     assert (await compared(ledger.dsn, tools_dsn))[1] == [("IN_FLIGHT", task_id, "")]
 
 
+@pytest.mark.faults
 async def test_calls_that_an_older_ledger_does_not_know_are_listed(
     checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, tools_dsn: str
 ) -> None:
@@ -120,6 +123,7 @@ async def test_the_generation_is_raised_far_above_the_present_one(checkpoint: Ma
     assert after == before + 1000
 
 
+@pytest.mark.faults
 async def test_malformed_lines_are_refused(checkpoint: MakeCheckpoint, tools_dsn: str) -> None:
     ledger = await checkpoint()
     _, err = await serve("checkpoint", "compare-records", ledger.dsn, '{"task_id": "x"}\n', code=2)

@@ -83,6 +83,7 @@ async def test_the_secret_is_neither_in_etcd_nor_in_logs_nor_listed(fleet: Fleet
         assert text not in stored + listed + replica.log_text().encode()
 
 
+@pytest.mark.faults
 async def test_a_session_without_a_secret_is_refused(fleet: Fleet) -> None:
     worker = ScriptedWorker((await fleet.coordinator()).address, fleet.ledger, worker_id="w", session_secret=b"")
     with pytest.raises(InvalidRequest, match="session_secret"):
@@ -141,6 +142,7 @@ async def test_the_live_source_is_that_of_the_claims_session(fleet: Fleet) -> No
             await unknown
 
 
+@pytest.mark.faults
 async def test_the_setting_of_networks_limits_live_addresses(fleet: Fleet) -> None:
     replica = await fleet.coordinator(live_networks="session,10.7.0.0/16")
     recorded = {
@@ -158,6 +160,7 @@ async def test_the_setting_of_networks_limits_live_addresses(fleet: Fleet) -> No
     assert replica.log_text().count("a worker has no live text") == 3
 
 
+@pytest.mark.faults
 async def test_a_special_live_address_is_refused(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     await until_settled(fleet, replica)

@@ -31,6 +31,7 @@ from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 from tests.support.fix_gateway import Serve
 from tests.support.fix_proxy import Lost, MakeProxy, TcpProxy
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.sweeps import first
 
 pytestmark = pytest.mark.server
 
@@ -191,7 +192,7 @@ UNREADABLE = [
 class TestSender:
     """The sender ends with its spool only, whatever fails."""
 
-    @pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
+    @pytest.mark.parametrize("error", first(UNREADABLE), ids=lambda error: type(error).__name__)
     async def test_key_that_cannot_be_read_is_a_gateway_that_is_away(
         self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path, error: Exception
     ) -> None:
@@ -277,7 +278,7 @@ class TestRepeat:
                 await Spool(client, tmp_path / "spool", wait_seconds=0.05).submit("do else", request_id="a")
         assert refused.value.reason == "REQUEST_ID_REUSED"
 
-    @pytest.mark.parametrize("goal", ["corrected", "refused"])
+    @pytest.mark.parametrize("goal", first(["corrected", "refused"]))
     async def test_refused_submit_is_replaced_and_sent(
         self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path, goal: str
     ) -> None:

@@ -139,6 +139,7 @@ async def test_a_stale_list_has_its_true_moment(make_ledger: Any) -> None:
     await ledger.until(lambda tasks, as_of: as_of is not None and late.task_id in tasks)
 
 
+@pytest.mark.faults
 async def test_a_standby_that_lags_too_far_is_not_used(make_ledger: Any) -> None:
     ledger = await make_ledger(max_lag_seconds=2.0)
     await ledger.used()
@@ -192,12 +193,14 @@ async def test_the_primary_answers_while_the_standby_is_down(make_ledger: Any) -
     await ledger.until(lambda tasks, as_of: as_of is not None and task_id in tasks)
 
 
+@pytest.mark.faults
 async def test_a_service_starts_without_its_standby(make_ledger: Any) -> None:
     ledger = await make_ledger(dsn="postgresql://tenure@127.0.0.1:9/nowhere")
     task_id = (await ledger.replica.create()).task_id
     assert await ledger.listed() == ({task_id}, None)
 
 
+@pytest.mark.faults
 async def test_a_server_that_is_not_a_standby_is_never_used(
     make_ledger: Any, postgres_server: PostgresProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,6 +213,7 @@ async def test_a_server_that_is_not_a_standby_is_never_used(
     assert await ledger.listed() == ({task_id}, None)
 
 
+@pytest.mark.faults
 async def test_a_standby_of_a_former_primary_is_not_used(
     fresh_database: FreshDatabase,
     checkpoint: MakeCheckpoint,

@@ -26,6 +26,7 @@ from tenure.wire.task import spec_to_wire
 from tests.support.fix_simulator import REPOSITORY
 from tests.support.fix_worker import SHARED_QUEUE, WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.sweeps import one_of_each
 from tests.support.written_lines import whole_records
 
 CONTROL_MODULE = "tests.support.control_functions"
@@ -134,6 +135,7 @@ async def test_killed_workers_are_replaced_without_a_second_effect(functions: Fu
     assert steps == ["total", "gate"]
 
 
+@pytest.mark.faults
 async def test_parallel_steps_are_recorded_in_order(functions: Functions) -> None:
     """Killed while the second waits: the first is recorded, the others are made again."""
     killed = await functions.worker()
@@ -266,14 +268,17 @@ async def test_a_function_that_changed_fails_by_name(functions: Functions) -> No
 
 @pytest.mark.parametrize(
     ("given", "state", "expected"),
-    [
-        ({"any": ["JSON", None]}, TaskState.SUCCEEDED, ""),
-        ("no JSON", TaskState.FAILED, "TypeError"),
-        ("too large", TaskState.FAILED, "ValueError"),
-        ("too large a step", TaskState.FAILED, "ValueError"),
-        ("both at once", TaskState.FAILED, "RuntimeError"),
-        ("steps", TaskState.COST_EXCEEDED, "limit of 4 steps"),
-    ],
+    one_of_each(
+        [
+            ({"any": ["JSON", None]}, TaskState.SUCCEEDED, ""),
+            ("too large", TaskState.FAILED, "ValueError"),
+            ("too large a step", TaskState.FAILED, "ValueError"),
+            ("no JSON", TaskState.FAILED, "TypeError"),
+            ("both at once", TaskState.FAILED, "RuntimeError"),
+            ("steps", TaskState.COST_EXCEEDED, "limit of 4 steps"),
+        ],
+        kind=lambda case: case[1],
+    ),
     ids=str,
 )
 async def test_result_of_a_function_is_checked(

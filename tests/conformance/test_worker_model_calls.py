@@ -238,6 +238,7 @@ async def test_an_overloaded_model_is_asked_again(functions: ModelFunctions) -> 
     await functions.check_bill(task_id)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("failpoint", "settled"),
     first([("worker.before_failure", "AttemptLost"), ("worker.after_failure", "ModelFailure")]),

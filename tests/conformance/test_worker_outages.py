@@ -50,6 +50,7 @@ async def test_a_checkpoint_that_restarts_costs_no_step(bench: WorkerBench) -> N
     assert len(bench.model_calls(task_id)) == 7
 
 
+@pytest.mark.faults
 async def test_a_commit_whose_answer_was_lost_is_not_written_twice(bench: WorkerBench) -> None:
     await bench.start_worker()
     checkpoint = await bench.restart("checkpoint", failpoints="checkpoint.after_commit=4#kill9")
@@ -97,6 +98,7 @@ async def in_doubt(bench: Any, policy: Any, failpoint: str = "tools.after_effect
     return task_id
 
 
+@pytest.mark.faults
 async def test_a_call_in_doubt_waits_for_a_person_and_stays_open(bench: WorkerBench) -> None:
     task_id = await in_doubt(bench, InDoubtPolicy.WAIT_FOR_PERSON)
     task = await bench.in_state(task_id, TaskState.WAITING_USER)
@@ -115,6 +117,7 @@ async def test_the_model_reads_of_a_call_in_doubt_if_configured(bench: WorkerBen
     assert await bench.effects(task_id) == ["once"]
 
 
+@pytest.mark.faults
 async def test_a_worker_keeps_its_claims_when_its_coordinator_restarts(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")

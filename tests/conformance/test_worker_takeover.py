@@ -73,6 +73,7 @@ async def test_an_outcome_committed_early_is_not_computed_again(bench: WorkerBen
     assert len(bench.model_calls(task_id)) == 2
 
 
+@pytest.mark.faults
 async def test_a_killed_workers_task_runs_before_the_leases_end(bench: WorkerBench) -> None:
     victim = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
@@ -103,6 +104,7 @@ async def test_a_frozen_worker_is_refused_and_takes_new_tasks(bench: WorkerBench
     assert sleeper.exit_code is None
 
 
+@pytest.mark.faults
 async def test_a_stopping_worker_releases_its_task_at_once(bench: WorkerBench) -> None:
     leaver = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
@@ -188,6 +190,7 @@ async def test_an_approved_call_runs_once_despite_a_crash(bench: WorkerBench) ->
     assert len(await bench.bodies(task_id, facts.WaitResolution)) == 1
 
 
+@pytest.mark.faults
 async def test_an_event_reaches_the_model(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-event")  # its goal names the event

@@ -98,6 +98,7 @@ def steps(entries: list[ledger_pb2.Entry]) -> list[str]:
     return [entry.body.control_step.name for entry in entries if entry.body.HasField("control_step")]
 
 
+@pytest.mark.faults
 async def test_a_killed_worker_is_replaced_and_effects_happen_once(
     installation: Installation, workers: Workers
 ) -> None:

@@ -74,6 +74,7 @@ async def test_people_see_the_calls_and_the_checker_agrees(installation: Install
     assert verify(await recorded(installation, task_id, forked)) == []
 
 
+@pytest.mark.faults
 async def test_a_cap_in_money_holds_for_the_calls_of_a_function(installation: Installation, workers: Workers) -> None:
     """The cap covers one call: the function gets less output than it asked for, and no second call."""
     await workers.start()

@@ -50,6 +50,7 @@ async def test_a_requeued_cancelled_task_continues_where_it_stopped(
     assert request.body.operator_request.reason == "it was cancelled by mistake"
 
 
+@pytest.mark.faults
 async def test_an_interrupted_operation_on_many_tasks_continues(installation: Installation) -> None:
     """Ctrl-C after the first page of five; the command says how to continue, and no task is cancelled twice."""
     labels = {"of": uuid.uuid4().hex}
@@ -76,6 +77,7 @@ async def test_an_interrupted_operation_on_many_tasks_continues(installation: In
         assert [entry.body.WhichOneof("body") for entry in entries].count("cancel_request") == 1
 
 
+@pytest.mark.faults
 async def test_many_running_tasks_wait_and_continue(installation: Installation) -> None:
     """Their workers lose them, and another continues each from its last commit."""
     labels = {"of": uuid.uuid4().hex}

@@ -73,6 +73,7 @@ async def test_receipts_of_an_approved_refund_are_verified_offline(
     assert (refused.code, "the signature does not match" in refused.err) == (Exit.INVARIANT_VIOLATED, True)
 
 
+@pytest.mark.faults
 async def test_outcome_changed_in_the_database_is_noticed(installation: Installation) -> None:
     address, task_id = installation.stack.gateway_address, await approved_task(installation)
     assert (await tenure("admin", "verify", task_id, address=address)).code == Exit.OK

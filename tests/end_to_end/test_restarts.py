@@ -57,6 +57,7 @@ async def test_a_task_survives_a_crash_of_postgres(own_installation: Installatio
     await check_survives(own_installation, task_id, file)
 
 
+@pytest.mark.faults
 async def test_a_task_survives_a_restart_of_everything(own_installation: Installation) -> None:
     """UNSAFE calls may be in doubt after the tool service was stopped, so this one has only a slow model."""
     task_id = await own_installation.submit("sim-slow")

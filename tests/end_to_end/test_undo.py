@@ -27,6 +27,7 @@ from tests.end_to_end.installation import Installation
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.shop import Shop
 
+pytestmark = pytest.mark.faults
 TOOLS = ("order", "pay", "mail")
 HAPPENED = ["order tea", "pay 700", "mail thanks"]
 UNDONE = ["refund 700 pay-2", "cancel_order order-1"]

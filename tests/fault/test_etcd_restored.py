@@ -185,6 +185,7 @@ async def test_a_coordinator_that_slept_through_a_restore_is_refused(
         await owners.check_one_owner_each()
 
 
+@pytest.mark.faults
 async def test_a_ledger_restored_behind_etcd_gets_a_higher_generation(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     """The ledger's backup knows neither the raise nor the newest grants; the workers of the lost days are refused."""
     first = await own_fleet.coordinator(**SHORT_LIFE)

@@ -140,6 +140,7 @@ async def test_an_unregistered_claim_is_cleaned_up(backends: Backends, leases: L
     assert lease.previous_epoch == 0  # the claim before was never a grant
 
 
+@pytest.mark.faults
 async def test_a_frozen_coordinator_grants_no_lease_late(backends: Backends, leases: Leases, tmp_path: Path) -> None:
     reached = tmp_path / "reached"
     frozen = await backends.replica(failpoints=f"coordinator.after_lease_claim=1#touch({reached})->1#freeze")

@@ -134,6 +134,7 @@ async def test_watchers_at_two_gateways_get_everything_once(ledgers: Any, gatewa
         assert beyond.value.reason == "CURSOR_EXPIRED"
 
 
+@pytest.mark.faults
 async def test_a_drained_gateways_watchers_resume_elsewhere(ledgers: Any, gateway: Serve) -> None:
     """F45."""
     replica = ledgers[0].replica

@@ -48,6 +48,7 @@ def written(bench: WorkerBench, task_id: str) -> tuple[int, int, str]:
     return path.stat().st_ino, path.stat().st_mtime_ns, path.read_text()
 
 
+@pytest.mark.faults
 async def test_a_zombies_repeated_calls_have_no_second_effect(bench: WorkerBench) -> None:
     sleeper = await bench.start_worker(failpoints="worker.ignore_trust_window;worker.after_intent=2#freeze")
     task_id = await bench.submit("sim-worker-classes")

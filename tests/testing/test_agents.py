@@ -85,6 +85,7 @@ Worker([agent]).run()
 """
 
 
+@pytest.mark.faults
 def test_a_message_reaches_an_agent_with_a_typed_output(tenure: Tenure, tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(TYPED)
     tenure.model.script([tool("price", order="7"), tool("final_result", order="7", cents=500)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def test_no_crash_repeats_an_effect(tenure: Tenure, at: str) -> None:
     )
 
 
+@pytest.mark.faults
 def test_the_point_is_where_it_says(tenure: Tenure) -> None:
     """The second worker dies at a point of its own, and the task is where the name of each point says."""
     tenure.model.script([APPEND, tool("append_record", file="books", line="milk"), "Done."])
@@ -91,6 +93,7 @@ def test_a_model_call_fails_and_the_worker_dies(tenure: Tenure) -> None:
     assert [call.ending for call in task.model_calls] == ["FAILED", "ANSWERED"]
 
 
+@pytest.mark.faults
 def test_a_frozen_worker_wakes_too_late(tenure: Tenure) -> None:
     """Another worker makes its calls meanwhile, and the tool service and the ledger refuse those of the first."""
     tenure.model.script([tool("append_record_unsafe", file="books", line="tea"), "Done."])
@@ -123,7 +126,7 @@ def test_the_tool_service_is_killed_during_a_call(tenure: Tenure) -> None:
     task = tenure.submit("Buy tea", tools=["append_record"])
     task.wait_until(TaskState.RUNNING)
     while not tenure.effects("append_record"):
-        pass
+        time.sleep(0.02)
     tenure.stack.restart("tools")
     task.cancel()
     assert task.wait().state is TaskState.CANCELLED
@@ -211,7 +214,7 @@ def test_a_task_in_doubt_counts_as_begun(tenure: Tenure) -> None:
     task = tenure.submit("Buy tea", tools=["append_record_unsafe"], policy=policy)
     task.wait_until(TaskState.RUNNING)
     while not tenure.effects("append_record_unsafe"):
-        pass
+        time.sleep(0.02)
     tenure.stack.restart("tools")
     assert task.result().text == "Done."
     (outcome,) = [e for e in task.entries() if isinstance(e, ToolOutcomeEvent)]
@@ -219,6 +222,7 @@ def test_a_task_in_doubt_counts_as_begun(tenure: Tenure) -> None:
     assert tenure.effects("append_record_unsafe") == 1
 
 
+@pytest.mark.faults
 def test_a_service_that_stays_dead_is_started_for_the_next_test(tenure_stack: SharedStack) -> None:
     """Nothing of the stack is started anew but the service."""
     addresses = []

@@ -14,6 +14,7 @@ from tenure.cli.exit_codes import Exit
 from tenure.client.replays import ReplayError
 from tenure.sdk.events import UserMessageEvent
 from tenure.testing import Recording, Replay, TaskHandle, Tenure, tool
+from tests.support.sweeps import first
 from tests.testing.recorded import command, exported
 
 pytestmark = pytest.mark.server
@@ -77,7 +78,7 @@ def outcomes(task: TaskHandle[Any]) -> list[str]:
     return [entry.content for entry in task.entries() if isinstance(entry, ToolOutcomeEvent)]
 
 
-@pytest.mark.parametrize("agent", ["shop", "helper"])
+@pytest.mark.parametrize("agent", first(["shop", "helper"]))
 def test_a_replay_runs_no_tool_of_the_agent(tenure: Tenure, program: Program, agent: str) -> None:
     """The model is another one; its calls get the recorded outcomes, and one without a record is an error."""
     tenure.model.script([REFUND, "Refunded."])
@@ -97,7 +98,7 @@ def test_a_replay_runs_no_tool_of_the_agent(tenure: Tenure, program: Program, ag
     assert replay.task.info.labels["replay_of"] == "count.jsonl"
 
 
-@pytest.mark.parametrize("agent", ["shop", "helper"])
+@pytest.mark.parametrize("agent", first(["shop", "helper"]))
 def test_the_record_answers_model_calls_without_a_model(tenure: Tenure, program: Program, agent: str) -> None:
     """The same code takes the same course. A request that the record does not have fails, and the replay names it."""
     tenure.model.script([REFUND, "Refunded."])
@@ -138,6 +139,7 @@ def test_a_replay_of_code_asks_no_person(tenure: Tenure, program: Program) -> No
     assert said == ["Hurry."]
 
 
+@pytest.mark.faults
 def test_a_replay_runs_no_step_of_a_function(tenure: Tenure, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do the tools of the agents that it runs. A function without a further step differs at its end."""
     tenure.model.script([REFUND, "Closed."])
@@ -160,6 +162,7 @@ def test_a_replay_runs_no_step_of_a_function(tenure: Tenure, program: Program, m
     assert "has no further step of this name" in burning.task.info.message
 
 
+@pytest.mark.faults
 def test_a_replay_looks_for_no_tools(tenure: Tenure, program: Program) -> None:
     """Those of a dynamic toolset come from the record, also for more model calls than it has."""
     look = tool("look", order="7")
@@ -172,6 +175,7 @@ def test_a_replay_looks_for_no_tools(tenure: Tenure, program: Program) -> None:
     assert replay.task.result().value == "Again: 7 is paid"
 
 
+@pytest.mark.faults
 def test_the_command_replays_code(tenure: Tenure, program: Program) -> None:
     """In the program's own worker, whose queues do not count. Other ways are refused with a reason."""
     tenure.model.script([REFUND, "Refunded."])

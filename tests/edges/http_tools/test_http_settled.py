@@ -102,6 +102,7 @@ async def test_check_that_does_not_know_leaves_a_doubt(
     assert not any(one.call.runner_gone for one in listed)
 
 
+@pytest.mark.faults
 async def test_settlement_ends_though_a_newer_owner_never_joins(bank_tools: StartBankTools, grants: Grants) -> None:
     """Such as one that lost the task before it opened the call. No check begins under its claim."""
     async with open_bank("500", says=b'{"happened": null}') as bank:
@@ -113,6 +114,7 @@ async def test_settlement_ends_though_a_newer_owner_never_joins(bank_tools: Star
         assert (await paying).status is OutcomeStatus.IN_DOUBT
 
 
+@pytest.mark.faults
 async def test_keyed_call_without_an_answer_is_in_doubt(bank_tools: StartBankTools, grants: Grants) -> None:
     """So is one that is not settled at all. A late answer of the bank would end the doubt."""
     async with open_bank(*["500"] * 9) as bank, open_bank("500") as other:
@@ -166,6 +168,7 @@ async def test_settlement_goes_on_after_its_runner_died(
     assert began == await tools_database("select settling_since from calls")
 
 
+@pytest.mark.faults
 async def test_check_settles_a_call_whose_runner_died(
     bank_tools: StartBankTools, grants: Grants, tools_database: Query
 ) -> None:
@@ -278,6 +281,7 @@ async def test_end_of_the_task_ends_the_settlement(bank_tools: StartBankTools, g
     assert (len(bank.asked), len(bank.payments)) == (asked, 1)
 
 
+@pytest.mark.faults
 async def test_callers_hear_that_a_call_is_settled(bank_tools: StartBankTools, grants: Grants) -> None:
     """Also those of another replica, and whoever reads the call log."""
     async with open_bank("500", "held") as bank:
