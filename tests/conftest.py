@@ -40,6 +40,7 @@ pytest_plugins = [
     "tests.support.fix_mcp",
     "tests.support.fix_models",
     "tests.support.fix_webhooks",
+    "tests.support.fix_stack",
     "tests.support.fix_worker",
     "tests.support.fix_own_tools",
     "tests.support.examples",

@@ -12,6 +12,7 @@ from devstack import StackOptions
 from tenure.domain.errors import PermissionDenied, TenureError, WrongState
 from tenure.v1 import agent_service_pb2, task_pb2
 from tests.support.fix_pools import PooledStack, open_pooled_stack
+from tests.support.fix_stack import OnSharedStores
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.sweeps import one_of_each
 
@@ -24,10 +25,12 @@ TTL_SECONDS = "30"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PooledStack]:
+async def stack(
+    tmp_path_factory: pytest.TempPathFactory, on_shared_stores: OnSharedStores
+) -> AsyncIterator[PooledStack]:
     """Without workers of its own. A broken stream has a long grace, so that its worker may attach again."""
     folder = tmp_path_factory.mktemp("pools")
-    options = StackOptions(data_dir=folder / "data", workers=0)
+    options = await on_shared_stores(StackOptions(data_dir=folder / "data", workers=0))
     pools = {"acme": ACME, "ours": OURS, "wide": WIDE}
     settings = {"ttl_seconds": TTL_SECONDS, "reconnect_grace_seconds": "25"}
     async with open_pooled_stack(folder, pools, options, **settings) as opened:

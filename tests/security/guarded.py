@@ -15,6 +15,7 @@ from tenure.runtime.security.tls import ClientTls
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.wire.access import PERMISSIONS
 from tests.security.identity_provider import Provider, serve_provider, variables
+from tests.support.fix_stack import OnSharedStores
 from tests.support.lives import LONG_LIFE
 from tests.support.noisy_tenants import operator_key
 
@@ -59,7 +60,7 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 
 @asynccontextmanager
-async def guarded_stack(folder: Path) -> AsyncIterator[Guarded]:
+async def guarded_stack(folder: Path, on_shared_stores: OnSharedStores) -> AsyncIterator[Guarded]:
     """Starts the stack and the identity provider for the time of the block."""
     with serve_provider() as provider:
         clients = {"TENURE_GATEWAY_AUTHENTICATION": "api-keys,jwt", **variables(provider.url), **_UNLIMITED}
@@ -72,5 +73,5 @@ async def guarded_stack(folder: Path) -> AsyncIterator[Guarded]:
             replicas={"gateway": len(PROCESS_GATEWAYS) + len(CLIENT_GATEWAYS)},
             environment={"*": LONG_LIFE, **dict.fromkeys(CLIENT_GATEWAYS, clients)},
         )
-        async with Stack(options) as stack:
+        async with Stack(await on_shared_stores(options)) as stack:
             yield Guarded(stack, provider, await operator_key(stack))

@@ -24,6 +24,7 @@ from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.access import PERMISSIONS
+from tests.support.fix_stack import OnSharedStores
 from tests.support.lives import LONG_LIFE
 from tests.support.patience import CALL_SECONDS
 
@@ -157,15 +158,24 @@ def huge_schema(title: str = "") -> str:
 
 @asynccontextmanager
 async def tenants(
-    folder: Path, gateway: Mapping[str, str], services: Mapping[str, Mapping[str, str]] | None = None
+    folder: Path,
+    gateway: Mapping[str, str],
+    services: Mapping[str, Mapping[str, str]] | None = None,
+    on_shared_stores: OnSharedStores | None = None,
 ) -> AsyncGenerator[Tenants]:
-    """Starts the stack, with more settings of the gateway and of other services, and creates the keys."""
+    """Starts the stack, with more settings of the gateway and of other services, and creates the keys.
+
+    Without `on_shared_stores` the stack has stores of its own.
+    """
     environment = {
         "*": LONG_LIFE,
         "gateway": {"TENURE_GATEWAY_AUTHENTICATION": "api-keys", **gateway},
         **(services or {}),
     }
-    async with Stack(StackOptions(data_dir=folder, workers=1, tls=True, environment=environment)) as stack:
+    options = StackOptions(data_dir=folder, workers=1, tls=True, environment=environment)
+    if on_shared_stores is not None:
+        options = await on_shared_stores(options)
+    async with Stack(options) as stack:
         ca_file = stack.layout.certificates / "ca.pem"
         operator = await operator_key(stack)
 

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from devstack import Stack
+from tests.support.fix_stack import OnSharedStores
 from tests.support.noisy_tenants import Tenants, tenants
 
 STREAMS: Final = 8
@@ -27,9 +28,10 @@ SERVICES: Final = {
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tenants]:
+async def both(tmp_path_factory: pytest.TempPathFactory, on_shared_stores: OnSharedStores) -> AsyncIterator[Tenants]:
     settings = {f"TENURE_GATEWAY_LIMIT_{name}": str(limit) for name, limit in GATEWAY.items()}
-    async with tenants(tmp_path_factory.mktemp("limits") / "data", settings, SERVICES) as started:
+    folder = tmp_path_factory.mktemp("limits") / "data"
+    async with tenants(folder, settings, SERVICES, on_shared_stores) as started:
         yield started
 
 

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from devstack import Stack, StackOptions
+from tests.support.fix_stack import OnSharedStores
 from tests.support.lives import LONG_LIFE
 
 COORDINATOR: Final = {
@@ -20,7 +21,7 @@ COORDINATOR: Final = {
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+async def stack(tmp_path_factory: pytest.TempPathFactory, on_shared_stores: OnSharedStores) -> AsyncIterator[Stack]:
     options = StackOptions(
         data_dir=tmp_path_factory.mktemp("processes") / "data",
         workers=1,
@@ -33,5 +34,5 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
             "gateway": {"TENURE_GATEWAY_HEARTBEAT_SECONDS": "0.2"},
         },
     )
-    async with Stack(options) as running:
+    async with Stack(await on_shared_stores(options)) as running:
         yield running
