@@ -113,26 +113,22 @@ class SpawnedBy(message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     CALL_ID_FIELD_NUMBER: builtins.int
     INDEX_FIELD_NUMBER: builtins.int
-    TRACEPARENT_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The parent."""
     call_id: builtins.str
     """Its call."""
     index: builtins.int
     """The index of its goal in the call; counts from 0."""
-    traceparent: builtins.str
-    """Not written any more: a sub-agent's spans are in the trace of its root."""
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
         call_id: builtins.str = ...,
         index: builtins.int = ...,
-        traceparent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_id", b"call_id", "index", b"index", "task_id", b"task_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_id", b"call_id", "index", b"index", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

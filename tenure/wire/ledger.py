@@ -69,7 +69,7 @@ def _blocks_json(blocks: tuple[dict[str, Any], ...]) -> str:
     return json.dumps(blocks, ensure_ascii=False, separators=(",", ":"))
 
 
-pair(domain.SpawnedBy, ledger_pb2.SpawnedBy, skip="traceparent")
+pair(domain.SpawnedBy, ledger_pb2.SpawnedBy)
 pair(domain.Submitted, ledger_pb2.TaskSubmitted)
 pair(
     domain.Transition,
