@@ -11,8 +11,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import grpc
-
 from tenure.agents.functions import content_of, undo_tools_of
 from tenure.control import Function
 from tenure.domain.agents import AgentContent, AgentKind
@@ -89,21 +87,18 @@ class WorkerAgentRegistration:
         while True:
             try:
                 registered = await self._stub.RegisterWorkerAgents(request, timeout=TIMEOUT_SECONDS)
-            except (Refused, PeerFailed) as error:
-                if isinstance(error, PeerFailed) and error.code is not grpc.StatusCode.UNIMPLEMENTED:
-                    failures += 1
-                elif isinstance(error, Refused) and len(definitions) > 1:  # one of them: the others go on
+            except Refused as error:
+                if len(definitions) > 1:  # one of them: the others go on
                     for name, definition in definitions.items():
                         await self._register({name: definition})
                     return
-                else:
-                    # Tasks that are pinned already reach this worker all the same: new ones may not.
-                    _log.error(
-                        "the agents of this worker cannot be registered",
-                        extra={"agents": ", ".join(definitions), "why": str(error)},
-                    )
-                    return
-            except TryLater as error:
+                # Tasks that are pinned already reach this worker all the same: new ones may not.
+                _log.error(
+                    "the agents of this worker cannot be registered",
+                    extra={"agents": ", ".join(definitions), "why": str(error)},
+                )
+                return
+            except (TryLater, PeerFailed) as error:
                 failures += 1
                 _log.info("the agents of this worker are registered later", extra={"why": str(error)})
             else:

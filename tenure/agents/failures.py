@@ -30,12 +30,8 @@ class ModelRequestFailed(Exception):  # noqa: N818  reads well in a ledger entry
 
 
 def recorded_request(failure: ControlFailure) -> re.Match[str] | None:
-    """Returns the name, the status and the text of the exception of a request that failed; None for other failures.
-
-    Older ledgers have the name of ModelRequestFailed as the class.
-    """
-    is_request = failure.error_class in FailureClass.__members__ or failure.error_class == ModelRequestFailed.__name__
-    return _RECORDED.fullmatch(failure.message) if is_request else None
+    """Returns the name, the status and the text of the exception of a request that failed; None for other failures."""
+    return _RECORDED.fullmatch(failure.message) if failure.error_class in FailureClass.__members__ else None
 
 
 class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened

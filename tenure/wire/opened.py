@@ -62,7 +62,9 @@ class OpenStream:
             async with AsyncExitStack() as stack:
                 is_first = True
                 while (part := await _next_part(stream)) is not None:
-                    self._take_new(part.page.entries)
+                    if entries := part.page.entries:
+                        self._take(entries)
+                        self._after = entries[-1].sequence
                     if is_first and self._after < first.header.task.sequence:
                         await stack.enter_async_context(self._long_opens)
                     is_first = False
@@ -72,13 +74,6 @@ class OpenStream:
             raise _cut_off()
         header: pb.OpenHeader = first.header
         return header
-
-    def _take_new(self, entries: Sequence[ledger_pb2.Entry]) -> None:
-        """Takes the entries that are new: a service of an older version begins again from the first one."""
-        new = [entry for entry in entries if entry.sequence > self._after]
-        if new:
-            self._take(new)
-            self._after = new[-1].sequence
 
 
 async def _next_part(stream: Any) -> pb.OpenResponse | None:

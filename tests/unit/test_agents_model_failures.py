@@ -178,4 +178,4 @@ def test_an_openai_agent_with_a_model_names_it_in_its_revision() -> None:
     ],
 )
 def test_a_refusal_that_names_images_is_about_them(message: str, is_refusal: bool) -> None:
-    assert refuses_images(ControlFailure("ModelRequestFailed", message, retryable=False)) is is_refusal
+    assert refuses_images(ControlFailure("INVALID_REQUEST", message, retryable=False)) is is_refusal

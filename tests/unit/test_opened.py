@@ -18,17 +18,15 @@ LENGTH = 10
 
 
 class Service:
-    """Answers Open with pages of one entry. `breaks`: a stream breaks off after as many pages, or raises the error;
-    `old`: a service that does not know `after_sequence`.
-    """
+    """Answers Open with pages of one entry. `breaks`: a stream breaks off after as many pages, or raises the error."""
 
-    def __init__(self, *breaks: int | Exception, old: bool = False, kind: type[Stream] | None = None) -> None:
-        self.breaks, self.old, self.kind = list(breaks), old, kind or Stream
+    def __init__(self, *breaks: int | Exception, kind: type[Stream] | None = None) -> None:
+        self.breaks, self.kind = list(breaks), kind or Stream
         self.streams: list[Stream] = []
 
     def start(self, after: int) -> Stream:
         end = self.breaks.pop(0) if self.breaks else LENGTH + 1
-        self.streams.append(self.kind(0 if self.old else after, end))
+        self.streams.append(self.kind(after, end))
         return self.streams[-1]
 
 
@@ -63,9 +61,8 @@ async def read(service: Service, taken: Taken, long_opens: asyncio.Semaphore | N
     return await OpenStream(service.start, taken.take, long_opens or asyncio.Semaphore(1)).read()
 
 
-@pytest.mark.parametrize("old", [False, True])
-async def test_a_broken_stream_resumes_after_its_last_page(old: bool) -> None:
-    service, taken = Service(2, 5, old=old), Taken()
+async def test_a_broken_stream_resumes_after_its_last_page() -> None:
+    service, taken = Service(2, 5), Taken()
     header = await read(service, taken)
     assert (header.next_commit_number, taken) == (3, list(range(1, LENGTH + 1)))
     assert len(service.streams) == 3

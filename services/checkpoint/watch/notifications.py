@@ -134,9 +134,8 @@ class ReplicaNotifications:
                 set(message["moved"]),
                 claimable=message["claimable"],
                 ending_task_ids=set(message["ending"]),
-                # A replica of an older version does not report ended tasks: every moved task may have ended.
-                ended_task_ids=set(message.get("ended", message["moved"])),
-                changed_tenants=set(message.get("changed", ())),
+                ended_task_ids=set(message["ended"]),
+                changed_tenants=set(message["changed"]),
             )
         except (ValueError, KeyError, TypeError):
             _log.warning(

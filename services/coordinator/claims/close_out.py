@@ -181,8 +181,8 @@ def transition_of(ending: pb.ListEndingsResponse.Ending, result: str) -> pb.Tran
 
 
 def _is_due(ending: pb.ListEndingsResponse.Ending, task: task_pb2.Task) -> bool:
-    """Whether the ending is still due. A ledger of an older version lists endings without their attempt."""
-    return task.cancel_requested and ending.attempt in {0, task.attempt}
+    """Whether the ending is still due."""
+    return task.cancel_requested and ending.attempt == task.attempt
 
 
 # Pending endings: the owner is notified first. A coordinator carries out an ending that the owner did not carry out in
