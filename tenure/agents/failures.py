@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from tenure.control.failures import MAX_MESSAGE_CHARACTERS, failure_of_call, storable
+from tenure.control.failures import MAX_MESSAGE_CHARACTERS, StepFailed, failure_of_call, storable
 from tenure.domain.entries import ControlFailure
 from tenure.domain.images import is_about_images
 from tenure.domain.retry import FailureClass
@@ -32,6 +32,15 @@ class ModelRequestFailed(Exception):  # noqa: N818  reads well in a ledger entry
 def recorded_request(failure: ControlFailure) -> re.Match[str] | None:
     """Returns the name, the status and the text of the exception of a request that failed; None for other failures."""
     return _RECORDED.fullmatch(failure.message) if failure.error_class in FailureClass.__members__ else None
+
+
+def with_record(failed: StepFailed, error: Exception | None) -> Exception:
+    """Returns the exception that a failed model call stands for, with its record; `failed` itself for None."""
+    if error is None:
+        return failed
+    vars(error)["failure"] = failed.failure  # the record decides whether the task is tried again
+    error.__cause__ = failed
+    return error
 
 
 class UnfinishedRun(RuntimeError):  # noqa: N818  the name says what happened

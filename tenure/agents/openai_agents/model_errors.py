@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx2
 import openai
 
-from tenure.agents.failures import ModelRequestFailed, recorded_request
+from tenure.agents.failures import ModelRequestFailed, recorded_request, with_record
 from tenure.control.failures import StepFailed
 from tenure.domain.entries import ControlFailure
 from tenure.domain.retry import FailureClass
@@ -39,12 +39,7 @@ def as_openai(error: httpx2.TransportError) -> openai.APIConnectionError:
 
 def exception_of(failed: StepFailed) -> Exception:
     """Returns the exception of `openai` that a failed model call stands for; `failed` itself for any other."""
-    error = _exception(failed.failure)
-    if error is None:
-        return failed
-    vars(error)["failure"] = failed.failure  # the record decides whether the task is tried again
-    error.__cause__ = failed
-    return error
+    return with_record(failed, _exception(failed.failure))
 
 
 def _exception(failure: ControlFailure) -> Exception | None:

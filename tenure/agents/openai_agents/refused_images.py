@@ -17,12 +17,7 @@ Input: TypeAlias = str | list[TResponseInputItem]
 def images_in(given: Input) -> set[str]:
     """Returns the digests of the images."""
     digests = set[str]()
-
-    def note(image: Mapping[str, Any]) -> Any:
-        digests.add(_digest(image))
-        return image
-
-    _with_images(given, note)
+    _with_images(given, lambda image: digests.add(_digest(image)))
     return digests
 
 

@@ -23,7 +23,7 @@ from pydantic_ai.exceptions import (
     UserError,
 )
 
-from tenure.agents.failures import ModelRequestFailed, recorded_request
+from tenure.agents.failures import ModelRequestFailed, recorded_request, with_record
 from tenure.control.failures import StepFailed
 from tenure.domain.entries import ControlFailure
 from tenure.domain.retry import FailureClass
@@ -50,12 +50,7 @@ def recorded_failures() -> Iterator[None]:
 
 def exception_of(failed: StepFailed, model: str) -> Exception:
     """Returns the exception of Pydantic AI that a failed model call stands for; `failed` itself for any other."""
-    error = _exception(failed.failure, model)
-    if error is None:
-        return failed
-    vars(error)["failure"] = failed.failure  # the record decides whether the task is tried again
-    error.__cause__ = failed
-    return error
+    return with_record(failed, _exception(failed.failure, model))
 
 
 def _exception(failure: ControlFailure, model: str) -> Exception | None:

@@ -15,12 +15,7 @@ from tenure.domain.images import REFUSED, not_shown
 def images_in(messages: Sequence[ModelMessage]) -> set[str]:
     """Returns the digests of the images."""
     digests = set[str]()
-
-    def note(image: BinaryContent | ImageUrl) -> Any:
-        digests.add(_digest(image))
-        return image
-
-    _with_images(messages, note)
+    _with_images(messages, lambda image: digests.add(_digest(image)))
     return digests
 
 
