@@ -36,7 +36,6 @@ DEFAULT_RECEIPTS: Final = 200
 CHAIN_BROKEN: Final = "RECEIPT_CHAIN_BROKEN"
 NO_RECEIPT: Final = "NO_RECEIPT"
 _KINDS: Final = ("tool_intent", "tool_outcome", "wait_resolution", "operator_request")
-_OPEN: Final = frozenset({CallState.STARTED, CallState.IN_DOUBT})
 
 
 class Receipts:
@@ -167,15 +166,20 @@ def _record(task_id: str, trail: tool_pb2.CallTrail) -> EffectRecord:
 
 def _open_calls(trails: Iterable[tool_pb2.CallTrail], receipts: int) -> list[str]:
     """Returns the effects that had begun and had no receipt yet when there were so many."""
-    return sorted(
-        trail.record.call_id
-        for trail in trails
-        if trail.receipt_number > receipts
-        or (
-            CALL_STATES.to_domain(trail.record.state) in _OPEN
-            and EFFECT_CLASSES.to_domain(trail.record.effect_class) is not EffectClass.PURE
-        )
-    )
+    return sorted(trail.record.call_id for trail in trails if trail.receipt_number > receipts or _is_open_effect(trail))
+
+
+def _is_open_effect(trail: tool_pb2.CallTrail) -> bool:
+    """Whether the call may have had its effect, and has no outcome. An earlier attempt of an ACCEPTED one may have."""
+    if EFFECT_CLASSES.to_domain(trail.record.effect_class) is EffectClass.PURE:
+        return False
+    match CALL_STATES.to_domain(trail.record.state):
+        case CallState.STARTED | CallState.IN_DOUBT:
+            return True
+        case CallState.ACCEPTED:
+            return trail.begun_before
+        case _:
+            return False
 
 
 def _entry(entry: ledger_pb2.Entry) -> dict[str, Any]:

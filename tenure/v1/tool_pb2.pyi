@@ -1055,6 +1055,7 @@ class CallTrail(message.Message):
     OUTCOME_MESSAGE_HASH_FIELD_NUMBER: builtins.int
     SETTLING_TIME_FIELD_NUMBER: builtins.int
     PLAN_ID_FIELD_NUMBER: builtins.int
+    BEGUN_BEFORE_FIELD_NUMBER: builtins.int
     claim_id: builtins.str
     """The claim that last authorised it."""
     runner_id: builtins.str
@@ -1077,6 +1078,8 @@ class CallTrail(message.Message):
     """SHA-256 of the outcome as the record stores it, a serialized Outcome; empty: it has no receipt."""
     plan_id: builtins.str
     """The plan that it used, by which a person had approved it; empty: none."""
+    begun_before: builtins.bool
+    """An attempt before `record.call_attempt` had begun: the call may have happened, also while it is ACCEPTED."""
     @builtins.property
     def record(self) -> CallRecord:
         """The record. The outcome has no content: the ledger has the content, and `outcome_hash` compares them."""
@@ -1111,10 +1114,11 @@ class CallTrail(message.Message):
         outcome_message_hash: builtins.bytes = ...,
         settling_time: timestamp_pb2.Timestamp | None = ...,
         plan_id: builtins.str = ...,
+        begun_before: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "finish_time", b"finish_time", "record", b"record", "settling_time", b"settling_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "claim_id", b"claim_id", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "outcome_hash", b"outcome_hash", "outcome_message_hash", b"outcome_message_hash", "plan_id", b"plan_id", "receipt_link", b"receipt_link", "receipt_number", b"receipt_number", "record", b"record", "runner_id", b"runner_id", "settling_time", b"settling_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_time", b"accept_time", "arguments_hash", b"arguments_hash", "begun_before", b"begun_before", "claim_id", b"claim_id", "finish_time", b"finish_time", "idempotency_key", b"idempotency_key", "outcome_hash", b"outcome_hash", "outcome_message_hash", b"outcome_message_hash", "plan_id", b"plan_id", "receipt_link", b"receipt_link", "receipt_number", b"receipt_number", "record", b"record", "runner_id", b"runner_id", "settling_time", b"settling_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ from services.coordinator.tools_client import ToolsClient
 from services.tools.calls.records import CallKey, pack_outcome
 from services.tools.calls.start_and_finish import OutcomeMark, finish_calls
 from tenure.domain.audit import Head
-from tenure.domain.errors import NotFound, WrongState
+from tenure.domain.errors import LimitReached, NotFound, Unavailable, WrongState
 from tenure.domain.receipts import BrokenReceiptsError, VerifiedReceipts, verify_receipts
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.request_context import as_tenant
@@ -28,6 +28,7 @@ from tenure.runtime.rpc.client import open_channel
 from tenure.runtime.security.signing import SignedBytes, Verifier
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_pb2
+from tenure.v1.tool_service_pb2 import ExecuteRequest
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
@@ -198,13 +199,42 @@ async def test_doubt_has_a_receipt_when_its_outcome_is_known(
         mark = OutcomeMark(CallKey(UUID(owner.task_id), "1.1"), 1, pack_outcome(late))
         connection: Any = postgres
         assert [await finish_calls(connection, [mark]) for _ in range(2)] == [[True], [False]]
-    request = execute_request(owner, "1.0", UNSAFE, json.dumps(arguments))
-    decision = tool_pb2.InDoubtDecision(happened=tool_pb2.InDoubtDecision.Happened(result="seen"))
-    request.resolution.CopyFrom(tool_pb2.CallResolution(call_attempt=1, decision=decision, reason="x", actor="ann"))
-    assert [answer async for answer in tools.stub.Execute(request, timeout=CALL_SECONDS)]
+    await resolve_as_happened(tools, execute_request(owner, "1.0", UNSAFE, json.dumps(arguments)), call_attempt=1)
     whole = one.verify(await one.lines(owner.task_id))
     found = [(part["record"]["call"], part["outcome"]["detail"]) for part in of_tools(whole)]
     assert (found, whole.open_calls) == ([("1.1", ""), ("1.0", "HAPPENED")], ())
+
+
+async def test_call_that_had_begun_is_open_between_its_attempts(
+    tool_service: StartTools, grants: Grants, ledger: Checkpoint, signing: Begin, outside: Outside
+) -> None:
+    """Its replica was killed after the effect, and the start of its repeat was withdrawn. Its receipt has the start."""
+    dying = await tool_service(failpoints="tools.after_effect=kill9")
+    tools = await tool_service(failpoints="tools.before_effect=1#error(LIMIT_REACHED)")
+    one, owner = await signing(tools), grants.claim((await ledger.create()).task_id)
+    arguments = {"file": "a", "line": "x"}
+    with pytest.raises(Unavailable):
+        await dying.outcome(owner, "1.0", "append_record", **arguments)
+    await dying.ended()
+    with pytest.raises(LimitReached):
+        await tools.outcome(owner, "1.0", "append_record", **arguments)
+    assert (await tools.fence(owner))["1.0"].state == tool_pb2.CALL_STATE_ACCEPTED
+    assert one.verify(await one.lines(owner.task_id)).open_calls == ("1.0",)
+    assert (await tools.fence(owner, close=True))["1.0"].state == tool_pb2.CALL_STATE_IN_DOUBT
+    later = execute_request(grants.claim(owner.task_id, epoch=11), "1.0", "append_record", json.dumps(arguments))
+    await resolve_as_happened(tools, later, call_attempt=3)
+    whole = one.verify(await one.lines(owner.task_id))
+    (made,), (receipt,) = outside.lines("a"), of_tools(whole)
+    assert (receipt["idempotency_key"], whole.open_calls) == (made["key"], ())
+    assert receipt["record"]["start_time"] > receipt["record"]["accept_time"]
+
+
+async def resolve_as_happened(tools: ToolClient, request: ExecuteRequest, call_attempt: int) -> None:
+    """A person says that a call in doubt happened."""
+    decision = tool_pb2.InDoubtDecision(happened=tool_pb2.InDoubtDecision.Happened(result="seen"))
+    given = tool_pb2.CallResolution(call_attempt=call_attempt, decision=decision, reason="x", actor="ann")
+    request.resolution.CopyFrom(given)
+    assert [answer async for answer in tools.stub.Execute(request, timeout=CALL_SECONDS)]
 
 
 CHANGES = [

@@ -66,7 +66,7 @@ def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
         logged.outcome_hash = outcome_hash(outcome.status, outcome.detail, outcome.content)
         logged.record.outcome.CopyFrom(_without_content(outcome))
     logged.receipt_number, logged.receipt_link, idempotency_key, *rest = rest
-    accepted_at, started_at, finished_at, settling_since, logged.plan_id = rest
+    accepted_at, started_at, finished_at, settling_since, logged.plan_id, logged.begun_before = rest
     logged.idempotency_key = idempotency_key
     if logged.receipt_number and packed is not None:
         logged.outcome_message_hash = hashlib.sha256(packed).digest()

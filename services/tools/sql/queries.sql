@@ -198,14 +198,15 @@ select c.task_id::text, f.tenant, c.call_id, c.tool, c.effect_class, c.state,
 -- name: withdraw_start
 -- Withdraws a start whose effect did not begin in time and never will. The call is ACCEPTED again; but when the fence
 -- is closed, or the call was already reported as in doubt, it does not run any more: it is IN_DOUBT if an earlier
--- attempt had begun, else NOT_RUN. The next attempt number makes a start that is still on its way void.
+-- attempt had begun, else NOT_RUN. The next attempt number makes a start that is still on its way void. A record without
+-- a start says that the call never began, so a call of which an earlier attempt had begun keeps a time of a start.
 with fence as materialized (
   select f.closed from fences f where f.task_id = %(task_id)b::uuid for share
 )
 update calls c
    set state = case when c.state <> 'IN_DOUBT' and not f.closed then 'ACCEPTED'
                     when c.begun_before then 'IN_DOUBT' else 'NOT_RUN' end,
-       call_attempt = c.call_attempt + 1, started_at = null,
+       call_attempt = c.call_attempt + 1, started_at = case when c.begun_before then c.started_at end,
        doubted_at = case when c.begun_before and (c.state = 'IN_DOUBT' or f.closed)
                          then coalesce(c.doubted_at, clock_timestamp()) end
   from fence f
@@ -310,7 +311,7 @@ select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started
 -- One page of a task's call log, for the task's tenant only. The order does not depend on the database's collation.
 select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
        c.outcome, coalesce(c.receipt_number, 0), coalesce(c.receipt_link, ''), coalesce(k.idempotency_key, ''), c.accepted_at,
-       c.started_at, c.finished_at, c.settling_since, c.plan_id
+       c.started_at, c.finished_at, c.settling_since, c.plan_id, c.begun_before
   from calls c join fences f using (task_id)
   left join effect_calls k on k.task_id = c.task_id and k.call_id = c.call_id
  where c.task_id = %(task_id)b::uuid and f.tenant = %(tenant)b::text
