@@ -13,14 +13,15 @@ from rich.text import Text
 
 from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit
-from tenure.cli.formatting import ago, count_text, make_grid, make_table, one_line, seconds_text
+from tenure.cli.formatting import ago, count_text, harmless, make_grid, make_table, one_line, seconds_text
 from tenure.cli.output import echo
-from tenure.cli.parameters import DURATION, LABEL
+from tenure.cli.parameters import DURATION, LABEL, find_task
 from tenure.client import Client
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.states import Reason
 from tenure.domain.webhooks import DeliveryState, unknown_events
-from tenure.v1 import task_pb2
+from tenure.sdk.operations_info import READERS
+from tenure.sdk.task_filter import source_of, task_filter
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.common import duration, moment, unix_seconds
 from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS, WEBHOOK_KINDS, new_secret, with_secret
@@ -65,9 +66,6 @@ def _state(webhook: pb.Webhook) -> Text:
 def show_webhook(context: Context, webhook: pb.Webhook) -> None:
     """Prints one webhook with its gaps."""
     paused = f"{webhook.pause_code}: {one_line(webhook.pause_reason, 200)} ({webhook.pause_actor})"
-    task_filter = webhook.filter
-    tasks = [f"{key}={value}" for key, value in sorted(task_filter.labels.items())]
-    tasks += [f"queue {task_filter.queue}"] if task_filter.queue else []
     overlap = f"also signs until {moment(webhook.old_secret_until_time):%Y-%m-%d %H:%M} UTC"
     last = f", the last {ago(webhook.last_delivered_time)}" if webhook.HasField("last_delivered_time") else ""
     rows: list[tuple[str, str | Text]] = [
@@ -75,7 +73,7 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
         ("kind", _kind(webhook)),
         ("to", _target(webhook)),
         ("events", ", ".join(webhook.event_types) or "ends, waits and warnings"),
-        ("tasks", ", ".join(tasks)),
+        ("tasks", _tasks(webhook)),
         ("answers", "has links that answer waits" if webhook.answer_links else ""),
         ("state", _state(webhook)),
         ("paused", paused if webhook.paused else ""),
@@ -88,6 +86,15 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
         *[("gap", Text(_gap(gap), "red")) for gap in webhook.gaps],
     ]
     context.console.print(make_grid(rows))
+
+
+def _tasks(webhook: pb.Webhook) -> str:
+    """Returns the filter: its labels, then its other fields by name."""
+    shown = READERS[pb.Webhook](webhook).filter.to_json()
+    texts = [f"{key}={value}" for key, value in sorted(shown.pop("label").items())]
+    given = [(name, value) for name, value in shown.items() if value not in (None, "", [])]
+    texts += [f"{name} {' or '.join(value) if isinstance(value, list) else value}" for name, value in given]
+    return ", ".join(harmless(text) for text in texts)
 
 
 def _gap(gap: pb.WebhookGap) -> str:
@@ -177,6 +184,8 @@ def webhooks() -> None:
     help="key=value: only changes of tasks with this label; may be repeated.",
 )
 @click.option("--queue", default="", help="Only changes of tasks of this queue.")
+@click.option("--source", default="", metavar="KIND[/ID[/RUN]]", help="Only changes of tasks of this source.")
+@click.option("--root", default="", metavar="TASK", help="Only changes of this root task and its sub-agents.")
 @click.option("--secret", default="", help="The secret, whsec_…. Default: a new one.")
 @click.option(
     "--answer-links",
@@ -195,6 +204,8 @@ async def create(
     events: tuple[str, ...],
     labels: tuple[tuple[str, str], ...],
     queue: str,
+    source: str,
+    root: str,
     secret: str,
     answer_links: bool,
 ) -> None:
@@ -204,7 +215,12 @@ async def create(
     """
     if sum(map(bool, (url, slack, email))) != 1:
         raise click.UsageError("give one of URL, --slack and --email")
-    task_filter = task_pb2.TaskFilter(labels=dict(labels), queue=queue)
+    wanted = task_filter(
+        labels=dict(labels),
+        queue=queue,
+        source=source_of(source) if source else None,
+        root_task_id=await find_task(client, root) if root else "",
+    )
     kind = pb.WEBHOOK_KIND_EMAIL if email else pb.WEBHOOK_KIND_SLACK if slack else pb.WEBHOOK_KIND_STANDARD
     request = pb.CreateWebhookRequest(
         name=name,
@@ -212,7 +228,7 @@ async def create(
         url=url or slack,
         email_addresses=[address.strip() for address in email.split(",")] if email else [],
         event_types=events,
-        filter=task_filter,
+        filter=wanted,
         secret=secret,
         answer_links=answer_links,
     )

@@ -18,10 +18,12 @@ from typing import Any, Final, Unpack
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from tenure.domain.agents import reference
 from tenure.domain.budget import TokenUsage
 from tenure.domain.task import Priority, TaskPolicy
 from tenure.sdk.from_wire import public
 from tenure.sdk.json_shape import PublicValue, public_class
+from tenure.sdk.task_filter import source_text
 from tenure.sdk.task_info import CallPlan, FunctionCall, ModelParametersInfo, TaskLimits
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import api_key_service_pb2 as api_key_pb
@@ -194,11 +196,26 @@ ScheduleWithRuns: Final[Any] = _shape(
 WebhookFilter: Final[Any] = _part(
     "WebhookFilter",
     task_pb2.TaskFilter,
-    "The tasks whose changes a webhook sends; an empty field matches all.",
-    "states labels queue",
-    skip="root_task_id forked_from_task_id source output reasons agent agent_revision created_since ended_since "
-    "task_ids text created_before ended_before model min_nano_usd max_nano_usd min_duration max_duration "
-    "task_id_prefix",
+    "The tasks whose changes a webhook sends, with the names and values with which it is created over HTTP; an empty"
+    " field matches all. `agent`: its name, or a revision as support@7. `source`: KIND, KIND/ID or KIND/ID/RUN.",
+    "reason label queue agent source text since before ended_since ended_before model min_cost max_cost min_duration "
+    "max_duration task_id root_task_id forked_from_task_id",
+    optional="min_duration max_duration",
+    types={"agent": str, "source": str, "min_cost": Decimal | None, "max_cost": Decimal | None},
+    rename={
+        "reason": "reasons",
+        "label": "labels",
+        "since": "created_since",
+        "before": "created_before",
+        "task_id": "task_ids",
+    },
+    given={
+        "agent": lambda of: reference(of.agent, of.agent_revision) if of.agent_revision else of.agent,
+        "source": lambda of: source_text(of.source) if of.HasField("source") else "",
+        "min_cost": lambda of: dollars(of.min_nano_usd) if of.min_nano_usd else None,
+        "max_cost": lambda of: dollars(of.max_nano_usd) if of.max_nano_usd else None,
+    },
+    skip="states agent_revision output min_nano_usd max_nano_usd task_id_prefix",
 )
 WebhookGapInfo: Final[Any] = _part(
     "WebhookGapInfo",

@@ -106,6 +106,14 @@ def _nano_usd(argument: str, given: Money | None) -> int | None:
     return None if given is None else nano_usd_from_0(argument, given)
 
 
+def source_text(source: task_pb2.SourceFilter) -> str:
+    """Returns the text that `source_of` reads."""
+    kind = SOURCES.find(source.kind or task_pb2.SOURCE_KIND_MANUAL)
+    name = str(source.kind) if kind is None else kind.value.lower()
+    source_id = source.source_id.replace("%", "%25").replace("/", "%2F")
+    return "/".join(filter(None, (name, source_id, source.source_run_id)))
+
+
 def _duration(argument: str, given: Seconds | None) -> Duration | None:
     return None if given is None else duration_from_0(argument, given)
 

@@ -243,7 +243,7 @@ async def test_calls_of_other_tools_are_not_tried(
     assert denied == [(0, 1, False)] * 2
     assert await tried(shared_tool_service, grants, "append*") == (2, 0, True)
     assert await tried(shared_tool_service, grants, "append_record") == (2, 0, True)
-    assert await tried(shared_tool_service, grants, "append_re_ord*") == (0, 0, False), "_ is no wildcard"
+    assert await tried(shared_tool_service, grants, "append_re_ord*") == (0, 0, False), "_ stands for itself"
 
 
 async def tried(service: SharedService, grants: Grants, pattern: str) -> tuple[int, int, bool]:

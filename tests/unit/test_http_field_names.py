@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
@@ -16,13 +16,22 @@ from google.protobuf.message import Message
 
 from services.gateway.http.api_route import ApiRoute
 from services.gateway.http.operator_requests import QuotaBody, RuleBoundsBody, SeenToolBody, ToolRuleBody
-from services.gateway.http.requests import CallDecisionBody, CallPlanBody, SubmitBody, TaskFilterQuery
+from services.gateway.http.requests import (
+    CallDecisionBody,
+    CallPlanBody,
+    SubmitBody,
+    TaskFilterQuery,
+    WebhookFilterBody,
+)
 from services.gateway.http.routes import ROUTES
+from services.gateway.http.tasks import webhook_filter_of
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.task import InputFile, Source, SourceKind
 from tenure.domain.tool_rules import RuleVerdict
 from tenure.sdk.errors import named_arguments
+from tenure.sdk.operations_info import READERS
+from tenure.v1.task_pb2 import TaskFilter
 
 LEFT_OUT = {
     "policy": "its own type, which the options of a submit have apart",
@@ -90,6 +99,7 @@ def value_for(hint: Any) -> Any:
 VALUES: dict[Any, Any] = {
     SubmitBody: SubmitBody(goal="go"),
     TaskFilterQuery: TaskFilterQuery(reason=("x",)),
+    WebhookFilterBody: WebhookFilterBody(reason=("x",)),
     CallDecisionBody: CallDecisionBody(call_id="1.0", decision="allow"),
     CallPlanBody: CallPlanBody(count=7),
     InputFile: InputFile("x.txt", b"x"),
@@ -192,3 +202,36 @@ def test_a_refusal_names_what_the_client_sent(route: ApiRoute, monkeypatch: pyte
 def test_known_names(name: str, field: str, named: str) -> None:
     (route,) = (each for each in ROUTES if each.name == name)
     assert route.name_of(field) == named
+
+
+FILTER = WebhookFilterBody(
+    reason=("BUDGET", "STUCK"),
+    label={"team": "growth"},
+    queue="slow",
+    agent="support@7",
+    source="scheduler/a%2Fb%25/2026-11-23/7",
+    text="refund",
+    since=datetime(2030, 1, 1, tzinfo=UTC),
+    before=datetime(2030, 1, 2, tzinfo=UTC),
+    ended_since=datetime(2030, 1, 3, tzinfo=UTC),
+    ended_before=datetime(2030, 1, 4, tzinfo=UTC),
+    model="m",
+    min_cost=Decimal("0.5"),
+    max_cost=Decimal("1.000000001"),
+    min_duration=7.5,
+    max_duration=90.0,
+    task_id=("01a2137d-da29-7377-993a-f26b9ed5689e",),
+    root_task_id="01a2137d-da29-7377-993a-f26b9ed5689f",
+    forked_from_task_id="01a2137d-da29-7377-993a-f26b9ed568a0",
+)
+NO_FILTER = WebhookFilterBody()
+SOURCE_OF_ANY_RUN = replace(NO_FILTER, source="scheduler/nightly")
+
+
+@pytest.mark.parametrize("given", [FILTER, NO_FILTER, SOURCE_OF_ANY_RUN, replace(NO_FILTER, source="manual")])
+def test_the_filter_of_a_webhook_is_shown_as_it_was_given(given: WebhookFilterBody) -> None:
+    assert all(getattr(FILTER, one.name) != getattr(NO_FILTER, one.name) for one in fields(FILTER))
+    shown = READERS[TaskFilter](webhook_filter_of(given))
+    assert {one.name: getattr(shown, one.name) for one in fields(shown)} == {
+        one.name: getattr(given, one.name) for one in fields(given)
+    }

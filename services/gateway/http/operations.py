@@ -9,7 +9,7 @@ from services.gateway.client_fields import new_id
 from services.gateway.http import answers
 from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
-from services.gateway.http.tasks import filter_of, submit_of
+from services.gateway.http.tasks import filter_of, submit_of, webhook_filter_of
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.sdk import operations_from_wire as convert
@@ -66,7 +66,7 @@ AS_SCHEDULE: Final[dict[str, Any]] = {
 }
 """How the bodies of schedules differ from the requests of the method."""
 
-AS_WEBHOOK: Final[dict[str, Any]] = {"convert": {"filter": (filter_of, None)}}
+AS_WEBHOOK: Final[dict[str, Any]] = {"convert": {"filter": (webhook_filter_of, None)}}
 """How the body of a webhook differs from the request of the method."""
 
 # Operations.

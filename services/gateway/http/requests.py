@@ -111,10 +111,16 @@ class Order(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskFilterQuery:
-    """The tasks that match all parameters."""
+class OfStates:
+    """The tasks in some states."""
 
     state: tuple[TaskState, ...] = given("any of these states", ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSelection:
+    """The tasks that match all parameters, in any state."""
+
     reason: tuple[str, ...] = given("any of these reasons of the state", ())
     label: Mapping[str, str] = field(default_factory=dict, metadata={"text": "name:value; all of them"})
     queue: str = given("this queue", "")
@@ -137,6 +143,11 @@ class TaskFilterQuery:
     )
     max_duration: float | None = given("it took at most this many seconds", None)
     task_id: tuple[str, ...] = given("any of these tasks", ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFilterQuery(TaskSelection, OfStates):
+    """The tasks that match all parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,6 +426,14 @@ class ReasonBody:
 # Webhooks.
 
 
+@dataclass(frozen=True, kw_only=True)
+class WebhookFilterBody(TaskSelection):
+    """The tasks whose changes a webhook sends: all fields must match. A webhook is shown with the same fields."""
+
+    root_task_id: str = given("the tasks of the tree of this root", "")
+    forked_from_task_id: str = given("the forks of this task", "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookBody:
     """A webhook to create."""
@@ -424,7 +443,7 @@ class WebhookBody:
     url: str = given("where it sends to; empty for EMAIL", "")
     email_addresses: tuple[str, ...] = given("for EMAIL: 1 to 20", ())
     event_types: tuple[str, ...] = given("such as task.failed or task.*; empty: ends, waits and warnings", ())
-    filter: TaskFilterQuery = given("the tasks, by label, queue and source; empty: all", TaskFilterQuery())
+    filter: WebhookFilterBody = given("the tasks, by label, queue, source and so on; empty: all", WebhookFilterBody())
     secret: str = given("signs the deliveries of STANDARD; empty: a new one", "")
     answer_links: bool = given("send links that answer waits", False)
 

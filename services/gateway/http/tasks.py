@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from services.gateway.http.call import HttpCall
 from tenure.domain.entries import Entry
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.prompts import is_answer, parts_of, prompt_of
+from tenure.domain.states import TaskState
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_counts, task_file, task_info, task_page
 from tenure.sdk.option_values import files as input_files
@@ -72,8 +73,19 @@ async def list_tasks(call: HttpCall, query: req.TasksQuery, _body: None) -> Task
 
 def filter_of(query: req.TaskFilterQuery, root_task_id: str = "", forked_from_task_id: str = "") -> task_pb2.TaskFilter:
     """Returns the filter of a query string, or of a body. Raises InvalidRequest."""
+    return _filter(query, query.state, root_task_id, forked_from_task_id)
+
+
+def webhook_filter_of(body: req.WebhookFilterBody) -> task_pb2.TaskFilter:
+    """Returns the filter of a webhook, whose event types select the states. Raises InvalidRequest."""
+    return _filter(body, (), body.root_task_id, body.forked_from_task_id)
+
+
+def _filter(
+    query: req.TaskSelection, states: Iterable[TaskState], root_task_id: str, forked_from_task_id: str
+) -> task_pb2.TaskFilter:
     return task_filter(
-        state=query.state,
+        state=states,
         labels=query.label,
         queue=query.queue,
         source=source_of(query.source) if query.source else None,

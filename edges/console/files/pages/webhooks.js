@@ -49,7 +49,7 @@ async function all(context) {
 
 function create(load) {
   const line = (name, attributes = {}) => h("input", { name, autocomplete: "off", ...attributes });
-  const [name, url, emails, types, queue, labels] = [line("name", { required: true }), line("url", { type: "url" }), line("email_addresses"), line("event_types", { placeholder: "task.failed, task.waiting_user" }), line("queue"), line("labels", { placeholder: "team=growth" })];
+  const [name, url, emails, types, queue, labels, root] = [line("name", { required: true }), line("url", { type: "url" }), line("email_addresses"), line("event_types", { placeholder: "task.failed, task.waiting_user" }), line("queue"), line("labels", { placeholder: "team=growth" }), line("root_task_id")];
   const kind = h("select", { name: "kind" }, [["STANDARD", "signed requests to a program"], ["SLACK", "messages to Slack"], ["EMAIL", "e-mail"]].map(([value, does]) => h("option", { value }, does)));
   const links = h("input", { name: "answer_links", type: "checkbox" });
   const target = [field("URL", url), field("E-mail addresses", emails, "With commas between them.")];
@@ -68,11 +68,12 @@ function create(load) {
         field("Events", types, "Empty: ends, waits and warnings."),
         field("Only the queue", queue),
         field("Only the labels", labels),
+        field("Only the tree of the task", root, "The whole id of its root."),
         h("label.choice", links, " Messages have links that answer waits: who reads them can answer"),
       ]),
     submit: async () => {
       const isEmail = kind.value === "EMAIL";
-      const filter = { queue: queue.value.trim(), label: labelsIn(labels.value) };
+      const filter = { queue: queue.value.trim(), label: labelsIn(labels.value), root_task_id: root.value.trim() };
       const made = await api.post("/v1/webhooks", { name: name.value.trim(), kind: kind.value, ...(isEmail ? { email_addresses: list(emails) } : { url: url.value.trim() }), event_types: list(types), filter, answer_links: links.checked });
       secret = made.secret;
     },
@@ -117,8 +118,9 @@ async function one(context, id) {
 }
 
 function details(webhook) {
-  const { states, labels, queue } = webhook.filter;
-  const only = [states.map(words).join(", "), ...Object.entries(labels).map(([name, value]) => `${name}=${value}`), queue ? `queue ${queue}` : ""].filter(Boolean).join("; ");
+  const { label, ...others } = webhook.filter;
+  const given = Object.entries(others).filter(([, value]) => value !== null && value.length !== 0);
+  const only = [...Object.entries(label).map(([name, value]) => `${name}=${value}`), ...given.map(([name, value]) => `${words(name)} ${[value].flat().join(" or ")}`)].join("; ");
   return facts(
     webhook.problem ? ["Problem", h("span.bad", webhook.problem)] : null,
     webhook.paused ? ["Paused by", webhook.paused_by || words(webhook.pause_code), webhook.pause_reason ? `: ${webhook.pause_reason}` : ""] : null,
