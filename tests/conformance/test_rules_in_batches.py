@@ -14,11 +14,14 @@ import pytest
 from services.tools.calls import accept_ruled
 from services.tools.calls.accept_rules import AnswerFromRecord, ConcludeCall, RunCall, RunnerIdentity
 from services.tools.calls.executing import ExecuteJob, Executor
+from services.tools.calls.stops import BARRIER_SECONDS
 from services.tools.rules.changes import RuleChanges
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
+from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.expressions import Evaluation, Expressions
+from tenure.runtime.store.barrier import earlier_have_ended
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tests.support.executors import executor_over, last_outcome
 from tests.support.patience import CALL_SECONDS
@@ -121,11 +124,31 @@ async def test_a_transaction_decides_for_a_bounded_time(executor: Executor, monk
     assert await decided(executor, *jobs) == [RunCall, RunCall, AnswerFromRecord]
 
 
+async def test_a_stop_does_not_wait_for_slow_rules(
+    executor: Executor, expressions: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that evaluates them ends before the stop gives up, and records nothing."""
+    assert accept_ruled._LONGEST_DECIDING_SECONDS < BARRIER_SECONDS
+    monkeypatch.setattr(accept_ruled, "_LONGEST_DECIDING_SECONDS", 0.1)
+    pays, ruled = Payments(Bank(), key=None), executor._ruled
+    await set_rule(executor, pays, "used.count < 100", count=1)
+    job = pays.job(Payer.root(), "1.0", 7)
+    expressions.held_tenant = pays.tenant
+    with pytest.raises(Unavailable) as refusal:
+        await decided(executor, job)
+    assert refusal.value.reason == "RULES_SLOW"
+    assert await earlier_have_ended(ruled._pool, BARRIER_SECONDS)
+    monkeypatch.setattr(accept_ruled, "_LONGEST_DECIDING_SECONDS", CALL_SECONDS)
+    expressions.may_end.set()
+    assert await verdict(executor, job) == RAN
+
+
 @pytest.mark.parametrize("when", ["true", "used.count < 100"])
 async def test_slow_rules_of_a_tenant_do_not_hold_up_another_one(
-    executor: Executor, expressions: Held, when: str
+    executor: Executor, expressions: Held, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither before their transaction nor in it."""
+    monkeypatch.setattr(accept_ruled, "_LONGEST_DECIDING_SECONDS", CALL_SECONDS)
     slow, other = Payments(Bank(), key=None), Payments(Bank(), key=None)
     for pays in (slow, other):
         await set_rule(executor, pays, when, count=3)

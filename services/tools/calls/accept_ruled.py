@@ -8,6 +8,7 @@ gave its share back.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Final
@@ -15,7 +16,7 @@ from uuid import UUID
 
 from services.tools.calls.accept import AcceptBatch, begin_accepting, record
 from services.tools.calls.accept_rules import MarkInDoubt, RunCall, RunnerIdentity, Verdict
-from services.tools.calls.bounds import Judgements, judge_calls, lock_bounds
+from services.tools.calls.bounds import BoundsOfBatch, Judgements, judge_calls, lock_bounds
 from services.tools.calls.call_log import log_refusals
 from services.tools.calls.effect_keys import once_each
 from services.tools.calls.records import CallKey, CallRequest
@@ -28,8 +29,10 @@ from tenure.runtime.process import note_progress
 from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 
 _TRIES: Final = 5
-_DECIDING_SECONDS: Final = 2.0
-"""How long a transaction decides calls, and so holds their locks: each may take a second of processor time."""
+_DECIDING_SECONDS: Final = 0.3
+"""How long a transaction decides calls, and so holds their locks, before it leaves the others to the next one."""
+_LONGEST_DECIDING_SECONDS: Final = 2.0
+"""How long it waits for the rules on its calls. A stop of any tenant waits BARRIER_SECONDS for open transactions."""
 _COUNTED: Final = RunCall | MarkInDoubt
 """The new calls that counters keep. One in doubt asks a person whether it may repeat an effect, and then it runs."""
 Decided = dict[CallKey, Verdict | TenureError]
@@ -53,12 +56,14 @@ class RuledAccepts:
     async def decide(
         self, batch: Sequence[CallRequest], runner_id: UUID, identity: Callable[[CallKey], RunnerIdentity]
     ) -> list[Verdict | TenureError]:
-        """Decides calls, and records them. Raises Unavailable, also when the rules change again and again."""
+        """Decides calls, and records them. Raises Unavailable, also for slow rules and for rules that keep changing."""
         decided: Decided = {}
         for _ in range(_TRIES):
             left = _left(batch, decided)
             sets = await self.book.sets_of(request.claims.tenant for request in left)
             judgements = await judge_calls(self._expressions, sets, left)
+            if any(judgement.open_findings for judgement in judgements.values()):
+                await self._expressions.problem("true")  # the child begins here, and not under the locks
             try:
                 while left := _left(batch, decided):
                     decided |= await self._write(left, sets, judgements, runner_id, identity)
@@ -83,16 +88,7 @@ class RuledAccepts:
             accepting = await begin_accepting(postgres, batch, self._stops)
             bounds = await lock_bounds(postgres, judgements, [one.key for one in batch if accepting.is_new(one)])
             await failpoint("tools.bounds_locked")
-            verdicts, refused = list[Verdict | TenureError](), set[CallKey]()
-            ends_at = monotonic() + _DECIDING_SECONDS
-            for request in batch:
-                note_progress()
-                if verdicts and monotonic() > ends_at:
-                    break
-                by_rules = await bounds.verdict(request) if accepting.is_new(request) else None
-                verdicts.append(accepting.decide(request, identity(request.key), by_rules))
-                if by_rules is not None and verdicts[-1] is by_rules:
-                    refused.add(request.key)
+            verdicts, refused = await _decide_some(batch, accepting, bounds, identity)
             some = batch[: len(verdicts)]
             await once_each(postgres, some, accepting.rows, verdicts)
             decided: Decided = {request.key: verdict for request, verdict in zip(some, verdicts, strict=True)}
@@ -109,6 +105,37 @@ class RuledAccepts:
         await failpoint("tools.after_ruled_accept")
         log_refusals(accepting.refusals)
         return decided
+
+
+async def _decide_some(
+    batch: Sequence[CallRequest],
+    accepting: AcceptBatch,
+    bounds: BoundsOfBatch,
+    identity: Callable[[CallKey], RunnerIdentity],
+) -> tuple[list[Verdict | TenureError], set[CallKey]]:
+    """Returns the verdicts on the first calls, one at least, and the calls that rules refused.
+
+    Raises Unavailable (RULES_SLOW) when the rules on the first call take too long: nothing was recorded.
+    """
+    verdicts, refused = list[Verdict | TenureError](), set[CallKey]()
+    began_at = monotonic()
+    try:
+        async with asyncio.timeout(_LONGEST_DECIDING_SECONDS):
+            for request in batch:
+                note_progress()
+                if verdicts and monotonic() > began_at + _DECIDING_SECONDS:
+                    break
+                by_rules = await bounds.verdict(request) if accepting.is_new(request) else None
+                verdicts.append(accepting.decide(request, identity(request.key), by_rules))
+                if by_rules is not None and verdicts[-1] is by_rules:
+                    refused.add(request.key)
+    except TimeoutError:
+        if not verdicts:
+            message = f"the tenant's rules on this call were not evaluated within {_LONGEST_DECIDING_SECONDS:g} s"
+            raise Unavailable(
+                f"{message}: send the request again", reason="RULES_SLOW", retry_after_seconds=0.5
+            ) from None
+    return verdicts, refused
 
 
 def _left(batch: Sequence[CallRequest], decided: Decided) -> list[CallRequest]:
