@@ -13,14 +13,9 @@ from tenure.domain.errors import InvalidRequest
 from tenure.domain.fencing import Claims
 from tenure.domain.long_output import SHORTENED
 from tenure.domain.texts import digest_of_path
-from tenure.domain.tools import NAME_TAKEN, Outcome, OutcomeStatus, ToolDefinition, within_limit
+from tenure.domain.tools import NAME_TAKEN, OWN_STATUSES, Outcome, OutcomeStatus, ToolDefinition, within_limit
 from tenure.v1 import tool_service_pb2
 from tenure.wire.common import OUTCOME_STATUSES, seconds
-
-_ENDS: Final = frozenset(
-    {OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT}
-)
-"""How a run ends. The others are of calls that never ran, and prove that nothing happened."""
 
 _DETAIL: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}\Z")
 
@@ -66,7 +61,7 @@ def read_own_outcome(message: tool_service_pb2.OwnOutcome, definition: ToolDefin
     status = OUTCOME_STATUSES.to_domain(message.status)
     is_kept = status is OutcomeStatus.SUCCEEDED and bool(digest_of_path(message.output_path))
     outcome = Outcome(
-        status if status in _ENDS else OutcomeStatus.FAILED,
+        status if status in OWN_STATUSES else OutcomeStatus.FAILED,
         message.content,
         truncated=is_kept or message.detail == SHORTENED,
         output_path=message.output_path if is_kept else "",

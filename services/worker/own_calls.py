@@ -35,6 +35,8 @@ from tenure.wire.common import OUTCOME_STATUSES, duration, seconds
 _log: Final = logging.getLogger(__name__)
 PROGRESS_SECONDS: Final = 10.0
 KEEP_AGAIN_SECONDS: Final = 1.0
+BEGINS_WITHIN_SECONDS: Final = 1.0
+"""An UNSAFE run begins so soon after its order, or never: a stop covers what begins later."""
 STOP_SECONDS: Final = 1.0
 """The time for a stopped run to clean up. After it the task leaves the worker in any case."""
 
@@ -89,7 +91,7 @@ class _Run:
         self._attempt = order.call_attempt
         self._answer: Answer = _drop_answer
         self._outcome: Outcome | None = None
-        self._began_at = 0.0
+        self._ordered_at, self._began_at = monotonic(), 0.0
         self.is_stopped = False
         self._running: asyncio.Task[Outcome] | None = None
         self._former = former
@@ -107,6 +109,11 @@ class _Run:
         self.task = asyncio.create_task(
             self._carry_out(), name=f"own tool {order.idempotency_key}", context=call.context
         )
+
+    def is_void(self, order: pb.RunHere) -> bool:
+        """Whether the run did not begin in time, and this order is a newer one."""
+        is_void = self._outcome is not None and self._outcome.status is OutcomeStatus.NOT_RUN
+        return is_void and order.call_attempt != self._attempt
 
     @property
     def outcome(self) -> pb.OwnOutcome | None:
@@ -196,8 +203,10 @@ class _Run:
         await self._trust.wait_open()
         if self.call.held_task.lost and not failpoint_enabled("worker.ignore_trust_window"):
             raise asyncio.CancelledError
+        name, is_repeatable = self.call.tool.name, self.call.definition.effect_class.may_run_again
+        if not is_repeatable and monotonic() > self._ordered_at + BEGINS_WITHIN_SECONDS:
+            return Outcome(OutcomeStatus.NOT_RUN, f"{name} could not begin within {BEGINS_WITHIN_SECONDS:g} s.")
         self._began_at = monotonic()
-        name = self.call.tool.name
         try:
             content = await self.call.tool.run(self._context, arguments)
         except EffectUnknown as unknown:
@@ -277,9 +286,13 @@ class OwnRuns:
         return run is not None and not run.task.done()
 
     def order(self, call: CallOfOwnTool, order: pb.RunHere, answer: Answer) -> None:
-        """Runs the call, or joins its run under this claim."""
+        """Runs the call, or joins its run under this claim. An order that came before begins no UNSAFE run."""
         run = self._find(call)
-        if run is None:
+        if run is None and order.again and not call.definition.effect_class.may_run_again:
+            not_run = OUTCOME_STATUSES.to_wire(OutcomeStatus.NOT_RUN)
+            answer(pb.OwnOutcome(call_attempt=order.call_attempt, status=not_run))
+            return
+        if run is None or run.is_void(order):
             former = self._runs.get(_key(call))
             if former is not None:
                 former.stop()

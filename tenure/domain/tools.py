@@ -265,9 +265,17 @@ RAN_TO_ITS_END: Final = "The call itself ran to its end: do not make it again fo
 
 TOO_LARGE: Final = "OUTPUT_TOO_LARGE"
 OWN_STATUSES: Final = frozenset(
-    {OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT}
+    {
+        OutcomeStatus.SUCCEEDED,
+        OutcomeStatus.FAILED,
+        OutcomeStatus.TIMED_OUT,
+        OutcomeStatus.IN_DOUBT,
+        OutcomeStatus.NOT_RUN,
+    }
 )
-"""What a worker may report: TIMED_OUT stopped the run, IN_DOUBT means that the tool does not know its effect."""
+"""What a worker may report. TIMED_OUT stopped the run; IN_DOUBT: the tool does not know its effect; NOT_RUN: the run did
+not begin and never will.
+"""
 
 
 def within_limit(outcome: Outcome, definition: ToolDefinition) -> Outcome:

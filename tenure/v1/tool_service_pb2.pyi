@@ -624,7 +624,7 @@ class OwnOutcome(message.Message):
     """From `run_here`."""
     status: tool_pb2.OutcomeStatus.ValueType
     """SUCCEEDED; FAILED; TIMED_OUT: the run was stopped at its timeout; IN_DOUBT: the tool does not know its effect. The
-    last two are IN_DOUBT for an UNSAFE tool.
+    last two are IN_DOUBT for an UNSAFE tool. NOT_RUN: the run did not begin and never will; the next attempt is ordered.
     """
     content: builtins.str
     """What the caller gets as the outcome. More than the definition's output_limit_bytes is FAILED, detail
@@ -914,10 +914,15 @@ class RunHere(message.Message):
     CALL_ATTEMPT_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
+    AGAIN_FIELD_NUMBER: builtins.int
     call_attempt: builtins.int
     """The call attempt that runs; the outcome names it."""
     idempotency_key: builtins.str
     """"<task_id>/<call_id>", the same for every attempt of the call. The tool passes it on with its effects."""
+    again: builtins.bool
+    """The order was given before, to a request that may not have read it. It joins the run of an UNSAFE call and begins
+    none: without a run, the answer is NOT_RUN.
+    """
     @builtins.property
     def timeout(self) -> duration_pb2.Duration:
         """How long the run may take, from its start. The service gives the call up a few seconds later."""
@@ -928,10 +933,11 @@ class RunHere(message.Message):
         call_attempt: builtins.int = ...,
         idempotency_key: builtins.str = ...,
         timeout: duration_pb2.Duration | None = ...,
+        again: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "idempotency_key", b"idempotency_key", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["again", b"again", "call_attempt", b"call_attempt", "idempotency_key", b"idempotency_key", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

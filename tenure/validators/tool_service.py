@@ -17,6 +17,7 @@ from tenure.wire.common import OUTCOME_STATUSES
 
 _UNDOES: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]{1,15}\.[0-9]{1,15}\Z")
 _OWN_STATUSES: Final = frozenset(map(OUTCOME_STATUSES.to_wire, OWN_STATUSES))
+_ONE_OF: Final = f"must be one of {', '.join(sorted(OWN_STATUSES))}"
 
 
 def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
@@ -52,7 +53,7 @@ def _own_tool(request: tools.ExecuteRequest, v: Violations) -> None:
 def _own_outcome(request: tools.ExecuteRequest, v: Violations) -> None:
     outcome = request.own_outcome
     v.require(request.HasField("own_tool"), "own_outcome", "is only for a call with own_tool")
-    v.require(outcome.status in _OWN_STATUSES, "own_outcome.status", "must be SUCCEEDED, FAILED, TIMED_OUT or IN_DOUBT")
+    v.require(outcome.status in _OWN_STATUSES, "own_outcome.status", _ONE_OF)
     check_duration("own_outcome.duration", outcome.duration, MAX_PHASE_SECONDS, v)
 
 

@@ -35,6 +35,7 @@ from tenure.runtime.store.dedicated_connection import DedicatedConnection
 from tenure.runtime.store.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import tool_service_pb2 as pb
+from tests.conformance.test_tools_own import called, came_to, own_request
 from tests.support.executors import executor_over, last_outcome
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, appear
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -357,6 +358,27 @@ async def test_stop_reaches_the_calls_of_other_replicas(
         await cut
     assert refusal.value.reason == "STOPPED"
     assert outside.lines("a") == []
+
+
+async def test_own_unsafe_call_does_not_begin_after_a_stop(tool_service: StartTools, grants: Grants) -> None:
+    """Its stream broke before the worker read the order: the repeated order only joins a run, and there is none."""
+    tools, owner = await tool_service(), grants.claim()
+    lost = await called(tools, own_request(owner, EffectClass.UNSAFE))
+    await lost.ordered(1)
+    lost.break_off()
+    await tools.stub.SetStops(stops_request(1, admin_pb.Stop(reason="r", epoch=1)), timeout=CALL_SECONDS)
+    repeated = await called(tools, own_request(owner, EffectClass.UNSAFE))
+    assert (await repeated.event("run_here")).again
+    await repeated.say(came_to(1, "", OutcomeStatus.NOT_RUN))
+    refusal = await repeated.refusal()
+    assert isinstance(refusal, Unavailable)
+    assert refusal.reason == "STOPPED"
+    await tools.stub.SetStops(stops_request(2), timeout=CALL_SECONDS)
+    later = await called(tools, own_request(grants.claim(owner.task_id, epoch=11), EffectClass.UNSAFE))
+    order = await later.event("run_here")
+    assert (order.again, order.call_attempt > 1) == (False, True)
+    await later.say(came_to(order.call_attempt, "sent"))
+    assert (await later.outcome()).content == "sent"
 
 
 async def test_recorded_outcome_is_answered_during_a_stop(

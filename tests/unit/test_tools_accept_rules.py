@@ -325,6 +325,16 @@ def test_an_outcome_of_the_attempt_and_claim_ends_the_call(state: CallState) -> 
         assert decide(row(state, EffectClass.UNSAFE), own_call(outcome=succeeded), here) == ConcludeCall(succeeded)
 
 
+def test_run_that_did_not_begin_is_ordered_again() -> None:
+    """The next attempt makes the former order void. A call in doubt stays so."""
+    not_run = came_to(OutcomeStatus.NOT_RUN)
+    for here in (IDLE, RUNNING):
+        assert decide(row(CallState.STARTED, EffectClass.UNSAFE), own_call(outcome=not_run), here) == RunCall(4)
+    doubted = decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), own_call(outcome=not_run), IDLE)
+    assert isinstance(doubted, AnswerFromRecord)
+    assert doubted.outcome.status is OutcomeStatus.IN_DOUBT
+
+
 @pytest.mark.parametrize("fence", [MINE, NEWER])
 def test_outcome_of_another_attempt_or_claim_is_ignored(fence: Fence) -> None:
     outcome = came_to(OutcomeStatus.SUCCEEDED, call_attempt=2 if fence == MINE else 3)

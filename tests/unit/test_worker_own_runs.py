@@ -103,6 +103,48 @@ async def test_a_run_that_cleans_up_is_never_joined_by_a_second() -> None:
     await runs.stopped(slow.call(2).held_task)
 
 
+def unsafe_call(run: AsyncMock) -> CallOfOwnTool:
+    tool = OwnTool(name="pay", description="Pays.", input_schema={}, effect=EffectClass.UNSAFE, run=run)
+    return replace(Slow().call(1), tool=tool, intent=ToolIntent("1.0", "", "pay", "{}"))
+
+
+async def statuses_of(runs: OwnRuns, call: CallOfOwnTool, *orders: pb.RunHere) -> list[OutcomeStatus]:
+    """The status of the answer to each order, each of which comes after the answer to the one before."""
+    statuses = []
+    for one in orders:
+        answered: asyncio.Future[pb.OwnOutcome] = asyncio.get_running_loop().create_future()
+        runs.order(call, one, answered.set_result)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            statuses.append(OUTCOME_STATUSES.to_domain((await answered).status))
+    return statuses
+
+
+async def test_repeated_order_begins_no_unsafe_run() -> None:
+    """Its first delivery was lost, and a stop may have come since. A run that goes on, or has ended, is joined."""
+    run = AsyncMock(return_value="paid")
+    runs, call = OwnRuns(cast("Any", Open())), unsafe_call(run)
+    again, new = [
+        pb.RunHere(call_attempt=attempt, idempotency_key="t1/1.0", timeout=duration(60), again=attempt == 1)
+        for attempt in (1, 2)
+    ]
+    joined = pb.RunHere(call_attempt=2, idempotency_key="t1/1.0", timeout=duration(60), again=True)
+    statuses = await statuses_of(runs, call, again, new, joined)
+    assert statuses == [OutcomeStatus.NOT_RUN, OutcomeStatus.SUCCEEDED, OutcomeStatus.SUCCEEDED]
+    assert run.await_count == 1
+
+
+async def test_late_unsafe_run_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trust window was closed for too long: the next attempt runs, if no stop covers it."""
+    run = AsyncMock(return_value="paid")
+    runs, call = OwnRuns(cast("Any", Open())), unsafe_call(run)
+    late, new = [pb.RunHere(call_attempt=attempt, idempotency_key="t1/1.0", timeout=duration(60)) for attempt in (1, 2)]
+    monkeypatch.setattr(own_calls, "BEGINS_WITHIN_SECONDS", -1.0)
+    assert await statuses_of(runs, call, late) == [OutcomeStatus.NOT_RUN]
+    monkeypatch.setattr(own_calls, "BEGINS_WITHIN_SECONDS", PATIENCE_SECONDS)
+    assert await statuses_of(runs, call, late, new) == [OutcomeStatus.NOT_RUN, OutcomeStatus.SUCCEEDED]
+    assert run.await_count == 1
+
+
 async def test_a_third_claim_waits_for_the_run_of_the_first() -> None:
     """The second one came and went while the first run cleaned up."""
     runs, slow = OwnRuns(cast("Any", Open())), Slow()
@@ -181,15 +223,17 @@ async def test_long_text_for_a_model_is_shortened(is_kept: bool) -> None:
     assert read_own_outcome(outcome, tool.definition).truncated
 
 
-def test_no_run_ends_as_a_call_that_never_ran() -> None:
-    """Such a status proves that nothing happened, and the caller ran the call."""
+def test_no_run_ends_as_a_call_that_was_refused() -> None:
+    """Such a status proves that nothing happened. NOT_RUN is no end: the next attempt is ordered."""
     definition = OwnTool(
         name="pay", description="Pays.", input_schema={}, effect=EffectClass.UNSAFE, run=AsyncMock()
     ).definition
     for status in OutcomeStatus:
         message = pb.OwnOutcome(call_attempt=1, status=OUTCOME_STATUSES.to_wire(status))
-        is_end = status in {OutcomeStatus.SUCCEEDED, OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT}
-        assert read_own_outcome(message, definition).status is (status if is_end else OutcomeStatus.FAILED)
+        is_refusal = status in {
+            OutcomeStatus.INVALID_ARGUMENTS, OutcomeStatus.NOT_ALLOWED, OutcomeStatus.CANCELLED,
+        }  # fmt: skip
+        assert read_own_outcome(message, definition).status is (OutcomeStatus.FAILED if is_refusal else status)
 
 
 class Unusual(BaseException):

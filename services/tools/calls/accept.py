@@ -32,7 +32,7 @@ from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
 from tenure.domain.stops import StopsInForce, stopped
-from tenure.domain.tools import CallState, EffectClass, Outcome
+from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.store.postgres import Connection
 
 # Reads fences and calls under the row locks of the decision, and writes fences.
@@ -170,6 +170,9 @@ class AcceptBatch:
         row = self.rows.get(request.key)
         verdict = decide(row, request, here)
         if isinstance(verdict, RunCall) and (stop := covering(self.stops, request)) is not None:
+            own, next_attempt = request.own_outcome, verdict.call_attempt
+            if own is not None and own.status is OutcomeStatus.NOT_RUN and own.call_attempt + 1 == next_attempt:
+                self.changes.append(_Change(request, CallState.ACCEPTED, next_attempt))  # it runs after the stop
             return stopped(stop)
         return by_rules if isinstance(verdict, RunCall) and row is None and by_rules is not None else verdict
 

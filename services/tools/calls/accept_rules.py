@@ -291,6 +291,8 @@ def _decide_own_outcome(row: CallRow, request: CallRequest) -> Verdict | None:
     outcome = request.own_outcome
     if outcome is None or request.fence != row.fence or outcome.call_attempt != row.call_attempt:
         return None
+    if outcome.status is OutcomeStatus.NOT_RUN:  # the order came too late, or for the second time
+        return RunCall(row.call_attempt + 1)
     if outcome.status in _LEAVES_EFFECT_OPEN and not row.effect_class.may_run_again:
         return MarkInDoubt(row.call_attempt, outcome.content)
     if outcome.status is OutcomeStatus.IN_DOUBT:

@@ -38,9 +38,12 @@ def _field(event: Event) -> dict[str, Any]:
             return {"started": tool_service_pb2.CallStarted(call_attempt=call_attempt, joined=joined)}
         case Output(text):
             return {"output": tool_service_pb2.CallOutput(text=text)}
-        case RunHere(call_attempt, idempotency_key, timeout_seconds):
+        case RunHere(call_attempt, idempotency_key, timeout_seconds, again):
             order = tool_service_pb2.RunHere(
-                call_attempt=call_attempt, idempotency_key=idempotency_key, timeout=duration(timeout_seconds)
+                call_attempt=call_attempt,
+                idempotency_key=idempotency_key,
+                timeout=duration(timeout_seconds),
+                again=again,
             )
             return {"run_here": order}
         case Settling(call_attempt):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -54,11 +54,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class RunHere:
-    """The order to the caller to run the call itself, as this attempt, within the timeout."""
+    """The order to the caller to run the call itself, as this attempt, within the timeout.
+
+    `again`: it was given before, and begins no run of an UNSAFE call: time has passed, and a stop may have come.
+    """
 
     call_attempt: int
     idempotency_key: str
     timeout_seconds: float
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +254,7 @@ class RunningCall:
             self.listeners.add(listener)
             self._listeners_changed.set()
             if self.order is not None:
-                listener.order(self.order)
+                listener.order(replace(self.order, again=True))
         else:
             listener.end(self.ending)
         return listener
