@@ -105,22 +105,24 @@ async def test_refused_repeat_of_a_settlement_proves_nothing(replicas: Replicas)
     assert (pays.paid(7), len(set(pays.bank.requests))) == (1, 1)
 
 
-async def test_call_that_had_begun_proves_nothing_without_its_tool(
-    replicas: Replicas, tools_database: Database
+@pytest.mark.parametrize("key", [TREE, None], ids=["with an effect key", "without"])
+async def test_keyed_call_that_had_begun_is_in_doubt_without_tool(
+    replicas: Replicas, tools_database: Database, key: EffectKey | None
 ) -> None:
     """A rolling deploy: the bank paid, the runner was lost, and the newer replica no longer has the tool."""
-    pays, payer = Payments(Bank(), TREE), Payer.root()
+    pays, payer = Payments(Bank(), key), Payer.root()
     await _paid_by_a_lost_runner(replicas, pays, payer, tools_database)
     job = pays.job(payer, "1.0", 7, Behaviour.PAYS_AND_HANGS)
     gone = replace(job.request, clear=Outcome(OutcomeStatus.INVALID_ARGUMENTS, "There is no such tool."))
     first = await last_outcome(replicas[1], ExecuteJob(gone, None))
-    again = await last_outcome(replicas[1], pays.job(payer, "2.0", 7))
-    assert (first.status, first.call_attempt, again.status) == (
-        OutcomeStatus.INVALID_ARGUMENTS,
-        2,
-        OutcomeStatus.SUCCEEDED,
-    )
-    assert (pays.paid(7), len(set(pays.bank.requests))) == (1, 1)
+    assert (first.status, first.call_attempt) == (OutcomeStatus.IN_DOUBT, 1)
+    assert "an earlier attempt began, its end was lost, and the call was not repeated: There" in first.content
+    if key is not None:
+        planned_again = await last_outcome(replicas[1], pays.job(payer, "2.0", 7))
+        assert planned_again.status is OutcomeStatus.SUCCEEDED
+    permitted = replace(job.request, resolution=_resolution(DidNotHappen(True)))
+    repeated = await last_outcome(replicas[1], ExecuteJob(permitted, pays.job(payer, "1.0", 7).work))
+    assert (repeated.status, pays.paid(7)) == (OutcomeStatus.SUCCEEDED, 1)
 
 
 @pytest.mark.parametrize(

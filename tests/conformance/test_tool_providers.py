@@ -254,10 +254,10 @@ async def test_a_provider_that_comes_later_is_waited_for(
 
 
 @pytest.mark.faults
-async def test_a_started_call_without_its_tool_ends_if_repeatable(
+async def test_started_calls_without_their_tools_are_in_doubt(
     behind: Any, tool_service: StartTools, node_provider: StartProvider, grants: Grants
 ) -> None:
-    """The next replica's config has no such provider."""
+    """The next replica's config has no such provider. A person has the KEYED call repeated when it is back."""
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, dying = await behind(provider)
     owner = grants.claim()
@@ -266,13 +266,18 @@ async def test_a_started_call_without_its_tool_ends_if_repeatable(
         dying.begin(owner, call_id, tool, **arguments)
         await provider.wrote(tool.removeprefix("stock__"))
     await dying.kill()
-    tools = await tool_service()
+    without = await tool_service()
     for _ in range(2):
-        moved, shipped = [
-            await tools.outcome(owner, call_id, tool, **arguments) for call_id, (tool, arguments) in called.items()
-        ]
-        assert moved.status is OutcomeStatus.INVALID_ARGUMENTS
-        assert moved.content.endswith("It is not known whether an earlier attempt of this call had its effect.")
-        assert shipped.status is DOUBT
-    states = {call_id: call.state for call_id, call in (await tools.fence(owner)).items()}
-    assert states == {"1.0": tool_pb2.CALL_STATE_FINISHED, "1.1": tool_pb2.CALL_STATE_IN_DOUBT}
+        for call_id, (tool, arguments) in called.items():
+            assert (await without.outcome(owner, call_id, tool, **arguments)).status is DOUBT
+    states = {call.state for call in (await without.fence(owner)).values()}
+    assert states == {tool_pb2.CALL_STATE_IN_DOUBT}
+    await provider.kill()
+    await provider.start()
+    _, tools = await behind(provider)
+    request = execute_request(owner, "1.0", MOVE, json.dumps(called["1.0"][1]))
+    request.resolution.CopyFrom(tool_pb2.CallResolution(call_attempt=1, reason="looked", actor="ada"))
+    request.resolution.decision.did_not_happen.runner_is_gone = True
+    *_, last = [event async for event in tools.stub.Execute(request, timeout=CALL_SECONDS)]
+    assert outcome_to_domain(last.outcome).status is DONE
+    assert provider.moves() == [(f"{owner.task_id}/1.0", owner.epoch)]

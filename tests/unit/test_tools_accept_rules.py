@@ -24,7 +24,7 @@ from services.tools.calls.accept_rules import (
 from services.tools.calls.records import CallKey, CallRequest, CallRow, pack_outcome
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.fencing import Claims, Fence
-from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
+from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution, was_not_made
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
 TASK = uuid.uuid4()
@@ -111,21 +111,34 @@ def test_a_call_without_its_tool_is_concluded_if_repeatable() -> None:
     assert decide(replace(dead, effect_class=EffectClass.UNSAFE), call_request(clear=clear), IDLE) == MarkInDoubt(3)
 
 
-@pytest.mark.parametrize("effect_class", [EffectClass.IDEMPOTENT, EffectClass.KEYED])
+UNREACHED = Outcome(OutcomeStatus.FAILED, "Not reached: nothing was done.", detail="UNREACHABLE", no_effect=True)
+
+
 @pytest.mark.parametrize("state", [CallState.STARTED, CallState.ACCEPTED])
-def test_a_concluded_call_names_a_possible_earlier_effect(state: Any, effect_class: Any) -> None:
-    clear = Outcome(OutcomeStatus.FAILED, "Not reached: nothing was done.", detail="UNREACHABLE", no_effect=True)
-    begun = row(state, effect_class, runner_alive=False, begun_before=True)
-    verdict = decide(begun, call_request(clear=clear), IDLE)
+def test_a_concluded_call_names_a_possible_earlier_effect(state: Any) -> None:
+    begun = row(state, EffectClass.IDEMPOTENT, runner_alive=False, begun_before=True)
+    verdict = decide(begun, call_request(clear=UNREACHED), IDLE)
     assert isinstance(verdict, ConcludeCall)
     assert verdict.outcome.content == (
         "Not reached: nothing was done. It is not known whether an earlier attempt of this call had its effect."
     )
     assert not verdict.outcome.no_effect
-    withdrawn = decide(row(CallState.ACCEPTED, effect_class), call_request(clear=clear), IDLE)
-    assert isinstance(withdrawn, ConcludeCall)
-    assert withdrawn.outcome.no_effect
-    assert withdrawn.outcome.content == clear.content
+
+
+@pytest.mark.parametrize("state", [CallState.STARTED, CallState.ACCEPTED])
+def test_keyed_call_that_had_begun_is_in_doubt_without_its_tool(state: Any) -> None:
+    clear = replace(UNREACHED, content="This call was not run: it has no value at /order.")
+    begun = row(state, EffectClass.KEYED, runner_alive=False, begun_before=True)
+    verdict = decide(begun, call_request(clear=clear), IDLE)
+    assert isinstance(verdict, MarkInDoubt)
+    assert (verdict.call_attempt, was_not_made(verdict.note)) == (3, False)
+    assert verdict.note.endswith(clear.content)
+
+
+@pytest.mark.parametrize("effect_class", [EffectClass.IDEMPOTENT, EffectClass.KEYED])
+def test_call_that_never_began_ends_without_its_tool(effect_class: Any) -> None:
+    verdict = decide(row(CallState.ACCEPTED, effect_class), call_request(clear=UNREACHED), IDLE)
+    assert verdict == ConcludeCall(replace(UNREACHED, call_attempt=4))
 
 
 @pytest.mark.parametrize("effect_class", list(EffectClass))

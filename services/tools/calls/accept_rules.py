@@ -27,6 +27,7 @@ from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, Outcom
 _UNKNOWN: Final = "It is not known whether it had its effect: do not make this call again, under another key."
 _LEAVES_EFFECT_OPEN: Final = frozenset({OutcomeStatus.TIMED_OUT, OutcomeStatus.IN_DOUBT})
 _HAD_BEGUN: Final = " It is not known whether an earlier attempt of this call had its effect."
+_NOT_REPEATED: Final = "an earlier attempt began, its end was lost, and the call was not repeated: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +173,14 @@ def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> V
 
 
 def _concluded(verdict: Verdict, request: CallRequest, row: CallRow) -> Verdict:
-    """Replaces RunCall when the call cannot run: its tool no longer exists, or no longer accepts the arguments."""
+    """Replaces RunCall when the call cannot run: its tool no longer exists, or no longer accepts the arguments.
+
+    A KEYED call that had begun is in doubt: the model would plan it again, under another idempotency key.
+    """
     if isinstance(verdict, RunCall) and request.clear is not None:
         begun, attempt = _may_have_begun(row), verdict.call_attempt
+        if begun and row.effect_class is EffectClass.KEYED:
+            return MarkInDoubt(row.call_attempt, _NOT_REPEATED + request.clear.content)
         content = request.clear.content + (_HAD_BEGUN if begun else "")
         return ConcludeCall(replace(request.clear, content=content, call_attempt=attempt, no_effect=not begun))
     return verdict
