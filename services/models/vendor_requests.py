@@ -14,6 +14,7 @@ from typing import Any, Final
 from tenure.domain.conversation import IMAGE_BYTES
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.models import VENDOR_PATHS, full_name, vendor_of
+from tenure.domain.tool_arguments import MAX_JSON_DEPTH, depth_of
 from tenure.model_providers.client import ModelRequest
 from tenure.model_providers.vendor_calls import VendorCall
 from tenure.model_providers.vendor_stream import VendorBody
@@ -33,6 +34,8 @@ def read_vendor_request(request: pb.VendorRequest, attempt: str, **bounds: Any) 
         members = json.loads(request.body)
     except (ValueError, RecursionError) as error:
         raise _invalid("body", f"must be JSON: {str(error)[:200]}") from error
+    if depth_of(members) > MAX_JSON_DEPTH:
+        raise _invalid("body", f"must nest at most {MAX_JSON_DEPTH} deep")
     name = members.get("model") if isinstance(members, dict) else None
     if not isinstance(name, str) or not 0 < len(name) <= 200:
         raise _invalid("body", "must be an object with the name of a model")

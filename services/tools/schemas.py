@@ -25,7 +25,7 @@ from referencing import Registry as Documents
 
 from services.tools.schema_fit import compile_fit
 from services.tools.tool import Arguments
-from tenure.domain.tool_arguments import storable_json, strict_json
+from tenure.domain.tool_arguments import MAX_JSON_DEPTH, is_deeper, storable_json, strict_json
 from tenure.domain.tool_schemas import ShownSchema, shown_schema
 
 # Untrusted schemas: the step counter, and the validators that use it.
@@ -262,12 +262,14 @@ def untrusted_schema(schema_json: str) -> Schema:
 
 
 def parse_arguments(text: str) -> Arguments | None:
-    """Returns the JSON object of a text, or None for any other text, also for JSON that nests too deeply to parse."""
+    """Returns the JSON object of a text, or None for any other text, also for JSON that nests deeper than
+    MAX_JSON_DEPTH: what walks the arguments later calls itself for each level.
+    """
     try:
         parsed = strict_json(text)
     except (ValueError, RecursionError):
         return None
-    return parsed if isinstance(parsed, dict) else None
+    return None if not isinstance(parsed, dict) or is_deeper(text, parsed, MAX_JSON_DEPTH) else parsed
 
 
 def shortened(message: str) -> str:

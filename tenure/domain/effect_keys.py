@@ -107,7 +107,8 @@ def effect_of(key: EffectKey, tenant: str, tool: str, scope_name: str, arguments
         raise ValueError("nests too deeply") from None
     if len(values_json) > MAX_VALUE_BYTES:
         raise ValueError(f"has more than {MAX_VALUE_BYTES} bytes at {', '.join(key.arguments)}, which name its effect")
-    identity = canonical_json([tenant, tool, key.scope.value, scope_name, values])
+    names = canonical_json([tenant, tool, key.scope.value, scope_name])
+    identity = f"{names[:-1]},{values_json}]"  # the list of all of them: to nest the values deeper may be too deep
     return Effect(hashlib.sha256(identity.encode()).digest(), key, scope_name, values_json)
 
 

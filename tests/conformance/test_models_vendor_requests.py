@@ -174,6 +174,7 @@ async def test_refusal_is_a_failure_with_its_status(
         ("/v1/messages", b"not JSON"),
         ("/v1/messages", b"[1]"),
         ("/v1/messages", b'{"model": 7}'),
+        ("/responses", b'{"model": "sim-hello", "input": ' + b"[" * 450 + b"]" * 450 + b"}"),
         ("/v1/messages", b'{"model": "openai/gpt-5"}'),
     ],
 )

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.tools.calls.effect_list import keys_to_find
+from services.tools.schemas import parse_arguments
 from tenure.domain.effect_keys import (
     EffectKey,
     EffectScope,
@@ -32,6 +34,7 @@ from tenure.domain.repeated_effects import (
     fact_of_call,
     refused_repeat,
 )
+from tenure.domain.tool_arguments import MAX_JSON_DEPTH
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
 KEY = EffectKey(("/order",), EffectScope.TREE)
@@ -98,6 +101,35 @@ def test_canonical_json_is_stable(value: Any) -> None:
 def test_arguments_without_a_key_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         digest(arguments)
+
+
+def test_values_of_any_depth_are_accepted_or_refused() -> None:
+    """Where the refusal begins depends on how deep the stack of the caller is."""
+    value: Any = 7
+    refused = 0
+    for _ in range(1500):
+        value = [value]
+        try:
+            digest({"order": value})
+        except ValueError:
+            refused += 1
+    assert 0 < refused < 1400
+
+
+def test_effects_are_found_by_keys_of_any_depth() -> None:
+    for depth in range(MAX_JSON_DEPTH - 3, 1500):
+        nested = "[" * depth + "]" * depth
+        as_text, *as_json = keys_to_find({"order": nested})
+        assert json.loads(as_text) == {"/order": nested}
+        if depth < MAX_JSON_DEPTH:
+            assert as_json == [effect_of(KEY, "t", "pay", "root", {"order": json.loads(nested)}).values_json]
+        else:
+            assert as_json == []
+
+
+def test_arguments_nest_to_a_limit() -> None:
+    nested = ["[" * depth + "]" * depth for depth in (MAX_JSON_DEPTH - 1, MAX_JSON_DEPTH, 400, 100_000)]
+    assert [parse_arguments(f'{{"order": {one}}}') is None for one in nested] == [False, True, True, True]
 
 
 def test_pointers_name_values() -> None:

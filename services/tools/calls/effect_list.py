@@ -12,7 +12,7 @@ from services.tools.calls.in_doubt import page_token, read_page_token
 from services.tools.statements import QUERIES
 from tenure.domain.effect_keys import EffectScope, canonical_json
 from tenure.domain.repeated_effects import EffectFact
-from tenure.domain.tool_arguments import strict_json
+from tenure.domain.tool_arguments import MAX_JSON_DEPTH, is_deeper, strict_json
 from tenure.domain.tools import CallState
 from tenure.runtime.store.postgres import Pool, pool_connection
 from tenure.v1 import admin_service_pb2 as admin_pb
@@ -55,10 +55,12 @@ def keys_to_find(key: Mapping[str, str]) -> Iterator[str]:
 
 
 def _readings(text: str) -> list[Any]:
+    """Returns the values that a text may mean. No argument of a call nests so deep as MAX_JSON_DEPTH."""
     try:
-        return [text, strict_json(text)]
+        value = strict_json(text)
     except (ValueError, RecursionError):
         return [text]
+    return [text] if is_deeper(text, value, MAX_JSON_DEPTH - 1) else [text, value]
 
 
 def _effect_call(row: tuple[Any, ...]) -> tool_pb2.EffectCall:
