@@ -22,7 +22,7 @@ from tenure.control.failures import NOT_REPLAYABLE, NotReplayable, text_of
 from tenure.control.own_tools import EffectUnknown, ForModel, OwnTool, ToolError
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import Fenced, Refused, TryLater
-from tenure.domain.long_output import SHORTENED, shortened_output
+from tenure.domain.long_output import BEGINNING_CHARACTERS, SHORTENED, shortened_output
 from tenure.domain.texts import MAX_KEPT_BYTES, KeptContent
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tools import RAN_TO_ITS_END, TOO_LARGE, Outcome, OutcomeStatus, ToolDefinition, within_limit
@@ -41,8 +41,6 @@ STOP_SECONDS: Final = 1.0
 """The time for a stopped run to clean up. After it the task leaves the worker in any case."""
 
 _MAX_FAILURE_CHARACTERS: Final = 4000
-_BEGINNING_CHARACTERS: Final = 200
-"""Of content that is kept: what people see of it in the outcome. Fits into the smallest limit of a tool."""
 
 Answer = Callable[[pb.OwnOutcome], None]
 """Sends what a run came to."""
@@ -254,7 +252,7 @@ class _Run:
             why = refusal.message if isinstance(refusal, Refused) else str(refusal)
             message = f"{why} {self.call.tool.name} returned {len(encoded)} bytes, which were not recorded."
             return Outcome(OutcomeStatus.FAILED, f"{message} {RAN_TO_ITS_END}", detail=TOO_LARGE)
-        beginning = outcome.content[:_BEGINNING_CHARACTERS]
+        beginning = outcome.content[:BEGINNING_CHARACTERS]
         return replace(outcome, content=beginning, truncated=True, output_path=kept.path)
 
 

@@ -12,6 +12,9 @@ from tenure.domain.texts import MAX_KEPT_BYTES
 SHORTENED: Final = "SHORTENED"
 """The detail of a successful outcome of an own tool whose content was shortened."""
 
+BEGINNING_CHARACTERS: Final = 200
+"""Of content that is kept: what people see of it in the outcome. Fits into the smallest limit of a tool."""
+
 _MARKER: Final = "\n[cut here: {missing} of {whole} bytes are left out. {where}]\n"
 _NOT_KEPT: Final = "They were not kept."
 _LONGEST_MARKER: Final = 300
@@ -32,3 +35,8 @@ def shortened_output(encoded: bytes, limit_bytes: int, path: str, hint: str = ""
     tail = encoded[len(encoded) - kept // 4 :].decode("utf-8", errors="ignore")
     missing = len(encoded) - len(head.encode()) - len(tail.encode())
     return head + _MARKER.format(missing=missing, whole=len(encoded), where=where) + tail
+
+
+def whole_content(shown: str, whole: str) -> str:
+    """Returns kept content in the place of its beginning. What stands before it, about a repeat for example, stays."""
+    return shown.removesuffix(whole[:BEGINNING_CHARACTERS]) + whole

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from tenure.domain.effect_keys import OnRepeat
+from tenure.domain.long_output import SHORTENED
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
 ALREADY_HAPPENED: Final = "ALREADY_HAPPENED"
@@ -112,9 +113,14 @@ def already_happened(other: OtherCall, task_id: str) -> Outcome:
     if other.outcome is None:
         content = f"{head} Its outcome was deleted with its task."
         return Outcome(OutcomeStatus.SUCCEEDED, content, detail=ALREADY_HAPPENED, no_effect=True)
-    recorded, content = other.outcome, f"{head} Its outcome:\n\n{other.outcome.text}"
-    if other.task_id != task_id:
+    recorded, is_elsewhere = other.outcome, other.task_id != task_id
+    is_part = is_elsewhere and recorded.truncated and bool(recorded.output_path)
+    hint = " This is a part of it; all of it is in a file of that task." if is_part else ""
+    content = f"{head}{hint} Its outcome:\n\n{recorded.text}"
+    if is_elsewhere:
         recorded = replace(recorded, output_path="", images=())
+    elif recorded.detail == SHORTENED:  # the model reads it so; the text names the file, which has all of it
+        recorded = replace(recorded, output_path="")
     return replace(
         recorded,
         content=content,

@@ -248,7 +248,7 @@ def cut(content: str, limit_bytes: int) -> tuple[str, bool]:
 def bounded(outcome: Outcome, limit_bytes: int) -> Outcome:
     """Returns the outcome with its content cut to the tool's limit. A person's resolution may be longer than that."""
     content, truncated = cut(outcome.content, limit_bytes)
-    return replace(outcome, content=content, truncated=truncated)
+    return replace(outcome, content=content, truncated=outcome.truncated or truncated)
 
 
 # The rules of own tools: tools that a worker runs itself, in its own process, behind the tool service's fence.

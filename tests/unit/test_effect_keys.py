@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
@@ -25,6 +26,7 @@ from tenure.domain.effect_keys import (
     period_number,
 )
 from tenure.domain.json_pointers import check_pointer, value_at
+from tenure.domain.long_output import BEGINNING_CHARACTERS, SHORTENED, shortened_output, whole_content
 from tenure.domain.repeated_effects import (
     EffectFact,
     OtherCall,
@@ -34,8 +36,9 @@ from tenure.domain.repeated_effects import (
     fact_of_call,
     refused_repeat,
 )
+from tenure.domain.texts import kept_as
 from tenure.domain.tool_arguments import MAX_JSON_DEPTH
-from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
+from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus, bounded
 
 KEY = EffectKey(("/order",), EffectScope.TREE)
 
@@ -221,3 +224,32 @@ def test_the_model_reads_which_call_made_the_effect() -> None:
     assert answer.content.endswith("Its outcome:\n\nreceipt 9")
     refusals = {refused_repeat(other, fact).detail for fact in (EffectFact.HAPPENED, EffectFact.UNKNOWN)}
     assert refusals == {"ALREADY_HAPPENED", "EFFECT_UNKNOWN"}
+
+
+WHOLE = "".join(f"{number:07d}\n" for number in range(1000))
+LONG = Outcome(OutcomeStatus.SUCCEEDED, "", truncated=True, output_path=kept_as(WHOLE.encode()).path)
+
+
+def repeat_of(outcome: Outcome, task_id: str) -> Outcome:
+    other = OtherCall("task-1", "2.0", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), outcome)
+    return bounded(already_happened(other, task_id), 64 * 1024)
+
+
+@pytest.mark.parametrize("task_id", ["task-1", "task-2"])
+def test_repeat_of_a_shortened_result_stays_shortened(task_id: str) -> None:
+    """Without a path nothing reads the file, of which the text has the name, in place of the text."""
+    shown = shortened_output(WHOLE.encode(), 1024, LONG.output_path)
+    again = repeat_of(replace(LONG, content=shown, detail=SHORTENED), task_id)
+    assert (again.detail, again.truncated, again.output_path) == ("ALREADY_HAPPENED", True, "")
+    assert again.content.endswith(f"\n\n{shown}")
+    assert ("in a file of that task" in again.content) is (task_id == "task-2")
+
+
+def test_repeat_of_a_kept_result_has_all_of_it_in_its_task() -> None:
+    kept = replace(LONG, content=WHOLE[:BEGINNING_CHARACTERS])
+    assert whole_content(kept.content, WHOLE) == WHOLE
+    here, elsewhere = repeat_of(kept, "task-1"), repeat_of(kept, "task-2")
+    assert (here.truncated, here.output_path) == (True, LONG.output_path)
+    assert whole_content(here.content, WHOLE) == here.content + WHOLE[BEGINNING_CHARACTERS:]
+    assert (elsewhere.truncated, elsewhere.output_path) == (True, "")
+    assert "This is a part of it; all of it is in a file of that task." in elsewhere.content

@@ -65,7 +65,7 @@ from tenure.domain.control import (
 )
 from tenure.domain.errors import TryLater, Unavailable, WrongState
 from tenure.domain.images import sees_images
-from tenure.domain.long_output import SHORTENED
+from tenure.domain.long_output import SHORTENED, whole_content
 from tenure.domain.next_action import calls_to_make
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
@@ -429,7 +429,7 @@ class ControlLoop(Loop):
             return outcome
         reading = self._contents.read(outcome.output_path, digest)
         content = await self._held_task.interrupts.guard(reading)
-        return replace(outcome, content=content.decode(), truncated=False)
+        return replace(outcome, content=whole_content(outcome.content, content.decode()), truncated=False)
 
     async def _write(self, more: Sequence[StepEntry]) -> None:
         pending = [*self._pending, *more]
