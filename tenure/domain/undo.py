@@ -91,13 +91,15 @@ class EarlierUndo(NamedTuple):
     """The newest undo that has or had an effect.
 
     `state` None: the undo was pruned. `outcome` None: it has not made the call. `may_run_again`: whether the tool of
-    its call may be called twice.
+    its call may be called twice. `tool`, `arguments_json`: of its call.
     """
 
     task_id: str
     state: TaskState | None
     outcome: Outcome | None = None
     may_run_again: bool = False
+    tool: str = ""
+    arguments_json: str = ""
 
 
 # The plan.
@@ -142,9 +144,13 @@ def _judged(
     if why := _why_no_tool(compensation, present, None if intent.tool in (present or ()) else allowed):
         return replace(effect, verdict=UndoVerdict.NO_TOOL, why=why)
     try:
-        return replace(effect, undo_arguments_json=_arguments(compensation, call))
+        arguments_json = _arguments(compensation, call)
     except LookupError as missing:
         return replace(effect, verdict=UndoVerdict.NO_VALUE, why=f"{compensation.tool}: {missing.args[0]}")
+    if before is not None and not _is_same_call(before, compensation.tool, arguments_json):
+        why = f"it is not known whether the undo {before.task_id} took effect, and it called {before.tool} otherwise"
+        return replace(effect, verdict=UndoVerdict.UNDO_IN_DOUBT, why=why)
+    return replace(effect, undo_arguments_json=arguments_json)
 
 
 def _why_no_tool(compensation: Compensation, present: Present | None, allowed: Collection[str] | None) -> str:
@@ -196,6 +202,12 @@ def _of_earlier(before: EarlierUndo) -> tuple[UndoVerdict, str]:
     if fact is EffectFact.NONE or before.may_run_again:
         return UndoVerdict.CAN_BE_UNDONE, ""
     return UndoVerdict.UNDO_IN_DOUBT, f"it is not known whether the undo {before.task_id} took effect"
+
+
+def _is_same_call(before: EarlierUndo, tool: str, arguments_json: str) -> bool:
+    """Whether the other side recognises the new call as a repeat of the earlier one, or no repeat needs it."""
+    may_have_happened = before.outcome is not None and fact_of_outcome(before.outcome) is EffectFact.UNKNOWN
+    return not may_have_happened or (before.tool, before.arguments_json) == (tool, arguments_json)
 
 
 def undone_calls(earlier: Mapping[str, EarlierUndo]) -> frozenset[str]:

@@ -57,6 +57,9 @@ from tenure.domain.waits import WaitAnswerKind, WaitKind
 SOURCE = "018f0000-0000-7000-8000-000000000001"
 V = UndoVerdict
 OK = Outcome(OutcomeStatus.SUCCEEDED, '{"id": "x"}')
+LOST = Outcome(OutcomeStatus.FAILED, "")
+REFUSED = Outcome(OutcomeStatus.FAILED, "", no_effect=True)
+REFUND = '{"id":"x","n":1}'
 
 
 def tool(name: str, effect: EffectClass = EffectClass.UNSAFE, undo: str = "") -> ToolDefinition:
@@ -184,10 +187,13 @@ def test_outcome_decides_whether_there_is_an_effect(outcome: Outcome | None, ver
         (EarlierUndo("u", TaskState.CANCELLED), V.CAN_BE_UNDONE),
         (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, "", no_effect=True)), V.CAN_BE_UNDONE),
         (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, "")), V.UNDO_IN_DOUBT),
-        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.FAILED, ""), may_run_again=True), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.FAILED, LOST, True, "refund", REFUND), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.FAILED, LOST, True, "refund_v1", REFUND), V.UNDO_IN_DOUBT),
+        (EarlierUndo("u", TaskState.FAILED, LOST, True, "refund", '{"id":"x","n":2}'), V.UNDO_IN_DOUBT),
+        (EarlierUndo("u", TaskState.FAILED, REFUSED, True, "refund_v1", REFUND), V.CAN_BE_UNDONE),
         (EarlierUndo("u", TaskState.FAILED, already_happened(OTHER, SOURCE), may_run_again=True), V.UNDO_IN_DOUBT),
         (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.IN_DOUBT, "")), V.UNDO_IN_DOUBT),
-        (EarlierUndo("u", TaskState.FAILED, Outcome(OutcomeStatus.TIMED_OUT, ""), may_run_again=True), V.CAN_BE_UNDONE),
+        (EarlierUndo("u", TaskState.CANCELLED, None, True, "refund_v1", REFUND), V.CAN_BE_UNDONE),
         (EarlierUndo("u", None), V.UNDO_IN_DOUBT),
     ],
 )

@@ -25,7 +25,7 @@ from tenure.domain.effects_of_task import PLAN_KINDS, EffectsOfTask, Present
 from tenure.domain.entries import Entry, ToolOutcome, ToolsDefined
 from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.domain.task import Priority
+from tenure.domain.task import Priority, UndoCall
 from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.undo import (
     MAX_CALLS,
@@ -216,8 +216,9 @@ async def _entries(connection: Connection, tenant: str, task_id: str, kinds: Seq
 
 
 class _Undone(NamedTuple):
-    """What an undo did: the outcomes by the undone call, and whether the tool of each may be called twice."""
+    """What an undo did, by the undone call: its calls, their outcomes, and whose tools may be called twice."""
 
+    calls: Mapping[str, UndoCall]
     outcomes: Mapping[str, Outcome]
     may_run_again: frozenset[str]
 
@@ -225,7 +226,9 @@ class _Undone(NamedTuple):
 def _earlier(call_id: str, undo_id: str, state: TaskState | None, undone: _Undone | None) -> EarlierUndo:
     if undone is None:
         return EarlierUndo(undo_id, state)
-    return EarlierUndo(undo_id, state, undone.outcomes.get(call_id), call_id in undone.may_run_again)
+    made, outcome = undone.calls[call_id], undone.outcomes.get(call_id)
+    may_run_again = call_id in undone.may_run_again
+    return EarlierUndo(undo_id, state, outcome, may_run_again, made.tool, made.arguments_json)
 
 
 async def _outcomes(connection: Connection, tenant: str, undo_id: str) -> _Undone:
@@ -242,4 +245,5 @@ async def _outcomes(connection: Connection, tenant: str, undo_id: str) -> _Undon
             case _:
                 pass
     again = {call.call_id for call in work.calls if call.tool in tools and tools[call.tool].effect_class.may_run_again}
-    return _Undone(outcomes_of_undo(work, outcomes), frozenset(again))
+    calls = {call.call_id: call for call in work.calls}
+    return _Undone(calls, outcomes_of_undo(work, outcomes), frozenset(again))
