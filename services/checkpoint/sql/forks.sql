@@ -21,7 +21,8 @@ update tasks
        model_step = %(model_step)b, model_attempt = %(model_attempt)b,
        forked_from_task_id = %(from_task_id)b::text::uuid, forked_from_sequence = %(from_sequence)b,
        (effects_tree, effects_run) = (
-         select coalesce(r.effects_tree, o.root_task_id), coalesce(run_of_source(r), '') from tasks o
+         select coalesce(r.effects_tree, o.effects_tree, o.root_task_id), coalesce(run_of_source(r), o.effects_run)
+           from tasks o
            left join tasks r on r.task_id = o.root_task_id
           where o.task_id = %(from_task_id)b::text::uuid)
  where task_id = %(task_id)b::text::uuid;

@@ -160,9 +160,9 @@ update tasks t
 returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.priority, t.loop, t.epoch, t.reason, t.tools,
           t.deaths, case when t.steered_until >= now() and t.steered_to = '' then t.steered_from else '' end,
           case when t.steered_until >= now() then t.steered_to else '' end, t.policy, t.agent,
-          coalesce((select r.effects_tree from tasks r where r.task_id = t.root_task_id), t.root_task_id)::text,
+          coalesce((select r.effects_tree from tasks r where r.task_id = t.root_task_id), t.effects_tree, t.root_task_id)::text,
           case when t.source_kind = 'CONVERSATION' then t.source_id else '' end,
-          coalesce((select run_of_source(r) from tasks r where r.task_id = t.root_task_id), ''),
+          coalesce((select run_of_source(r) from tasks r where r.task_id = t.root_task_id), t.effects_run),
           t.labels, t.approved_calls, t.open_calls,
           array(select p.plan from call_plans p where p.root_task_id = t.root_task_id and p.ends_at > now()
                  order by p.plan_id);

@@ -17,7 +17,16 @@ select exists (select from tasks where task_id = any(%(task_ids)b::text[]::uuid[
     or exists (select from tasks where tenant = %(tenant)b and request_id = any(%(request_ids)b::text[]));
 
 -- name: note_spawned
--- Updates the locked row of the parent. Returns no row unless all sub-agents exist.
+-- Updates the locked row of the parent. Returns no row unless all sub-agents exist. Gives them the groups for effect keys of
+-- their root, if they are not the root itself and no run: they outlive its row.
+with given as (
+  update tasks c
+     set effects_tree = coalesce(r.effects_tree, p.effects_tree),
+         effects_run = coalesce(run_of_source(r), p.effects_run)
+    from tasks p left join tasks r on r.task_id = p.root_task_id
+   where p.task_id = %(task_id)b::text::uuid and c.task_id = any(%(task_ids)b::text[]::uuid[])
+     and (coalesce(r.effects_tree, p.effects_tree) is not null or coalesce(run_of_source(r), p.effects_run) <> '')
+)
 update tasks set sub_agents = sub_agents + cardinality(%(task_ids)b::text[])
  where task_id = %(task_id)b::text::uuid
    and cardinality(%(task_ids)b::text[]) = (
