@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -92,11 +93,12 @@ class Receipts:
         return self._issuer.sign_receipt("head", signed)
 
     async def _approval_of_plan(self, plan_id: str) -> dict[str, Any]:
-        """Returns who approved a plan. Its answer may be in the ledger of another task of the tree."""
+        """Returns who approved a plan. Its answer may be in the ledger of another task of the tree, or be pruned."""
         task_id = plan_id.partition("/")[0]
-        async for entry in self._ledger.entries(task_id, ("wait_resolution",)):
-            if entry.body.wait_resolution.plan.plan_id == plan_id:
-                return _approval(entry) | {"plan": plan_id}
+        with suppress(NotFound):
+            async for entry in self._ledger.entries(task_id, ("wait_resolution",)):
+                if entry.body.wait_resolution.plan.plan_id == plan_id:
+                    return _approval(entry) | {"plan": plan_id}
         return {"plan": plan_id}
 
     async def _ledger_facts(self, task_id: str) -> Mapping[str, dict[str, Any]]:
