@@ -105,11 +105,11 @@ export function listIn(answer, name) {
 }
 
 // Returns the items of all pages of a list.
-export async function allOf(route, name) {
+export async function allOf(route, name, query = {}) {
   const items = [];
   let token = "";
   do {
-    const page = await api.get(route, { page_token: token });
+    const page = await api.get(route, { ...query, page_token: token });
     items.push(...listIn(page, name));
     token = page.next_page_token ?? "";
   } while (token);

@@ -1,6 +1,6 @@
 // The console's frame: who is signed in, the navigation, and the page of the address.
 
-import { api, ApiError, currentTenant, listIn, useTenant, whenUnauthenticated } from "./api.js";
+import { allOf, api, ApiError, currentTenant, listIn, useTenant, whenUnauthenticated } from "./api.js";
 import { followChanges, stopChanges, subscribe } from "./changes.js";
 import { fill, h, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -118,7 +118,7 @@ async function frame() {
 async function tenantChoice() {
   let names = [];
   if (may("OPERATE")) {
-    names = listIn(await api.get("/v1/tenants", { page_size: 500 }).catch(() => ({ tenants: [] })), "tenants").map((one) => one.tenant);
+    names = (await allOf("/v1/tenants", "tenants", { page_size: 500 }).catch(() => [])).map((one) => one.tenant);
   }
   const chosen = currentTenant() || me.tenant || "default";
   const options = [...new Set([chosen, ...names])].sort();
@@ -142,10 +142,10 @@ const refreshBadges = throttled(2000, async () => {
   refreshStops();
   try {
     const waits = listIn(await api.get("/v1/waits", { page_size: 100 }), "tasks").filter((task) => task.wait);
-    badge("approvals", waits.length, count(waits.length, "task waits", "tasks wait") + " for a person");
+    badge("approvals", waits.length, "task waits for a person", "tasks wait for a person");
     if (!may("TENANT_ADMIN")) return;
     const calls = listIn(await api.get("/v1/calls-in-doubt", { page_size: 100 }), "calls");
-    badge("in-doubt", calls.length, count(calls.length, "call in doubt", "calls in doubt"));
+    badge("in-doubt", calls.length, "call in doubt", "calls in doubt");
   } catch {
     // The page shows what is wrong; a badge only helps.
   }
@@ -165,12 +165,12 @@ function stoppedText(stop) {
   return named.join(", ") || "everything";
 }
 
-function badge(name, value, title) {
+function badge(name, value, thing, things) {
   const element = document.getElementById(`badge-${name}`);
   if (!element) return;
   const shown = value === 0 ? "" : value >= 100 ? "99+" : String(value);
   setText(element, shown);
-  element.title = shown ? title : "";
+  element.title = shown && `${shown} ${value === 1 ? thing : things}`;
 }
 
 function badges() {

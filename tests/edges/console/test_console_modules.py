@@ -134,10 +134,12 @@ def test_all_pages_of_a_list_are_read(node: Path) -> None:
     script = f"""
         const pages = {{ "": [["a", "b"], "2"], 2: [["c"], "3"], 3: [["d"], ""] }};
         globalThis.fetch = async (address) => {{
-          const [workers, token] = pages[new URL(address, "http://gateway").searchParams.get("page_token") ?? ""];
+          const given = new URL(address, "http://gateway").searchParams;
+          if (given.get("page_size") !== "2") throw new Error(address);
+          const [workers, token] = pages[given.get("page_token") ?? ""];
           return new Response(JSON.stringify({{ workers, next_page_token: token }}));
         }};
         const {{ allOf }} = await import("{CONSOLE}/api.js");
-        say(await allOf("/v1/workers", "workers"));
+        say(await allOf("/v1/workers", "workers", {{ page_size: 2 }}));
     """
     assert run(node, script) == ["a", "b", "c", "d"]

@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
@@ -19,7 +20,7 @@ from tests.support.http_stub import HttpStub, Seen, page
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    from playwright.async_api import Page, Route
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
 
@@ -102,6 +103,36 @@ async def test_a_task_is_started_run_again_forked_and_requeued(
     await fill_in(at, {"Also more tokens": "500", "Reason": "by mistake"}, "Requeue")
     await until(http, f"/v1/tasks/{again['task_id']}", lambda task: (task["attempt"], task["state"]) == (2, "QUEUED"))
     assert (await read(http, f"/v1/tasks/{again['task_id']}"))["budget"]["max_tokens"] == 9500
+
+
+class Tampered:
+    """Answers of the gateway to one route, some of which are others."""
+
+    def __init__(self, answer: Callable[[int, dict[str, list[str]]], dict[str, Any] | None]) -> None:
+        self.answer, self.asked = answer, list[dict[str, list[str]]]()
+
+    async def __call__(self, route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        self.asked.append(query)
+        body = self.answer(len(self.asked), query)
+        await (route.continue_() if body is None else route.fulfill(json=body))
+
+
+async def test_a_tree_is_summed_over_all_its_pages(
+    installation: Installation, viewer: Viewer, http: httpx2.AsyncClient
+) -> None:
+    task = await read(http, f"/v1/tasks/{await installation.submit('sim-hello', queue='no-worker')}")
+    child = {"parent_task_id": task["task_id"], "goal": "a part", "cost_usd": 2}
+    children = [{**task, **child, "task_id": str(uuid.uuid4())} for _ in range(3)]
+
+    def answer(_number: int, query: dict[str, list[str]]) -> dict[str, Any]:
+        last = "page_token" in query
+        return {"tasks": [{**task, "cost_usd": 1}] if last else children, "next_page_token": "" if last else "root"}
+
+    at = await viewer.opens("workers")
+    await at.route(re.compile("/tree"), Tampered(answer))
+    await at.goto(f"{viewer.url}/console/#/tasks/{task['task_id']}")
+    await sees(at, "4 tasks, $7.00 together")
 
 
 async def pause(at: Page, reason: str) -> None:

@@ -27,7 +27,7 @@ export default async function approvalsPage(context) {
       if (gone > 0) announce(`${count(gone, "wait")} answered`);
       shown = now;
       fill(message, tasks.length === 0 ? h("p.empty", "Nothing waits for a person.") : answer.next_page_token ? h("p.dim", "The 100 most urgent are shown.") : null);
-      setText(summary, tasks.length > 0 ? `${count(tasks.length, "task waits", "tasks wait")} for a person` : "");
+      setText(summary, tasks.length > 0 ? `${answer.next_page_token ? "more than " : ""}${count(tasks.length, "task waits", "tasks wait")} for a person` : "");
       keyed(list, tasks, (task) => `${task.task_id} ${task.wait.wait_id} ${task.wait.assignee}`, (task) => card(task, load));
     } catch (error) {
       if (context.isCurrent()) fill(message, errorBox(error, load));

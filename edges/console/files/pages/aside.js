@@ -1,8 +1,8 @@
 // Beside the timeline of a task: what was submitted, the tree, the files, the outputs.
 
-import { api, currentTenant, listIn, path, tenantHeaders, url } from "../api.js";
-import { fill, h, keyed } from "../dom.js";
-import { bytes, count, money, oneLine, pretty, shortId, words } from "../format.js";
+import { allOf, api, currentTenant, path, tenantHeaders, url } from "../api.js";
+import { fill, h, keyed, setText } from "../dom.js";
+import { bytes, count, money, number, oneLine, pretty, shortId, words } from "../format.js";
 import { isEnded, stateMark } from "../states.js";
 import { dialog, errorText, longText, throttled, timeMark } from "../ui.js";
 import { title } from "./tasks.js";
@@ -64,8 +64,7 @@ export class Aside {
 
   async #readTree() {
     try {
-      const answer = await api.get(path`/v1/tasks/${this.task.task_id}/tree`);
-      const tasks = listIn(answer, "tasks");
+      const tasks = await allOf(path`/v1/tasks/${this.task.task_id}/tree`, "tasks", { page_size: 500 });
       this.tree.hidden = tasks.length < 2;
       if (tasks.length < 2) return;
       const children = new Map();
@@ -87,14 +86,16 @@ export class Aside {
 
   async #readFiles() {
     try {
-      const files = listIn(await api.get(path`/v1/tasks/${this.task.task_id}/files`), "files");
+      const files = await allOf(path`/v1/tasks/${this.task.task_id}/files`, "files", { page_size: 1000 });
       this.files.hidden = files.length === 0;
       if (files.length === 0) return;
       if (!this.fileList) {
         this.fileList = h("ul.files");
-        fill(this.files, h("h2", "Files"), this.fileList);
+        this.someFiles = h("p.dim");
+        fill(this.files, h("h2", "Files"), this.someFiles, this.fileList);
       }
-      keyed(this.fileList, files.slice(0, 200), (file) => `${file.path} ${file.modified_at} ${file.size_bytes}`, (file) => this.#file(file));
+      setText(this.someFiles, files.length > SHOWN_FILES ? `The first ${SHOWN_FILES} of ${number(files.length)} are shown.` : "");
+      keyed(this.fileList, files.slice(0, SHOWN_FILES), (file) => `${file.path} ${file.modified_at} ${file.size_bytes}`, (file) => this.#file(file));
     } catch {
       this.files.hidden = true;
     }
@@ -109,6 +110,7 @@ export class Aside {
 
 const fileRoute = (taskId, file) => `${path`/v1/tasks/${taskId}/files/`}${file.path.split("/").map(encodeURIComponent).join("/")}`;
 const SHOWN_BYTES = 256 * 1024;
+const SHOWN_FILES = 200;
 
 // Shows the beginning of a file as text. It is never opened as a page: it is an agent's.
 function showFile(taskId, file) {

@@ -1,6 +1,6 @@
 // The calls in doubt: each with what is known of it, the steps to find out, and its resolution.
 
-import { api, listIn } from "../api.js";
+import { allOf } from "../api.js";
 import { subscribe } from "../changes.js";
 import { fill, h, keyed, setText } from "../dom.js";
 import { count } from "../format.js";
@@ -21,9 +21,8 @@ export default async function inDoubtPage(context) {
   );
   const load = throttled(1000, async () => {
     try {
-      const answer = await api.get("/v1/calls-in-doubt", { all: all.checked ? "true" : "", page_size: 100 });
+      const calls = await allOf("/v1/calls-in-doubt", "calls", { all: all.checked ? "true" : "", page_size: 100 });
       if (!context.isCurrent()) return;
-      const calls = listIn(answer, "calls");
       fill(message, calls.length === 0 ? h("p.empty", "No call is in doubt.") : null);
       setText(summary, calls.length > 0 ? count(calls.length, "call") : "");
       keyed(list, calls, (call) => [call.task_id, call.call_id, call.call_attempt, call.runner_gone, call.resolvable].join(" "), (call) => h("article.card", doubtPanel(call, { onResolved: load })));

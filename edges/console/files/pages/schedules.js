@@ -1,6 +1,6 @@
 // Schedules: when they are due, what their runs came to, pause, resume and a run at once.
 
-import { api, listIn, path, requestId } from "../api.js";
+import { allOf, api, path, requestId } from "../api.js";
 import { subscribe } from "../changes.js";
 import { append, fill, h } from "../dom.js";
 import { duration, number, oneLine, pretty, shortId, words } from "../format.js";
@@ -14,6 +14,7 @@ export default async function schedulesPage(context) {
 }
 
 const OVERLAPS = { SKIP: "a due time is skipped", QUEUE: "a due time waits", CANCEL_PREVIOUS: "the earlier run is cancelled" };
+const SHOWN_RUNS = 50;
 const state = (schedule) => (schedule.paused ? h("span.state.warn", "‖ paused") : h("span.state.ok", "● active"));
 const what = (schedule) => oneLine(schedule.task.goal || schedule.task.function?.name || "", 120);
 
@@ -33,10 +34,10 @@ async function all(context) {
   fill(context.root, h("div.head", h("h1", "Schedules"), h("span.buttons", button("Create a schedule …", { needs: "WRITE", tone: "primary", onclick: create }))), message, list.element);
   const load = throttled(2000, async () => {
     try {
-      const answer = await api.get("/v1/schedules", { page_size: 100 });
+      const schedules = await allOf("/v1/schedules", "schedules", { page_size: 500 });
       if (!context.isCurrent()) return;
       fill(message);
-      list.show(listIn(answer, "schedules"), (one) => JSON.stringify([one.schedule_id, one.revision, one.paused, one.next_due_at, one.started_runs, one.skipped_runs, one.failed_runs, one.problem]));
+      list.show(schedules, (one) => JSON.stringify([one.schedule_id, one.revision, one.paused, one.next_due_at, one.started_runs, one.skipped_runs, one.failed_runs, one.problem]));
     } catch (error) {
       if (context.isCurrent()) fill(message, errorBox(error, load));
     }
@@ -78,13 +79,13 @@ async function one(context, id) {
   fill(context.root, h("p.back", h("a", { href: "#/schedules" }, "Schedules")), message, about, runs.element);
   const load = throttled(1500, async () => {
     try {
-      const answer = await api.get(path`/v1/schedules/${id}`, { runs: 50 });
+      const answer = await api.get(path`/v1/schedules/${id}`, { runs: SHOWN_RUNS });
       if (!context.isCurrent()) return;
       const schedule = answer.schedule ?? answer;
       context.title(schedule.name);
       fill(message);
       fill(about, h("div.head", h("h1", schedule.name), state(schedule), buttons(schedule, load)), details(schedule));
-      runs.show(answer.runs ?? [], (run) => JSON.stringify(run));
+      runs.show(answer.runs ?? [], (run) => JSON.stringify(run), answer.runs?.length === SHOWN_RUNS);
     } catch (error) {
       if (context.isCurrent()) fill(message, errorBox(error, load));
     }

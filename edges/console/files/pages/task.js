@@ -1,6 +1,6 @@
 // One task: what it does now, what it did, what it costs, and what a person can do about it.
 
-import { api, listIn, path } from "../api.js";
+import { allOf, api, path } from "../api.js";
 import { fill, h, setText } from "../dom.js";
 import { count, duration, epoch, money, moneyExact, number, oneLine, pretty, sentence, words } from "../format.js";
 import { markdown } from "../markdown.js";
@@ -75,7 +75,7 @@ export default async function taskPage(context) {
       return;
     }
     try {
-      const calls = listIn(await api.get("/v1/calls-in-doubt", { task_id: taskId }), "calls");
+      const calls = await allOf("/v1/calls-in-doubt", "calls", { task_id: taskId });
       fill(waiting, calls.map((call) => doubtPanel(call, { withTask: false, onResolved: () => { shownWait = ""; refresh(); } })));
     } catch (error) {
       fill(waiting, errorBox(error, showDoubts));

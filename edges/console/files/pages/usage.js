@@ -1,6 +1,6 @@
 // What a tenant used: tokens and money by day and by model, and its quotas.
 
-import { api, currentTenant, listIn, path } from "../api.js";
+import { allOf, api, currentTenant, listIn, path } from "../api.js";
 import { subscribe } from "../changes.js";
 import { fill, h, setText } from "../dom.js";
 import { allTokens, count, duration, money, moneyExact, number, words } from "../format.js";
@@ -54,12 +54,12 @@ export default async function usagePage(context) {
     try {
       context.setQuery(new URLSearchParams({ days: days.value }));
       const since = new Date(Math.floor(Date.now() / DAY_MS - Number(days.value) + 1) * DAY_MS).toISOString();
-      const usage = (by, how = { page_size: PAGE }) => api.get(path`/v1/tenants/${tenant}/usage`, { by, since, ...how });
-      const [ofDays, ofModels, ofRoots, info] = await Promise.all([usage("DAY"), usage("MODEL"), usage("ROOT", { dearest_first: true, page_size: MOST_ROOTS }), api.get(path`/v1/tenants/${tenant}`)]);
+      const route = path`/v1/tenants/${tenant}/usage`;
+      const usage = (by) => allOf(route, "sums", { by, since, page_size: PAGE });
+      const [byDay, byModel, ofRoots, info] = await Promise.all([usage("DAY"), usage("MODEL"), api.get(route, { by: "ROOT", since, dearest_first: true, page_size: MOST_ROOTS }), api.get(path`/v1/tenants/${tenant}`)]);
       const topRoots = await withGoals(listIn(ofRoots, "sums"));
       if (!context.isCurrent()) return;
       fill(message);
-      const [byDay, byModel] = [ofDays, ofModels].map((page) => listIn(page, "sums"));
       const sum = (pick) => byModel.reduce((total, one) => total + pick(one), 0);
       const unpriced = sum((one) => one.unpriced_calls);
       setText(summary, `${money(sum((one) => one.cost_usd))} for ${number(sum((one) => allTokens(one.usage)))} tokens in ${count(sum((one) => one.calls), "model call")}${unpriced ? `; ${count(unpriced, "call")} of unknown price` : ""}. Days are in UTC.`);

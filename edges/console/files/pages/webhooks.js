@@ -1,6 +1,6 @@
 // Webhooks and their deliveries: what was sent, what waits, what is dead, and how to send it again.
 
-import { api, listIn, path } from "../api.js";
+import { allOf, api, listIn, path } from "../api.js";
 import { subscribe } from "../changes.js";
 import { append, fill, h } from "../dom.js";
 import { count, number, oneLine, shortId, words } from "../format.js";
@@ -33,10 +33,10 @@ async function all(context) {
   fill(context.root, h("div.head", h("h1", "Webhooks"), h("span.buttons", button("Create a webhook …", { needs: "TENANT_ADMIN", tone: "primary", onclick: () => create(load) }))), message, list.element);
   const load = throttled(2000, async () => {
     try {
-      const answer = await api.get("/v1/webhooks", { page_size: 100 });
+      const webhooks = await allOf("/v1/webhooks", "webhooks", { page_size: 100 });
       if (!context.isCurrent()) return;
       fill(message);
-      list.show(listIn(answer, "webhooks"), (one) => JSON.stringify(one));
+      list.show(webhooks, (one) => JSON.stringify(one));
     } catch (error) {
       if (context.isCurrent()) fill(message, errorBox(error, load));
     }
@@ -106,7 +106,7 @@ async function one(context, id) {
       context.title(webhook.name);
       fill(message);
       fill(about, h("div.head", h("h1", webhook.name), state(webhook), buttons(webhook, route, load)), details(webhook));
-      deliveries.show(listIn(listed, "deliveries"), (one) => JSON.stringify(one));
+      deliveries.show(listIn(listed, "deliveries"), (one) => JSON.stringify(one), Boolean(listed.next_page_token));
     } catch (error) {
       if (context.isCurrent()) fill(message, errorBox(error, load));
     }

@@ -98,10 +98,10 @@ export function section(name, none, columns) {
   const empty = h("p.empty.small", none);
   const number = h("span.dim");
   const element = h("section", h("div.head", h("h2", name), number), rows, empty);
-  const show = (items, keyOf) => {
+  const show = (items, keyOf, isPart = false) => {
     rows.hidden = items.length === 0;
     empty.hidden = items.length > 0;
-    setText(number, items.length > 0 ? String(items.length) : "");
+    setText(number, items.length > 0 ? `${isPart ? "the newest " : ""}${items.length}` : "");
     keyed(body, items, keyOf, (item) => row(columns, item));
   };
   show([], () => "");
