@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from services.gateway.http.requests import SubmitBody
+from services.gateway.http.shapes import read_json
+from services.gateway.http.tasks import submit_of
+from tenure.sdk.from_wire import task_info
+from tenure.v1 import task_pb2
+
 CONSOLE: Final = Path(__file__).parents[3] / "edges" / "console" / "files"
 
 
-def run(node_path: Path, script: str) -> Any:
+def run(node_path: Path, script: str, time_zone: str = "UTC") -> Any:
     """What the script says with say(value), in a module beside the console's."""
     text = f"const say = (value) => console.log(JSON.stringify(value));\n{script}"
     command = [str(node_path), "--input-type=module", "--eval", text]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=CONSOLE)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=CONSOLE,
+        env={**os.environ, "TZ": time_zone},
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -143,3 +158,59 @@ def test_all_pages_of_a_list_are_read(node: Path) -> None:
         say(await allOf("/v1/workers", "workers", {{ page_size: 2 }}));
     """
     assert run(node, script) == ["a", "b", "c", "d"]
+
+
+DEFINITIONS: Final = {
+    "PYTHON": {"kind": "PYTHON", "approve_tools": []},
+    "FUNCTION": {"kind": "FUNCTION", "approve_tools": []},
+    "MODEL": {"kind": "MODEL", "approve_tools": ["pay"]},
+    "": {"kind": ""},
+}
+
+
+def run_again(node_path: Path, spec: task_pb2.TaskSpec, kind: str) -> task_pb2.TaskSpec:
+    """What "Run again" submits for a task with this spec."""
+    task = task_info(task_pb2.Task(spec=spec, state=task_pb2.TASK_STATE_QUEUED)).to_json()
+    script = f"""
+        const {{ valuesOf }} = await import("{CONSOLE}/pages/agents.js");
+        const {{ kept, ...values }} = valuesOf({json.dumps(task)}, {json.dumps(DEFINITIONS[kind])});
+        say({{ ...kept, ...values }});
+    """
+    given = {name: value for name, value in run(node_path, script).items() if value not in ("", None, 0, [], {})}
+    return submit_of(read_json(SubmitBody, given)).spec
+
+
+@pytest.mark.parametrize("kind", ["PYTHON", "FUNCTION", ""])
+def test_code_runs_again_as_it_was_submitted(node: Path, kind: str) -> None:
+    spec = task_pb2.TaskSpec(goal="Refund it", control=task_pb2.ControlWork(function="shop", input_json='{"order": 7}'))
+    if kind:
+        spec.agent_pin.CopyFrom(task_pb2.AgentPin(agent="shop", revision=3))
+    if kind != "FUNCTION":
+        spec.agent.approve_tools.append("pay")
+    again = run_again(node, spec, kind)
+    assert (again.goal, again.control, again.agent) == (spec.goal, spec.control, spec.agent)
+
+
+def test_run_again_keeps_what_the_submit_added_to_its_agent(node: Path) -> None:
+    """What the definition says comes from the definition, which may be another one by now."""
+    agent = task_pb2.AgentSpec(model="m", system="Be brief.", approve_tools=["pay", "send"])
+    pin, schema = task_pb2.AgentPin(agent="writer", revision=3), '{"type": "string"}'
+    again = run_again(
+        node, task_pb2.TaskSpec(goal="go", agent=agent, agent_pin=pin, result_schema_json=schema), "MODEL"
+    )
+    assert again.control == task_pb2.ControlWork(function="writer")
+    assert (again.agent, again.result_schema_json) == (task_pb2.AgentSpec(approve_tools=["send"]), "")
+
+
+def test_run_again_declines_the_default_cap_again(node: Path) -> None:
+    limits = task_pb2.Limits(money_cap=task_pb2.MONEY_CAP_NONE_SUBMITTED)
+    assert run_again(node, task_pb2.TaskSpec(goal="go", limits=limits), "MODEL").limits.no_money_cap
+
+
+def test_only_functions_and_undos_take_no_messages(node: Path) -> None:
+    script = f"""
+        const {{ noReader }} = await import("{CONSOLE}/pages/agents.js");
+        const code = {{ function: {{ name: "shop" }}, undo_of: "" }};
+        say(["PYTHON", "MODEL", "", "FUNCTION"].map((kind) => noReader(code, {{ kind }})));
+    """
+    assert run(node, script) == ["", "", "", "A function takes no messages."]

@@ -6,6 +6,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,6 +16,7 @@ import pytest
 from tenure.runtime.http.outbound_http import http_tls_context
 from tests.edges.console.test_console_scenes import NEEDS_LEAVE, PATIENCE, check_same_visit, sees
 from tests.end_to_end.installation import Installation
+from tests.end_to_end.test_control import Workers
 from tests.support.fix_browser import Viewer, viewer_of
 from tests.support.http_stub import HttpStub, Seen, page
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -103,6 +105,49 @@ async def test_a_task_is_started_run_again_forked_and_requeued(
     await fill_in(at, {"Also more tokens": "500", "Reason": "by mistake"}, "Requeue")
     await until(http, f"/v1/tasks/{again['task_id']}", lambda task: (task["attempt"], task["state"]) == (2, "QUEUED"))
     assert (await read(http, f"/v1/tasks/{again['task_id']}"))["budget"]["max_tokens"] == 9500
+
+
+async def test_an_agent_in_python_takes_messages(
+    installation: Installation, viewer: Viewer, http: httpx2.AsyncClient, tmp_path: Path
+) -> None:
+    """It is no function: a fork may have a message, too, and another run is for the same agent."""
+    name = "support"
+    code = await Workers(installation.stack, tmp_path).start(
+        {"TENURE_WORKER_CONTROL_MODULES": "tests.support.python_agents"}
+    )
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await http.get(f"/v1/agents/{name}")).status_code != 200:
+            await asyncio.sleep(0.1)
+    code.kill()  # it has registered its agents
+    body = {
+        "goal": "Refund order 7",
+        "agent": name,
+        "queue": "no-worker",
+        "input": {"order": 7},
+        "approve_tools": ["refund"],
+    }
+    submitted = await http.post("/v1/tasks", json=body)
+    assert submitted.status_code == 201, submitted.text
+    first = submitted.json()
+    at = await viewer.opens(f"tasks/{first['task_id']}")
+    await at.get_by_role("button", name="Message …").click()
+    await fill_in(at, {"Text": "Only half of it"}, "Send")
+    await sees(at, "Only half of it", ".timeline")
+
+    async def made(button: str, values: dict[str, str], confirm: str) -> Any:
+        await at.goto(f"{viewer.url}/console/#/tasks/{first['task_id']}")
+        await at.get_by_role("button", name=button).click()
+        await fill_in(at, values, confirm)
+        await at.wait_for_url(lambda url: "#/tasks/" in url and first["task_id"] not in url, timeout=PATIENCE)
+        return await read(http, f"/v1/tasks/{at.url.rpartition('/')[2]}")
+
+    fork = await made("Fork …", {"Next message": "And order 8"}, "Fork")
+    assert fork["forked_from_task_id"] == first["task_id"]
+    await sees(at, "And order 8", ".timeline")
+    again = await made("Run again …", {"Goal": "Refund order 9"}, "Start")
+    same = ("agent", "agent_revision", "function", "approve_tools", "queue")
+    assert {name: again[name] for name in same} == {name: first[name] for name in same}
+    assert again["goal"] == "Refund order 9"
 
 
 class Tampered:

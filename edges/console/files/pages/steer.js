@@ -4,17 +4,19 @@ import { api, listIn, path, requestId } from "../api.js";
 import { append, h } from "../dom.js";
 import { isEnded } from "../states.js";
 import { button, dialog, field, notice } from "../ui.js";
-import { startTask, valuesOf } from "./task_form.js";
+import { noReader, valuesOf } from "./agents.js";
+import { startTask } from "./task_form.js";
 
-export function actionButtons(task, refresh) {
+// `definition`: of what runs the task.
+export function actionButtons(task, definition, refresh) {
   const over = isEnded(task.state) ? "The task has ended." : "";
-  const again = () => startTask("Run again", valuesOf(task), "A new task, with these values. Files that were submitted are not copied.");
+  const again = () => startTask("Run again", valuesOf(task, definition), "A new task, with these values. Files that were submitted are not copied.");
   return [
     button("Run again …", { needs: "WRITE", onclick: again }),
-    button("Fork …", { needs: "WRITE", onclick: () => fork(task) }),
+    button("Fork …", { needs: "WRITE", onclick: () => fork(task, definition) }),
     over && task.state !== "SUCCEEDED"
       ? button("Requeue …", { needs: "TENANT_ADMIN", onclick: () => requeue(task, refresh) })
-      : button("Message …", { needs: "WRITE", why: over || (task.function ? "A function takes no messages." : ""), onclick: () => message(task, refresh) }),
+      : button("Message …", { needs: "WRITE", why: over || noReader(task, definition), onclick: () => message(task, refresh) }),
     button("Cancel …", { needs: "WRITE", tone: "danger", why: over || (task.cancel_requested ? "An end is already requested." : ""), onclick: () => cancel(task, refresh) }),
   ];
 }
@@ -68,15 +70,16 @@ function requeue(task, refresh) {
   });
 }
 
-// A function's fork keeps the model, the prompt and the messages of its code.
-function fork(task) {
+// A fork keeps the model and the prompt that the code of its agent or function chooses.
+function fork(task, definition) {
   const step = h("input", { name: "step", type: "number", min: 0, max: task.step, size: 6 });
   const long = (name, rows) => h("textarea", { name, rows, maxlength: 262144 });
   const others = [["Most US dollars", amount("max_cost", "any")], ["Most tokens", amount("max_tokens", 1)]];
   if (!task.function) {
     const model = h("input", { name: "model", placeholder: task.model, autocomplete: "off" });
-    others.unshift(["Next message", long("message", 3), "Empty: it continues by itself."], ["Model", model, "Empty: the same."], ["System prompt", long("system", 3), "Empty: the same."]);
+    others.unshift(["Model", model, "Empty: the same."], ["System prompt", long("system", 3), "Empty: the same."]);
   }
+  if (!noReader(task, definition)) others.unshift(["Next message", long("message", 3), "Empty: it continues by itself."]);
   const once = requestId();
   return dialog("Fork this task", {
     confirm: "Fork",

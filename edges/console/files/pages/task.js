@@ -8,6 +8,7 @@ import { isEnded, known, stateMark, why } from "../states.js";
 import { Stream } from "../stream.js";
 import { announce, errorBox, errorText, longText, may, throttled } from "../ui.js";
 import { waitPanel } from "./answer.js";
+import { definitionOf } from "./agents.js";
 import { Aside } from "./aside.js";
 import { showPrompt } from "./contents.js";
 import { Plans } from "./plans.js";
@@ -23,6 +24,7 @@ export default async function taskPage(context) {
   const { root, onLeave } = context;
   const taskId = context.parts[0];
   let task = await api.get(path`/v1/tasks/${taskId}`);
+  const definition = await definitionOf(task);
   if (!context.isCurrent()) return;
 
   const header = new Header(taskId);
@@ -59,7 +61,7 @@ export default async function taskPage(context) {
     header.show(task);
     aside.show(task);
     showResult(result, task);
-    fill(actions, actionButtons(task, refresh));
+    fill(actions, actionButtons(task, definition, refresh));
     const key = task.wait ? `wait ${task.wait.wait_id}` : task.reason === "TOOL_IN_DOUBT" ? `doubt ${task.calls_in_doubt.join(" ")}` : "";
     if (key !== shownWait) {
       shownWait = key;

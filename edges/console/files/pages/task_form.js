@@ -25,7 +25,9 @@ const FIELDS = [
   ["max_steps", "Most steps", "number", true, ""],
   ["timeout", "Most seconds", "number", true, ""],
 ];
-const OF_CODE = ["agent", "model", "system", "tools", "approve_tools", "result"]; // What the code of a function has.
+// What the agent or the function has of its own.
+const OF_AGENT = ["function", "model", "system", "tools", "result"];
+const OF_FUNCTION = ["agent", "model", "system", "tools", "approve_tools", "result"];
 
 const KINDS = {
   line: [(value) => value, (text) => text.trim()],
@@ -53,8 +55,8 @@ function jsonIn(text, label) {
 
 // Adds the fields to a dialog. Returns the function that reads them: the body of a submit. Throws for one that is misread.
 export function taskFields(body, values = {}) {
-  const isFunction = Boolean(values.function);
-  const shown = FIELDS.filter(([name]) => (isFunction ? !OF_CODE.includes(name) : name !== "function"));
+  const hidden = values.function ? OF_FUNCTION : values.agent ? OF_AGENT : ["function"];
+  const shown = FIELDS.filter(([name]) => !hidden.includes(name));
   const controls = shown.map(([name, , kind]) => {
     const value = values[name] ?? null;
     const given = value === null ? "" : KINDS[kind][0](value);
@@ -71,19 +73,6 @@ export function taskFields(body, values = {}) {
     });
     return read;
   };
-}
-
-// What a task was submitted with, as the values of the form. `kept`: what the form does not show.
-export function valuesOf(task) {
-  const { limits, policy, priority } = task;
-  const kept = { priority, policy, ...(limits.money_cap === "NONE" && { no_max_cost: true }) };
-  const common = { goal: task.goal, labels: task.labels, queue: task.queue, max_tokens: limits.max_tokens, max_steps: limits.max_steps, timeout: limits.timeout_seconds };
-  if (limits.money_cap !== "DEFAULT" && limits.max_cost_usd) common.max_cost = limits.max_cost_usd;
-  if (task.function) return { ...common, function: task.agent || task.function.name, input: task.function.input ?? undefined, kept };
-  if (task.agent) return { ...common, agent: task.agent, kept };
-  const parameters = Object.fromEntries(Object.entries(task.parameters ?? {}).filter(([, value]) => value !== null && value !== "" && value !== 0));
-  if (task.max_output_tokens) parameters.max_output_tokens = task.max_output_tokens;
-  return { ...common, model: task.model, system: task.system || undefined, tools: task.tools, approve_tools: task.approve_tools, result: task.result_schema ?? undefined, kept: { ...kept, ...parameters, ...(task.tools?.length === 0 && { tools: [] }) } };
 }
 
 // Asks for a task, submits it and goes to its page.
