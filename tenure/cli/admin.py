@@ -365,8 +365,7 @@ async def _pruned(client: Client, request: admin_pb.PruneTasksRequest) -> list[s
 
 def _show_prune(context: Context, task_ids: list[str], *, dry_run: bool) -> None:
     if context.as_json:
-        for task_id in task_ids:
-            context.emit({"task_id": task_id, "pruned": not dry_run})
+        context.emit({"task_ids": task_ids, "more": dry_run and len(task_ids) == _PREVIEWED})
         return
     if dry_run:
         for task_id in task_ids:

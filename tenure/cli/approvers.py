@@ -58,6 +58,6 @@ async def delete(context: Context, client: Client, name: str) -> None:
     request = approval_service_pb2.DeleteApproverGroupRequest(name=name)
     deleted = (await client.approvals.DeleteApproverGroup(request)).deleted
     if context.as_json:
-        context.emit({"group": name, "deleted": deleted})
+        context.emit({"deleted": deleted})
     else:
         echo(f"{name} is deleted" if deleted else f"group {name} not found", err=not deleted)

@@ -393,7 +393,7 @@ async def delete(context: Context, client: Client, schedule: str) -> None:
     """Delete SCHEDULE and the records of its runs. Its tasks continue."""
     if not (await client.schedules.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule))).deleted:
         raise NotFound(f"schedule {schedule} not found", reason="SCHEDULE_NOT_FOUND")
-    context.say({"schedule": schedule, "deleted": True}, f"{schedule} is deleted")
+    context.say({"deleted": True}, f"{schedule} is deleted")
 
 
 def _next_due_text(schedule: pb.Schedule) -> str:

@@ -80,7 +80,7 @@ async def delete(context: Context, client: Client, name: str) -> None:
     """Delete the rule NAME, and what it has counted."""
     deleted = (await client.admin.DeleteToolRule(pb.DeleteToolRuleRequest(name=name))).deleted
     if context.as_json:
-        context.emit({"rule": name, "deleted": deleted})
+        context.emit({"deleted": deleted})
     else:
         echo(f"{name} is deleted" if deleted else f"rule {name} not found", err=not deleted)
 

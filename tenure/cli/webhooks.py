@@ -311,7 +311,7 @@ async def delete(context: Context, client: Client, webhook: str) -> None:
     """Delete WEBHOOK and its deliveries."""
     if not (await client.webhooks.DeleteWebhook(pb.DeleteWebhookRequest(webhook=webhook))).deleted:
         raise NotFound(f"webhook {webhook} not found", reason="WEBHOOK_NOT_FOUND")
-    context.say({"webhook": webhook, "deleted": True}, f"{webhook} is deleted")
+    context.say({"deleted": True}, f"{webhook} is deleted")
 
 
 @webhooks.command(short_help="Send a test event to WEBHOOK, and report its delivery.")

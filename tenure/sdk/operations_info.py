@@ -199,9 +199,12 @@ WebhookFilter: Final[Any] = _part(
     "The tasks whose changes a webhook sends, with the names and values with which it is created over HTTP; an empty"
     " field matches all. `agent`: its name, or a revision as support@7. `source`: KIND, KIND/ID or KIND/ID/RUN.",
     "reason label queue agent source text since before ended_since ended_before model min_cost max_cost min_duration "
-    "max_duration task_id root_task_id forked_from_task_id",
+    "max_duration task_id output_kind output_uri root_task_id forked_from_task_id",
     optional="min_duration max_duration",
-    types={"agent": str, "source": str, "min_cost": Decimal | None, "max_cost": Decimal | None},
+    types={
+        **dict.fromkeys(("agent", "source", "output_kind", "output_uri"), str),
+        **dict.fromkeys(("min_cost", "max_cost"), Decimal | None),
+    },
     rename={
         "reason": "reasons",
         "label": "labels",
@@ -213,7 +216,9 @@ WebhookFilter: Final[Any] = _part(
         "agent": lambda of: reference(of.agent, of.agent_revision) if of.agent_revision else of.agent,
         "source": lambda of: source_text(of.source) if of.HasField("source") else "",
         "min_cost": lambda of: dollars(of.min_nano_usd) if of.min_nano_usd else None,
-        "max_cost": lambda of: dollars(of.max_nano_usd) if of.max_nano_usd else None,
+        "max_cost": lambda of: dollars(of.max_nano_usd) if of.HasField("max_nano_usd") else None,
+        "output_kind": lambda of: of.output.kind,
+        "output_uri": lambda of: of.output.uri_prefix,
     },
     skip="states agent_revision output min_nano_usd max_nano_usd task_id_prefix",
 )

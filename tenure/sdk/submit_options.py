@@ -219,6 +219,8 @@ def default_of(hint: Any) -> Any:
 OPTIONS: Final = options_of(SubmitOptions)
 PARAMETERS: Final = tuple(name for name, (_, option) in OPTIONS.items() if option.path.startswith("agent.parameters."))
 """The options that are parameters of the model."""
+AGENT_OPTIONS: Final = tuple(AgentOptions.__annotations__)
+"""The options of an agent without code."""
 FORK_OPTIONS: Final = (
     *("model", "system", "tools", "max_cost", "no_max_cost", "max_tokens", "max_steps", "timeout", "source"),
     *PARAMETERS,

@@ -44,6 +44,8 @@ class TaskFilterOptions(TypedDict, total=False):
     max_duration: Annotated[Seconds | None, Option("took at most this long", "max_duration")]
     root_task_id: Annotated[str, Option("in the tree of this task", "root_task_id")]
     forked_from_task_id: Annotated[str, Option("forks of this task", "forked_from_task_id")]
+    output_kind: Annotated[str, Option("with an output of this kind", "output.kind")]
+    output_uri: Annotated[str, Option("with an output whose URI begins so", "output.uri_prefix")]
 
 
 RANGES: Final = (
@@ -64,6 +66,7 @@ def task_filter(*, task_ids: Iterable[str] = (), **wanted: Unpack[TaskFilterOpti
             kind=SOURCES.to_wire(source.kind), source_id=source.source_id, source_run_id=source.source_run_id
         )
     name, revision = agent_of_reference("agent", agent) if agent else ("", 0)
+    output = (wanted.get("output_kind", ""), wanted.get("output_uri", ""))
     return task_pb2.TaskFilter(
         states=[state_of(each) for each in ((state,) if isinstance(state, str) else state)],
         labels=dict(wanted.get("labels") or {}),
@@ -85,6 +88,7 @@ def task_filter(*, task_ids: Iterable[str] = (), **wanted: Unpack[TaskFilterOpti
         max_nano_usd=_nano_usd("max_cost", wanted.get("max_cost")),
         min_duration=_duration("min_duration", wanted.get("min_duration")),
         max_duration=_duration("max_duration", wanted.get("max_duration")),
+        output=task_pb2.OutputFilter(kind=output[0], uri_prefix=output[1]) if any(output) else None,
     )
 
 

@@ -17,8 +17,9 @@ _LENGTHS: Final = (13, 18, 23, 36)
 ListTasks = Callable[[api.ListTasksRequest], Awaitable[api.ListTasksResponse]]
 
 
-async def find_task_id(list_tasks: ListTasks, text: str) -> str:
+async def find_task_id(list_tasks: ListTasks, text: str, *, field: str = "task_id") -> str:
     """Returns the id that a text is or begins. A whole id is not looked up. `list_tasks`: the method of the service.
+    `field`: what the caller calls the text.
 
     Raises NotFound if no id begins with it, and InvalidRequest (AMBIGUOUS_TASK_ID {task_ids}) if several do.
     """
@@ -29,7 +30,7 @@ async def find_task_id(list_tasks: ListTasks, text: str) -> str:
         message = (
             f"{text!r} is not the id of a task: write the id, or its first characters, {MIN_PREFIX_DIGITS} or more"
         )
-        raise InvalidRequest(violations=[("task_id", message)])
+        raise InvalidRequest(violations=[(field, message)])
     wanted = task_pb2.TaskFilter(task_id_prefix=text.strip())
     page = await list_tasks(api.ListTasksRequest(filter=wanted, page_size=NAMED_AT_MOST + 1, fresh=True))
     task_ids = [task.task_id for task in page.tasks]

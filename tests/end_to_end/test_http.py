@@ -70,6 +70,8 @@ async def test_a_task_by_http_is_the_task_of_the_client(installation: Installati
     assert (waited["ended"], waited["task"]["state"]) == (True, "SUCCEEDED")
     read = await answer(http, "GET", f"/v1/tasks/{task['task_id']}")
     assert await answer(http, "GET", f"/v1/tasks/{task['task_id'][:30]}") == read, "the first characters of the id"
+    in_tree = {"root_task_id": task["task_id"][:30]}
+    assert (await answer(http, "GET", "/v1/tasks", params=in_tree))["tasks"] == [read], "also in a query"
     searched = {"text": "http", "label": "door:http", "since": read["created_at"], "min_duration": 0.000001}
     assert (await answer(http, "GET", "/v1/tasks", params=searched))["tasks"][-1] == read
     assert (await answer(http, "GET", "/v1/tasks/count", params={"task_id": task["task_id"]})) == {
@@ -208,7 +210,10 @@ async def test_cancel_message_and_fork(http: httpx2.AsyncClient) -> None:
     waited = await answer(http, "GET", f"/v1/tasks/{task_id}/wait", params={"timeout_seconds": 60})
     assert waited["task"]["state"] == "CANCELLED"
     entries = (await answer(http, "GET", f"/v1/tasks/{task_id}/entries"))["entries"]
-    assert [entry["text"] for entry in entries if entry["kind"] == "user_message"].count("faster") == 1
+    messages = [entry for entry in entries if entry["kind"] == "user_message"]
+    assert [entry["text"] for entry in messages].count("faster") == 1
+    of_kind = {"kind": "user_message"}
+    assert (await answer(http, "GET", f"/v1/tasks/{task_id}/entries", params=of_kind))["entries"] == messages
     fork = await answer(
         http, "POST", f"/v1/tasks/{task_id}/fork", 201, json={"step": 0, "model": "sim-hello", "message": "again"}
     )
@@ -247,6 +252,9 @@ async def test_files(http: httpx2.AsyncClient) -> None:
     file = next(one for one in listed["files"] if one["kind"] == "FILE")
     response = await http.get(f"/v1/tasks/{task_id}/files/{file['path']}")
     assert (response.status_code, len(response.content)) == (200, file["size_bytes"])
+    part = {"offset": 1, "version": response.headers["etag"]}
+    rest = await http.get(f"/v1/tasks/{task_id}/files/{file['path']}", params=part)
+    assert (rest.status_code, rest.content) == (200, response.content[1:])
     assert response.headers["content-disposition"] == "attachment"
     assert "sandbox" in response.headers["content-security-policy"]
     problem = await answer(http, "GET", f"/v1/tasks/{task_id}/files/no/such", 404)
@@ -344,6 +352,11 @@ async def test_an_operator_administers_a_tenant(http: httpx2.AsyncClient) -> Non
     as_tenant = {"Tenure-Tenant": f"t-{name}"}
     await answer(http, "GET", "/v1/agents/missing", 404)
     assert (await answer(http, "GET", "/v1/agents", headers=as_tenant))["agents"] == []
+    agent = {"name": "support", "model": "sim-hello", "max_cost": 2, "tools": []}
+    assert (await answer(http, "POST", "/v1/agents", json=agent, headers=as_tenant))["created"]
+    assert (await answer(http, "POST", "/v1/agents", json=agent, headers=as_tenant))["revision"]["revision"] == 1
+    wrong = await answer(http, "POST", "/v1/agents", 400, json={**agent, "max_output_tokens": 10**6}, headers=as_tenant)
+    assert wrong["violations"][0]["field"] == "max_output_tokens"
     assert "built-in" in {one["name"] for one in (await answer(http, "GET", "/v1/tool-sources"))["sources"]}
     made = await answer(
         http, "POST", "/v1/api-keys", 201, json={"name": "ci", "permissions": ["WRITE"]}, headers=as_tenant

@@ -304,6 +304,6 @@ async def test_an_operator_prunes_an_ended_task_and_says_why(installation: Insta
     response = await tenure("--json", "admin", "prune", "--older-than", "10d", *why, address=address)
     assert (response.code, response.values) == (0, [])
     response = await tenure("--json", "admin", "prune", task_id, *why, address=address)
-    assert response.values == [{"task_id": task_id, "pruned": True}]
+    assert response.values == [{"task_ids": [task_id], "more": False}]
     response = await tenure("get", task_id, address=address)
     assert (response.code, "by tenant/default: its owner asked for it" in response.err) == (3, True)

@@ -141,7 +141,7 @@ class HttpApp:
         query = read_query(route.query, parameters)
         if route.body is not None:
             await call.known()
-        await call.find_ids()
+        query = await call.find_ids(query)
         body = None if route.body is None else read_json(route.body, await _body_of(route, request))
         try:
             with named_arguments(route.name_of):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from tenure.sdk.task_ids import find_task_id
 from tenure.v1 import admin_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
+from tenure.v1.agent_service_pb2_grpc import AgentServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # these names exist for type checkers only
     from grpc.aio import UnaryStreamMultiCallable, UnaryUnaryMultiCallable
 
     from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+    from tenure.v1.agent_service_pb2_grpc import AgentServiceAsyncStub
     from tenure.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
 
@@ -42,7 +45,10 @@ CALL_SECONDS: Final = 60.0
 """Longer than the gateway waits for the services behind it, so that their answer arrives."""
 MAX_AUTHORIZATION: Final = 6144
 """Characters, as by gRPC, which refuses more than 8 KiB of metadata."""
+_IDS: Final = ("task_id", "root_task_id", "forked_from_task_id")
+"""The parameters that name tasks."""
 T = TypeVar("T")
+Q = TypeVar("Q")
 CallRequest = TypeVar("CallRequest")
 Answer = TypeVar("Answer")
 
@@ -57,6 +63,7 @@ class Stubs:
         self.tasks: TaskServiceAsyncStub = TaskServiceStub(channel)
         self.admin: AdminServiceAsyncStub = AdminServiceStub(channel)
         self.tenants: TenantServiceAsyncStub = TenantServiceStub(channel)
+        self.agents: AgentServiceAsyncStub = AgentServiceStub(channel)
 
     def unary(self, method: str, request: type[Message], answer: type[Message]) -> Any:
         """Returns a unary method of any service. `method`: /package.Service/Method."""
@@ -75,14 +82,27 @@ class HttpCall:
         """Returns a part of the path."""
         return str(self.request.path_params[name])
 
-    async def find_ids(self) -> None:
-        """Replaces the first characters of a task's id in the path by the id. Raises NotFound and InvalidRequest."""
+    async def find_ids(self, query: Q) -> Q:
+        """Replaces the first characters of a task's id in the path by the id, and returns the query with whole ids.
+
+        Raises NotFound and InvalidRequest.
+        """
         if "task_id" in self.request.path_params:
+            self.request.path_params["task_id"] = await self._whole("task_id", self.path("task_id"))
+        given = {name: value for name in _IDS if (value := getattr(query, name, ""))}
+        whole = {
+            name: await self._whole(name, value)
+            if isinstance(value, str)
+            else tuple([await self._whole(name, each) for each in value])
+            for name, value in given.items()
+        }
+        return replace(query, **whole) if whole else query
 
-            async def list_tasks(message: api.ListTasksRequest) -> api.ListTasksResponse:
-                return await self.one(self.stubs.tasks.ListTasks, message)
+    async def _whole(self, name: str, text: str) -> str:
+        async def list_tasks(message: api.ListTasksRequest) -> api.ListTasksResponse:
+            return await self.one(self.stubs.tasks.ListTasks, message)
 
-            self.request.path_params["task_id"] = await find_task_id(list_tasks, self.path("task_id"))
+        return await find_task_id(list_tasks, text, field=name)
 
     @property
     def request_id(self) -> str:

@@ -22,6 +22,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "expire_time": ("expires_at",),
     "extra_nano_usd": ("extra_cost",),
     "idle": ("idle_seconds",),
+    "kinds": ("kind",),
     "lease_below": ("lease_below_seconds",),
     "overlap": ("overlap_seconds",),
     "extra_budget_tokens": ("extra_tokens",),
@@ -31,6 +32,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "filter.labels": ("label",),
     "filter.max_nano_usd": ("max_cost",),
     "filter.min_nano_usd": ("min_cost",),
+    "filter.output.kind": ("output_kind",),
+    "filter.output.uri_prefix": ("output_uri",),
     "filter.reasons": ("reason",),
     "filter.states": ("state",),
     "filter.task_ids": ("task_id",),
@@ -47,7 +50,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "decision": ("decision", "resolution"),
 }
 """The names of a field in the routes that have it, if they call it otherwise."""
-_WITHIN: Final = {"filter": "", "overrides": "spec", "spec": "spec", "tool_rule": ""}
+_WITHIN: Final = {"definition": "definition", "filter": "", "overrides": "spec", "spec": "spec", "tool_rule": ""}
 """Messages whose fields a request has without the message around them."""
 
 
@@ -65,7 +68,7 @@ def _possible(field: str) -> Iterator[str]:
         yield from (name + field.removeprefix(path) for name in _NAMES[path])
     message, _, rest = field.partition(".")
     if message in _WITHIN and rest:
-        name = argument_of(f"spec.{rest}") if _WITHIN[message] else rest
+        name = argument_of(f"{_WITHIN[message]}.{rest}") if _WITHIN[message] else rest
         yield from (f"task.{name}", name)
         if message == "overrides":
             yield argument_of(f"spec.agent.{rest}")

@@ -110,7 +110,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
 async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> Any:
     request = admin.ActOnTasksRequest(
         operation_id=body.operation_id or call.request_id or new_id(),
-        filter=filter_of(body.filter),
+        filter=filter_of(body.filter, body.filter.root_task_id, body.filter.forked_from_task_id),
         reason=body.reason,
         tasks_per_second=body.tasks_per_second,
         dry_run=body.dry_run,

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from typing import Any
 
-from services.gateway.http.requests import Page, TriggerBody
+from services.gateway.http.requests import Page, TriggerBody, with_options
 from services.gateway.http.shapes import given
 from tenure.domain.access import Permission
 from tenure.domain.quotas import QuotaKind, QuotaPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.tool_rules import RuleVerdict
 from tenure.domain.waits import WaitDeadlinePolicy
+from tenure.sdk.submit_options import AGENT_OPTIONS
+from tenure.sdk.submit_request import is_given
 
 # One task. Each request has `request_id`, too.
 
@@ -178,6 +181,21 @@ class TryToolRuleBody:
 
 
 # Agents.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+@with_options(AGENT_OPTIONS)
+class RegisterAgentBody:
+    """An agent without code: a model, a system prompt, tools of the tool service, and limits."""
+
+    name: str = given("unique in the tenant; an agent with it gets another revision, unless it has the same one")
+    result: Any = given("a JSON Schema of the result; null: any text", None)
+    make_current: bool = given("it gets all new tasks from now on", False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are given, by name."""
+        return {name: value for name in AGENT_OPTIONS if is_given(value := getattr(self, name))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

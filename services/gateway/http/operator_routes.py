@@ -14,9 +14,12 @@ from tenure.domain.errors import InvalidRequest
 from tenure.domain.quotas import DEFAULT_POLICY, QuotaKind
 from tenure.sdk import agent_info
 from tenure.sdk import operations_info as info
-from tenure.sdk.option_values import nano_usd, nano_usd_from_0
+from tenure.sdk.operations_from_wire import agent_registration
+from tenure.sdk.option_values import json_text, nano_usd, nano_usd_from_0
+from tenure.sdk.submit_request import definition_of
 from tenure.sdk.task_info import TaskInfo
 from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2, tool_pb2
 from tenure.v1 import tenant_service_pb2 as tenant_pb
 from tenure.wire import tool_rules  # noqa: F401  its enum
@@ -43,6 +46,13 @@ async def accept_tools(call: HttpCall, _query: common.NoQuery, body: req.AcceptT
 async def set_tool_rule(call: HttpCall, _query: common.NoQuery, body: req.ToolRuleBody) -> Any:
     answer = await call.one(call.stubs.admin.SetToolRule, admin.SetToolRuleRequest(tool_rule=_rule(body)))
     return info.READERS[tool_pb2.ToolRule](answer.tool_rule)
+
+
+async def register_agent(call: HttpCall, _query: common.NoQuery, body: req.RegisterAgentBody) -> Any:
+    schema_json = "" if body.result is None else json_text("result", body.result)
+    definition = definition_of(body.options, schema_json)
+    request = agent_pb.RegisterAgentRequest(name=body.name, definition=definition, make_current=body.make_current)
+    return agent_registration(await call.one(call.stubs.agents.RegisterAgent, request))
 
 
 def _money(amount: Decimal | None) -> int:
@@ -156,6 +166,12 @@ OPERATOR_ROUTES: Final = (
             "rename": {"since": "since_time"},
             "convert": {"tool_rule": (lambda rule: None if rule is None else _rule(rule), None)},
         },
+    ),
+    route_of(
+        *("POST", "/v1/agents", register_agent, agent_info.AgentRegistration),
+        "Register an agent without code: a new revision, unless it has the same one",
+        body=req.RegisterAgentBody,
+        group="agents",
     ),
     route_of("GET", "/v1/agents", "AgentService.ListAgents", answers.AgentPage, "List agents", query=common.Page),
     route_of(

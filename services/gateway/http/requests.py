@@ -57,7 +57,7 @@ _JSON_TYPES: Final[dict[Any, tuple[Any, str]]] = {
 """The types of options that have another form in JSON than in Python, each with what its text adds."""
 
 
-def _with_options(names: Iterable[str], *, may_be_null: bool = False) -> Callable[[type[T]], type[T]]:
+def with_options(names: Iterable[str], *, may_be_null: bool = False) -> Callable[[type[T]], type[T]]:
     """Declares a field for each of these options of a submit. `may_be_null`: each is null when it is not given."""
 
     def declared(body: type[T]) -> type[T]:
@@ -77,7 +77,7 @@ def _with_options(names: Iterable[str], *, may_be_null: bool = False) -> Callabl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@_with_options(OPTIONS)
+@with_options(OPTIONS)
 class SubmitBody:
     """A task to submit: these fields, and the options of tenure/sdk/submit_options.py."""
 
@@ -143,6 +143,8 @@ class TaskSelection:
     )
     max_duration: float | None = given("it took at most this many seconds", None)
     task_id: tuple[str, ...] = given("any of these tasks", ())
+    output_kind: str = given("with an output of this kind", "")
+    output_uri: str = given("with an output whose URI begins so; with output_kind: one output has both", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +169,7 @@ class TasksQuery(CountQuery, Page):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangesQuery(TaskFilterQuery):
+class ChangesQuery(CountQuery):
     """The changes to stream."""
 
     after: str = given("the cursor of an earlier change; the header Last-Event-ID goes before it", "")
@@ -179,6 +181,7 @@ class EntriesQuery:
 
     after_sequence: int = given("only entries after this one", 0)
     limit: int = given("the most entries; 0: 200", 0)
+    kind: tuple[str, ...] = given("any of these kinds, as the contract's EntryBody names them: user_message", ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +227,7 @@ class ActBody:
     """An act on many tasks: on the next page of those that match, the newest first."""
 
     act: ActKind = given("CANCEL, REQUEUE, BEGIN_WAIT, or END_WAIT of a wait that BEGIN_WAIT began")
-    filter: TaskFilterQuery = given(
+    filter: CountQuery = given(
         "the tasks; at least one field. Without `state` and `task_id`: those that the act can change"
     )
     reason: str = given("recorded; only CANCEL may have none", "")
@@ -255,7 +258,7 @@ class MessageBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-@_with_options(FORK_OPTIONS, may_be_null=True)
+@with_options(FORK_OPTIONS, may_be_null=True)
 class ForkBody:
     """A fork: a new task from the history of this one. A field that is null keeps what the other task has; of the
     parameters of the model, from temperature to extra_body, one that is given replaces all. The limits are those of the
@@ -353,6 +356,14 @@ class FilesQuery(Page):
     """The files to list."""
 
     path: str = given("only those below this directory", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileQuery:
+    """The part of a file to read."""
+
+    offset: int = given("the bytes to skip", 0)
+    version: str = given("this version, from the header ETag of an earlier answer; empty: the present one", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

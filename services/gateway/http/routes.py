@@ -135,6 +135,7 @@ ROUTES: Final = (
     route_of(
         *("GET", f"{_TASK}/files/{{path:path}}", tasks.read_file, Bytes("application/octet-stream")),
         "Read a file of the task's workspace",
+        query=req.FileQuery,
     ),
     route_of(
         *("GET", f"{_TASK}/receipts", tasks.receipts, Bytes("application/jsonl")),

@@ -94,6 +94,8 @@ def _filter(
         reason=query.reason,
         agent=query.agent,
         task_ids=query.task_id,
+        output_kind=query.output_kind,
+        output_uri=query.output_uri,
         **{name: getattr(query, name) for name in RANGES},
     )
 
@@ -113,7 +115,7 @@ async def read_task(call: HttpCall) -> task_pb2.Task:
 
 async def entries(call: HttpCall, query: req.EntriesQuery, _body: None) -> answers.EntryPage:
     request = api.ListTaskEntriesRequest(
-        task_id=call.path("task_id"), after_sequence=query.after_sequence, page_size=query.limit
+        task_id=call.path("task_id"), after_sequence=query.after_sequence, page_size=query.limit, kinds=query.kind
     )
     page = await call.one(call.stubs.tasks.ListTaskEntries, request)
     return answers.EntryPage(tuple(map(entry_event, page.entries)), page.more)
@@ -252,13 +254,16 @@ async def files(call: HttpCall, query: req.FilesQuery, _body: None) -> answers.F
     )
 
 
-async def read_file(call: HttpCall, _query: req.NoQuery, _body: None) -> Response:
+async def read_file(call: HttpCall, query: req.FileQuery, _body: None) -> Response:
     """Streams a file. A page must not run what an agent wrote: the browser saves it, and its scripts have no origin."""
-    request = api.ReadFileRequest(task_id=call.path("task_id"), path=call.path("path"))
+    version = query.version.strip('"')  # as the header has it
+    request = api.ReadFileRequest(
+        task_id=call.path("task_id"), path=call.path("path"), offset=query.offset, version=version
+    )
     parts = call.many(call.stubs.tasks.ReadFile, request)
     first = await anext(parts)
     headers = {
-        "content-length": str(first.header.size_bytes),
+        "content-length": str(first.header.size_bytes - query.offset),
         "content-disposition": "attachment",
         "content-security-policy": "sandbox; default-src 'none'",
         "etag": json.dumps(first.header.version),
