@@ -50,10 +50,10 @@ def _inodes(family: int, port: int) -> Iterator[int]:
     """Yields the sockets that listen at the port, of any process."""
     assert sys.platform == "linux"
     question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, _LISTEN, port.to_bytes(2, "big"))
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as asked:
-        asked.send(_HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _DUMP, 0, 0) + question)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.send(_HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _DUMP, 0, 0) + question)
         while True:
-            answers = memoryview(asked.recv(_LONGEST_ANSWER))
+            answers = memoryview(netlink.recv(_LONGEST_ANSWER))
             while answers:
                 length, kind, *_ = _HEADER.unpack_from(answers)
                 answer, answers = answers[_HEADER.size : length], answers[length + -length % 4 :]

@@ -10,23 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from services.tools.calls.accept_rules import RunCall
 from services.tools.calls.effect_keys import EffectSweep, once_each
 from services.tools.calls.executing import ExecuteJob, Executor
-from services.tools.statements import QUERIES, SCHEMA
+from services.tools.statements import MIGRATIONS, QUERIES, SCHEMA
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.store.postgres import open_pool
 from tests.support.executors import executor_over, last_outcome
+from tests.support.fix_postgres import MakeDatabase
 from tests.support.planned_payments import Bank, Behaviour, Payer, Payments
 from tests.support.sweeps import first, one_of_each
 
 TREE = EffectKey(("/order",), EffectScope.TREE)
 LONGEST_RUN = 0.2
 PLANS, MANY_PLANS = 20, 4000
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tools_dsn(new_database: MakeDatabase) -> str:
+    """Of the module: each test has a tenant of its own."""
+    return await new_database("effect_keys", MIGRATIONS)
 
 
 @pytest.fixture
@@ -123,6 +131,7 @@ async def test_keyed_call_that_had_begun_is_in_doubt_without_tool(
     permitted = replace(job.request, resolution=_resolution(DidNotHappen(True)))
     repeated = await last_outcome(replicas[1], ExecuteJob(permitted, pays.job(payer, "1.0", 7).work))
     assert (repeated.status, pays.paid(7)) == (OutcomeStatus.SUCCEEDED, 1)
+    pays.bank.lets_go.set()
 
 
 @pytest.mark.parametrize(
@@ -139,6 +148,7 @@ async def test_call_keeps_its_key_when_the_effect_key_changes(
     again = replace(pays, key=after).job(payer, "1.0", 7, Behaviour.PAYS_AND_HANGS)
     assert (await last_outcome(replicas[1], again)).status is OutcomeStatus.SUCCEEDED
     assert (pays.paid(7), len(pays.bank.requests), len(set(pays.bank.requests))) == (1, 2, 1)
+    pays.bank.lets_go.set()
 
 
 async def _paid_by_a_lost_runner(replicas: Replicas, pays: Payments, payer: Payer, database: Database) -> None:

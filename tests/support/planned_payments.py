@@ -41,7 +41,7 @@ class Behaviour(StrEnum):
 class Bank:
     """Payments by order and the key that came with them. `honours_keys`: it pays once for a key.
 
-    `paid_once`: set after the first payment.
+    `paid_once`: set after the first payment. `lets_go`: set it, and calls that hang are answered.
     """
 
     honours_keys: bool = True
@@ -49,6 +49,7 @@ class Bank:
     requests: list[str] = field(default_factory=list)
     paid: set[str] = field(default_factory=set)
     paid_once: asyncio.Event = field(default_factory=asyncio.Event)
+    lets_go: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def pay(self, context: CallContext, arguments: dict[str, Any]) -> ToolAnswer:
         """Runs as the tool."""
@@ -75,7 +76,7 @@ class Bank:
             case Behaviour.PAYS_AND_LOSES | Behaviour.PAYS_LOSES_AND_REFUSES | Behaviour.LOSES:
                 raise ToolInDoubt("the bank was asked, and the connection broke")
             case Behaviour.PAYS_AND_HANGS if not context.sent_before:
-                await asyncio.Event().wait()
+                await self.lets_go.wait()
             case Behaviour.PAYS_AND_CRASHES:
                 raise RuntimeError
             case Behaviour.REFUSES if context.idempotency_key not in self.paid:

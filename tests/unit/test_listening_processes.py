@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_a_listening_process_is_told_from_another(family: socket.AddressFamily, host: str) -> None:
+def test_a_listening_process_is_distinguished(family: socket.AddressFamily, host: str) -> None:
     with socket.socket(family) as ours, subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
         ours.bind((host, 0))
         port = ours.getsockname()[1]

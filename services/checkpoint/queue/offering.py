@@ -72,7 +72,7 @@ async def lock_running_limits(connection: Connection, tenants: Collection[str]) 
 
 
 UNOPENED_SECONDS: Final = 5.0
-"""How long nobody else is offered a task whose newest grant its worker has not opened."""
+"""How long no coordinator is offered again a task whose newest grant its worker has not opened."""
 MAX_TENANTS: Final = 256
 """Tenants that one read covers. With more tenants, an offer begins where the last one ended."""
 MAX_STREAMS: Final = 1000
