@@ -8,11 +8,12 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tenure import (
     AlreadyExists,
@@ -27,10 +28,10 @@ from tenure import (
     Unavailable,
 )
 from tenure.sdk.spool_file import SpoolFile
-from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
-from tests.support.fix_gateway import Serve
-from tests.support.fix_proxy import Lost, MakeProxy, TcpProxy
+from tests.support.fix_checkpoint import Checkpoint
+from tests.support.fix_proxy import Lost, TcpProxy
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.service_process import ServiceProcess
 from tests.support.sweeps import first
 
 pytestmark = pytest.mark.server
@@ -38,16 +39,13 @@ pytestmark = pytest.mark.server
 AWAY = "127.0.0.1:1"
 
 
-@pytest.fixture
-async def ledger(checkpoint: MakeCheckpoint) -> Checkpoint:
-    return await checkpoint()
-
-
-@pytest.fixture
-async def path_to_gateway(ledger: Checkpoint, gateway: Serve, tcp_proxy: MakeProxy) -> TcpProxy:
-    stub = await gateway(ledger.address)
-    host, _, port = stub.process.address.rpartition(":")
-    return await tcp_proxy(host, int(port))
+@pytest_asyncio.fixture(loop_scope="module")
+async def path_to_gateway(shared_gateway_process: ServiceProcess) -> AsyncIterator[TcpProxy]:
+    host, _, port = shared_gateway_process.address.rpartition(":")
+    proxy = TcpProxy(host, int(port))
+    await proxy.start()
+    yield proxy
+    await proxy.stop()
 
 
 async def until_empty(spool: Spool) -> None:
@@ -75,14 +73,19 @@ async def kept_away(file: Path, goal: str, request_id: str, **options: Any) -> N
     assert kept == SpooledSubmit(request_id)
 
 
-async def submitted(ledger: Checkpoint) -> int:
-    ((count,),) = await ledger.query("select count(*) from ledger.tasks")
+async def submitted(replica: Checkpoint) -> int:
+    ((count,),) = await replica.query("select count(*) from ledger.tasks where tenant = %s", replica.tenant)
     return int(count)
 
 
-async def test_kept_submits_become_one_task_each(ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path) -> None:
+async def test_kept_submits_become_one_task_each(
+    replica: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+) -> None:
     """One of them had arrived, and only its answer was lost."""
-    async with Client(path_to_gateway.address) as client, Spool(client, tmp_path / "spool", wait_seconds=1.0) as spool:
+    async with (
+        Client(path_to_gateway.address, tenant=replica.tenant) as client,
+        Spool(client, tmp_path / "spool", wait_seconds=1.0) as spool,
+    ):
         sent = await spool.submit("sent at once", request_id="spool-0")
         assert isinstance(sent, str)
         path_to_gateway.deaf(Lost.ANSWERS)
@@ -93,11 +96,11 @@ async def test_kept_submits_become_one_task_each(ledger: Checkpoint, path_to_gat
         await path_to_gateway.reset()
         path_to_gateway.observe()
         await until_empty(spool)
-    assert await submitted(ledger) == 4
+    assert await submitted(replica) == 4
 
 
 async def test_next_process_sends_what_a_killed_one_kept(
-    ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+    replica: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
 ) -> None:
     program = (
         "import os, sys\n"
@@ -109,13 +112,18 @@ async def test_next_process_sends_what_a_killed_one_kept(
     arguments = [sys.executable, "-c", program, str(tmp_path / "spool"), AWAY]
     killed = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, check=False)
     assert killed.stdout == "SpooledSubmit(request_id='spool-killed', refusal='')\n", killed.stderr
-    async with Client(path_to_gateway.address) as client, Spool(client, tmp_path / "spool") as spool:
+    async with (
+        Client(path_to_gateway.address, tenant=replica.tenant) as client,
+        Spool(client, tmp_path / "spool") as spool,
+    ):
         await until_empty(spool)
-    assert await submitted(ledger) == 1
+    assert await submitted(replica) == 1
 
 
-async def test_refused_submit_is_named_and_stays(path_to_gateway: TcpProxy, tmp_path: Path) -> None:
-    async with Client(path_to_gateway.address) as client:
+async def test_refused_submit_is_named_and_stays(
+    replica: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+) -> None:
+    async with Client(path_to_gateway.address, tenant=replica.tenant) as client:
         async with Spool(client, tmp_path / "spool") as spool:
             with pytest.raises(InvalidRequest):
                 await spool.submit("do it", queue="No Such Name")
@@ -194,29 +202,29 @@ class TestSender:
 
     @pytest.mark.parametrize("error", first(UNREADABLE), ids=lambda error: type(error).__name__)
     async def test_key_that_cannot_be_read_is_a_gateway_that_is_away(
-        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path, error: Exception
+        self, replica: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path, error: Exception
     ) -> None:
         key, file = Key(error), tmp_path / "spool"
-        client = Client(path_to_gateway.address, api_key=key, tenant="default")
+        client = Client(path_to_gateway.address, api_key=key, tenant=replica.tenant)
         async with client, Spool(client, file, wait_seconds=0.05) as spool:
             assert await spool.submit("do it", request_id="a", queue="none") == SpooledSubmit("a")
             await until(file, "attempts > 0")
             key.is_there = True
             await until_empty(spool)
-        assert await submitted(ledger) == 1
+        assert await submitted(replica) == 1
 
     async def test_unreadable_submit_is_refused_and_others_are_sent(
-        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+        self, replica: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
     ) -> None:
         file = tmp_path / "spool"
         await kept_away(file, "do it", "good", queue="none")
         for request_id, request in (("bytes", b"\xff\xff"), ("text", "not bytes")):
             rows(file, "insert into submits (request_id, request, kept_at) values (?, ?, 0)", request_id, request)
-        async with Client(path_to_gateway.address) as client, Spool(client, file) as spool:
+        async with Client(path_to_gateway.address, tenant=replica.tenant) as client, Spool(client, file) as spool:
             await until(file, "refusal <> '' and not exists (select 1 from submits where refusal = '')")
             kept = await spool.kept()
         assert {one.request_id: "damaged" in one.refusal for one in kept} == {"bytes": True, "text": True}
-        assert await submitted(ledger) == 1
+        assert await submitted(replica) == 1
 
     async def test_sender_outlives_any_error(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """Here of a client that somebody closed."""
@@ -234,30 +242,30 @@ class TestSender:
             asyncio.run(until(tmp_path / "spool", "attempts > 0"))
 
     async def test_kept_submit_waits_for_its_busy_source(
-        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+        self, replica: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
     ) -> None:
         file, talk = tmp_path / "spool", Source(SourceKind.CONVERSATION, "c-1", exclusive=True)
         await kept_away(file, "second", "second", source=talk, queue="none")
-        async with Client(path_to_gateway.address) as client:
+        async with Client(path_to_gateway.address, tenant=replica.tenant) as client:
             first = await client.submit("first", source=talk, queue="none")
             async with Spool(client, file) as spool:
                 with pytest.raises(AlreadyExists, match="has not ended"):
                     await spool.submit("third", source=talk, queue="none")
                 await until(file, "attempts > 0 or refusal <> ''")
                 assert await spool.kept() == [SpooledSubmit("second")]
-                await ledger.cancel(first.id)
+                await replica.cancel(first.id)
                 await until_empty(spool)
-        assert await submitted(ledger) == 2
+        assert await submitted(replica) == 2
 
     async def test_pause_of_a_clock_that_was_ahead_is_over(
-        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
+        self, replica: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path
     ) -> None:
         file = tmp_path / "spool"
         await kept_away(file, "do it", "a", queue="none")
         rows(file, "update submits set next_attempt_at = ?", time.time() + 1e8)
-        async with Client(path_to_gateway.address) as client, Spool(client, file) as spool:
+        async with Client(path_to_gateway.address, tenant=replica.tenant) as client, Spool(client, file) as spool:
             await until_empty(spool)
-        assert await submitted(ledger) == 1
+        assert await submitted(replica) == 1
 
 
 class TestRepeat:
@@ -280,7 +288,7 @@ class TestRepeat:
 
     @pytest.mark.parametrize("goal", first(["corrected", "refused"]))
     async def test_refused_submit_is_replaced_and_sent(
-        self, ledger: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path, goal: str
+        self, replica: Checkpoint, path_to_gateway: TcpProxy, tmp_path: Path, goal: str
     ) -> None:
         """Also the same one, whose cause may be gone."""
         file = tmp_path / "spool"
@@ -290,7 +298,7 @@ class TestRepeat:
             spool = Spool(client, file, wait_seconds=0.05, max_submits=1)
             assert await spool.submit(goal, request_id="a", queue="none") == SpooledSubmit("a")
             assert await spool.kept() == [SpooledSubmit("a")]
-        async with Client(path_to_gateway.address) as client, Spool(client, file) as spool:
+        async with Client(path_to_gateway.address, tenant=replica.tenant) as client, Spool(client, file) as spool:
             await until_empty(spool)
             [task] = [task async for task in client.tasks()]
             assert task.info.goal == goal
