@@ -80,12 +80,14 @@ class Context:
             value = value.to_json()
         echo(json_line(to_dict(value) if isinstance(value, Message) else value))
 
-    def say(self, value: Message | PublicValue | Mapping[str, Any], text: str) -> None:
-        """Prints a value as JSON, or the text for people."""
+    def say(self, value: Message | PublicValue | Mapping[str, Any], text: str, *, note: str = "") -> None:
+        """Prints a value as JSON, or the text for people, and to standard error a note for them."""
         if self.as_json:
             self.emit(value)
-        else:
-            echo(text)
+            return
+        echo(text)
+        if note:
+            echo(note, err=True)
 
     def show(self, value: Shown, show: Callable[[Context, Shown], None]) -> None:
         """Prints a value as JSON, or for people with `show`."""

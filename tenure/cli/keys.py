@@ -87,11 +87,11 @@ def rotate(context: Context, directory: Path, wait_seconds: float | None) -> Non
         echo(f"{former} signs until the services have read {chosen} in {public}: {wait_seconds:g} s", err=True)
         time.sleep(wait_seconds)
         following.replace(private)
-    if context.as_json:
-        context.emit({"key_id": chosen, "former_key_id": former})
-        return
-    echo(f"{former} signs no longer; withdraw it when every named lease was renewed:")
-    echo(f"tenure keys withdraw {shlex.quote(str(directory))} {former}")
+    context.say(
+        {"key_id": chosen, "former_key_id": former},
+        f"{former} signs no longer; withdraw it when every named lease was renewed:\n"
+        f"tenure keys withdraw {shlex.quote(str(directory))} {former}",
+    )
 
 
 @keys.command(short_help="Remove a former key: its tokens verify no longer.")

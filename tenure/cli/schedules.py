@@ -28,7 +28,6 @@ from tenure.cli.formatting import (
     state_style,
 )
 from tenure.cli.group import SectionedCommand
-from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.cli.submit import spec_of
 from tenure.cli.task_options import SCHEDULE_OPTIONS, typed_names
@@ -315,11 +314,7 @@ async def create(
 
     with named_arguments(typed_names(options)):
         created = (await client.schedules.CreateSchedule(request)).schedule
-    if context.as_json:
-        context.emit(created)
-        return
-    echo(created.schedule_id)
-    echo(_next_due_text(created), err=True)
+    context.say(created, created.schedule_id, note=_next_due_text(created))
 
 
 schedules.add_command(update)
@@ -379,11 +374,7 @@ async def trigger(context: Context, client: Client, schedule: str, request_id: s
     """Submit a task of SCHEDULE now, also while it is paused, and print the task's id."""
     request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id)
     task = (await client.schedules.TriggerSchedule(request)).task
-    if context.as_json:
-        context.emit(task)
-        return
-    echo(task.task_id)
-    echo(f"Submitted. Watch it: tenure watch {short_id(task.task_id)}", err=True)
+    context.say(task, task.task_id, note=f"Submitted. Watch it: tenure watch {short_id(task.task_id)}")
 
 
 @schedules.command()

@@ -56,10 +56,7 @@ async def stop(
     """
     request = pb.BeginStopRequest(agent=agent, tool=tool, queue=queue, tenant=of_tenant, all=is_all, reason=reason)
     begun = await client.admin.BeginStop(request)
-    if context.as_json:
-        context.emit(begun)
-    else:
-        _show_begun(context, begun)
+    context.show(begun, _show_begun)
     warn_of(begun.unconfirmed, "calls may still begin there: repeat the command")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
@@ -244,11 +244,7 @@ async def tree(context: Context, client: Client, task: str) -> None:
     task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
     tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS, fresh=True)]
     tasks.sort(key=lambda one: (one.depth, call_order(one)))
-    if context.as_json:
-        for one in tasks:
-            context.emit(one)
-    else:
-        _show(context, tasks, given_task.task_id)
+    context.show_all(tasks, lambda context, tasks: _show(context, tasks, given_task.task_id))
 
 
 def call_order(task: task_pb2.Task) -> tuple[int, int, int]:
@@ -275,7 +271,7 @@ class _TreeLines:
         return Text.assemble(name, "  ", (state, state_style(state)), (tokens, "dim"), goal)
 
 
-def _show(context: Context, tasks: list[task_pb2.Task], given_id: str) -> None:
+def _show(context: Context, tasks: Sequence[task_pb2.Task], given_id: str) -> None:
     lines = _TreeLines(distinct_ids(one.task_id for one in tasks), given_id, max(40, context.console.width))
     children: Children = defaultdict(list)
     for one in tasks:
@@ -329,12 +325,9 @@ async def cancel(context: Context, client: Client, selection: Selection, reason:
         await act_on_many(context, client, selection, "cancelled", reason, cancel=cancelling)
         return
     response = await client.cancel(await find_task(client, selection.single), reason)
-    if context.as_json:
-        context.emit(response)
-    elif response.state == task_pb2.TASK_STATE_CANCELLED:
-        echo(f"{short_id(response.task_id)} is cancelled")
-    else:
-        echo(f"{short_id(response.task_id)} will be cancelled; now it is {why(response.state, '', '')}")
+    is_cancelled = response.state == task_pb2.TASK_STATE_CANCELLED
+    how = "is cancelled" if is_cancelled else f"will be cancelled; now it is {why(response.state, '', '')}"
+    context.say(response, f"{short_id(response.task_id)} {how}")
 
 
 def _say_ended(task: task_pb2.Task) -> None:
