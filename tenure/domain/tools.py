@@ -273,8 +273,8 @@ OWN_STATUSES: Final = frozenset(
         OutcomeStatus.NOT_RUN,
     }
 )
-"""What a worker may report. TIMED_OUT stopped the run; IN_DOUBT: the tool does not know its effect; NOT_RUN: the run did
-not begin and never will.
+"""What a worker may report. TIMED_OUT stopped the run; IN_DOUBT: the tool does not know its effect; NOT_RUN: the run
+did not begin and never will.
 """
 
 
