@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from services.tools.rules.changes import RuleChanges
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import Outcome, OutcomeStatus, PlannedCalls
 from tenure.runtime.expressions import Evaluation, Expressions
 from tenure.runtime.store.barrier import earlier_have_ended
 from tenure.v1 import admin_service_pb2 as admin_pb
@@ -86,6 +88,25 @@ async def test_repeats_that_a_person_permits_are_counted(executor: Executor) -> 
     assert await verdict(executor, pays.job(payer, "2.0", 7, resolution=permitted)) == RAN
     assert await verdict(executor, pays.job(payer, "4.0", 7)) == DENIED
     assert pays.paid(7) == 2
+
+
+async def test_repeat_that_a_plan_and_a_person_permit_has_its_plan(executor: Executor, tools_database: Any) -> None:
+    """The plan answers the approval, the person the question about the effect."""
+    pays, payer = Payments(Bank(), ASKS), Payer.root()
+    now = float(int(time.time()))
+    times = {"approve_time": now - 60, "end_time": now + 3600}
+    plan = PlannedCalls("task/w1", "pay", 5, approved_by="user/ann", **times)
+
+    def planned(call_id: str, **fields: Any) -> ExecuteJob:
+        job = pays.job(payer, call_id, 7, **fields)
+        claims = replace(job.request.claims, plans=(plan,))
+        return replace(job, request=replace(job.request, claims=claims, needs_approval=True))
+
+    assert await verdict(executor, planned("1.0")) == RAN
+    assert await verdict(executor, planned("2.0")) == IN_DOUBT
+    assert await verdict(executor, planned("2.0", resolution=resolved(DidNotHappen(True)))) == RAN
+    plans = await tools_database("select call_id, plan_id from calls where task_id = %s order by 1", payer.task_id)
+    assert plans == [("1.0", "task/w1"), ("2.0", "task/w1")]
 
 
 @pytest.mark.parametrize("decision", [Happened("as before"), Abandon()])

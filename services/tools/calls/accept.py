@@ -183,12 +183,14 @@ class AcceptBatch:
             self._note_new(request, verdict) if row is None else self._note(request, row, verdict)
 
     def _note_new(self, request: CallRequest, verdict: Verdict) -> None:
+        plan_id = self.plans.get(request.key, "")
         match verdict:
             case RunCall(call_attempt):
-                plan_id = self.plans.get(request.key, "")
                 self.inserts.append(_Change(request, CallState.ACCEPTED, call_attempt, plan_id=plan_id))
             case MarkInDoubt(call_attempt, note):
-                self.inserts.append(_Change(request, CallState.IN_DOUBT, call_attempt, doubt_note=doubt_note(note)))
+                text = doubt_note(note)
+                change = _Change(request, CallState.IN_DOUBT, call_attempt, doubt_note=text, plan_id=plan_id)
+                self.inserts.append(change)
             case ConcludeCall(outcome) | AnswerFromRecord(outcome):
                 self.inserts.append(_Change(request, CallState.FINISHED, outcome.call_attempt, outcome))
 
