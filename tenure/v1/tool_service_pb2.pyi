@@ -1147,13 +1147,15 @@ class ListCallsInFlightResponse(message.Message):
 
 @typing.final
 class CallSettling(message.Message):
-    """The call was sent, its answer was lost, and the tool service tries to learn its end (ToolDefinition.settlement)."""
+    """The call was sent, its answer was lost, and the tool service tries to learn its end (ToolDefinition.settlement). Or it
+    has not begun: it waits for the end of another call, which makes its effect.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
     CALL_ATTEMPT_FIELD_NUMBER: builtins.int
     call_attempt: builtins.int
-    """The call attempt of unknown end."""
+    """The call attempt of unknown end. 0: of the other call."""
     def __init__(
         self,
         *,

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from services.tools.calls import following
 from services.tools.calls.following import (
     ENDED,
     Accepted,
@@ -20,7 +21,16 @@ from services.tools.calls.following import (
     RunningHere,
 )
 from services.tools.calls.records import CallKey
-from services.tools.calls.runs import Event, Output, RunningCall, RunningCalls, Started, StopReason, Superseded
+from services.tools.calls.runs import (
+    Event,
+    Output,
+    RunningCall,
+    RunningCalls,
+    Settling,
+    Started,
+    StopReason,
+    Superseded,
+)
 from tenure.domain.errors import LimitReached, Unavailable
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.store.batching import Answer
@@ -195,6 +205,18 @@ async def test_a_call_that_waited_too_long_for_an_effect_says_so() -> None:
     await until(lambda: len(accepts.answers) == 2)
     accepts.answers[1](DONE)
     assert (accepts.patient, reader.got) == ([True, False], [DONE])
+
+
+async def test_call_that_waits_for_an_effect_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its worker gives up the stream that it shares with other calls: the wait comes before the run."""
+    monkeypatch.setattr(following, "ANNOUNCE_SECONDS", 0.001)
+    _, reader, accepts = followed()
+    accepts.answers[0](OtherCallRuns(THERE, PATIENCE_SECONDS))
+    await until(lambda: len(reader.got) >= 2)
+    assert set(reader.got) == {Settling(ENDED)}
+    accepts.elsewhere[0].set_result(None)
+    await until(lambda: len(accepts.answers) == 2)
+    assert (accepts.patient, len(accepts.waited_for)) == ([True, True], 1)
 
 
 async def until(holds: Callable[[], bool]) -> None:

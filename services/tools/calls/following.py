@@ -141,12 +141,19 @@ class CallFollower:
                 self._reader.put(outcome)
 
     async def _wait_for_effect(self, holder: CallKey, seconds: float) -> None:
-        """Waits for the other call, and for all that have the key after it, at most `seconds` together."""
-        now = asyncio.get_running_loop().time()
-        self._patient_until = now + seconds if self._patient_until is None else self._patient_until
+        """Waits for the other call, and for all that have the key after it, at most `seconds` together.
+
+        Says so from time to time, as of a settlement: the time of the wait comes before that of the call itself.
+        """
+        now = asyncio.get_running_loop().time
+        self._patient_until = now() + seconds if self._patient_until is None else self._patient_until
         waiting = asyncio.create_task(self._wait(holder, ENDED))
         try:
-            await asyncio.wait({waiting}, timeout=self._patient_until - now)
+            while (left := self._patient_until - now()) > ANNOUNCE_SECONDS and not waiting.done():
+                await asyncio.wait({waiting}, timeout=ANNOUNCE_SECONDS)
+                if not waiting.done():
+                    self._note_settling(ENDED)
+            await asyncio.wait({waiting}, timeout=left)
         finally:
             is_over = not waiting.done()
             waiting.cancel()
@@ -163,7 +170,7 @@ class CallFollower:
             self.begin()
 
     def _note_settling(self, call_attempt: int) -> None:
-        """Passes on, from time to time, that the other replica settles the call."""
+        """Passes on, from time to time, that the other replica settles the call, or that another call runs first."""
         now = asyncio.get_running_loop().time()
         if now >= self._settling_due:
             self._settling_due = now + ANNOUNCE_SECONDS
