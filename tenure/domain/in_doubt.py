@@ -87,6 +87,16 @@ class Resolution:
     actor: str
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedCall:
+    """A resolution as the end of the task sends it. `undoes`: of the call's intent. `output_limit_bytes` 0: none."""
+
+    call_id: str
+    resolution: Resolution
+    undoes: str = ""
+    output_limit_bytes: int = 0
+
+
 def decide_resolution(
     state: TaskState,
     reason: str,

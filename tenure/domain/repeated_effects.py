@@ -35,6 +35,14 @@ class EffectFact(StrEnum):
     NONE = "NONE"  # it did not happen, and the call that tried will not make it
 
 
+_KNOWLEDGE: Final = (EffectFact.NONE, EffectFact.UNKNOWN, EffectFact.HAPPENED, EffectFact.RUNNING)
+
+
+def knows_as_much(newer: EffectFact, earlier: EffectFact) -> bool:
+    """Whether the newer of two calls with one key says what is known. If it came to nothing, the earlier one does."""
+    return _KNOWLEDGE.index(newer) >= _KNOWLEDGE.index(earlier)
+
+
 def fact_of_outcome(outcome: Outcome) -> EffectFact:
     """Returns what a recorded outcome proves about the effect of its call.
 

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from services.tools.calls.accept import begin_accepting, conclude
 from services.tools.calls.accept_rules import RunCall
+from services.tools.calls.closing import FenceCloser
 from services.tools.calls.effect_keys import EffectSweep, once_each
 from services.tools.calls.executing import ExecuteJob, Executor
+from services.tools.calls.runs import RunningCalls
+from services.tools.calls.stops import StopView
 from services.tools.statements import MIGRATIONS, QUERIES, SCHEMA
 from tenure.domain.effect_keys import EffectKey, EffectScope, OnRepeat
 from tenure.domain.errors import TenureError
@@ -204,6 +208,49 @@ async def test_person_who_is_asked_decides_about_the_repeat(replicas: Replicas) 
     assert (settled.content, pays.paid(7)) == ("as before", 1)
     made = await last_outcome(replicas[1], pays.job(payer, "3.0", 7, resolution=_resolution(DidNotHappen(True))))
     assert (made.status, made.call_attempt, pays.paid(7)) == (OutcomeStatus.SUCCEEDED, 2, 2)
+
+
+async def test_permitted_repeat_without_effect_forgets_no_effect(replicas: Replicas) -> None:
+    key = EffectKey(("/order",), EffectScope.TREE, on_repeat=OnRepeat.ASK)
+    pays, payer = Payments(Bank(), key), Payer.root()
+    await last_outcome(replicas[0], pays.job(payer, "1.0", 7))
+    for call_id in ("2.0", "3.0"):
+        asked = await last_outcome(replicas[0], pays.job(payer, call_id, 7, Behaviour.REFUSES))
+        assert asked.content.startswith("This call was not run: its effect has happened already, by call 1.0 of task")
+        permitted = pays.job(payer, call_id, 7, Behaviour.REFUSES, resolution=_resolution(DidNotHappen(True)))
+        assert (await last_outcome(replicas[1], permitted)).no_effect
+    third = await last_outcome(replicas[0], pays.job(payer, "4.0", 7))
+    assert (third.status, pays.paid(7)) == (OutcomeStatus.IN_DOUBT, 1)
+
+
+async def test_permitted_repeat_without_effect_keeps_the_doubt(replicas: Replicas) -> None:
+    key = EffectKey(("/order",), EffectScope.TREE, on_repeat=OnRepeat.ASK)
+    pays, payer = Payments(Bank(), key, EffectClass.UNSAFE), Payer.root()
+    await last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.PAYS_AND_LOSES))
+    await last_outcome(replicas[0], pays.job(payer, "2.0", 7, Behaviour.REFUSES))
+    permitted = pays.job(payer, "2.0", 7, Behaviour.REFUSES, resolution=_resolution(DidNotHappen(True)))
+    assert (await last_outcome(replicas[0], permitted)).no_effect
+    third = await last_outcome(replicas[0], pays.job(payer, "3.0", 7))
+    assert (third.status, pays.paid(7)) == (OutcomeStatus.IN_DOUBT, 1)
+
+
+async def test_permitted_repeat_that_never_began_is_not_in_doubt(
+    replicas: Replicas, tools_dsn: str, tools_database: Database
+) -> None:
+    """Its task ends between the acceptance and the start."""
+    key = EffectKey(("/order",), EffectScope.TREE, on_repeat=OnRepeat.ASK)
+    pays, payer = Payments(Bank(), key), Payer.root()
+    await last_outcome(replicas[0], pays.job(payer, "1.0", 7))
+    await last_outcome(replicas[0], pays.job(payer, "2.0", 7))
+    job = pays.job(payer, "2.0", 7, resolution=_resolution(DidNotHappen(True)))
+    batch, verdicts = [job.request], list[Any]([RunCall(2)])
+    async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool:
+        async with pool.connection() as postgres, postgres.transaction():
+            accepting = await begin_accepting(postgres, batch, StopView())
+            await conclude(postgres, accepting, batch, verdicts, payer.task_id)
+        await FenceCloser(pool, RunningCalls()).fence(job.request.claims, payer.task_id, close=True)
+    states = "select state from calls where task_id = %s and call_id = '2.0'"
+    assert await tools_database(states, payer.task_id) == [("NOT_RUN",)]
 
 
 async def test_person_decides_about_a_call_that_ran_before(replicas: Replicas) -> None:

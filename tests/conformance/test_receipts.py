@@ -29,6 +29,7 @@ from tenure.runtime.security.signing import SignedBytes, Verifier
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tool_pb2
 from tenure.v1.tool_service_pb2 import ExecuteRequest
+from tests.conformance.test_ledger_retention import as_operator
 from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 from tests.support.fix_tools import Grants, Outside, StartTools, ToolClient, execute_request
 from tests.support.patience import CALL_SECONDS
@@ -144,7 +145,7 @@ async def test_receipt_has_the_key_that_the_other_side_got(
     async for _ in tools.stub.Execute(undo, timeout=CALL_SECONDS):
         pass
     made, undone = [line["key"] for line in outside.lines("a")]
-    assert undone.startswith(f"{owner.task_id}/1.0/undo/")
+    assert undone == f"{made}/undo"
     whole = one.verify(await one.lines(owner.task_id))
     assert [(part["record"]["call"], part["idempotency_key"]) for part in of_tools(whole)] == [
         ("1.0", made),
@@ -235,6 +236,20 @@ async def resolve_as_happened(tools: ToolClient, request: ExecuteRequest, call_a
     given = tool_pb2.CallResolution(call_attempt=call_attempt, decision=decision, reason="x", actor="ann")
     request.resolution.CopyFrom(given)
     assert [answer async for answer in tools.stub.Execute(request, timeout=CALL_SECONDS)]
+
+
+async def test_receipts_outlive_the_task_that_approved_the_plan(
+    tool_service: StartTools, grants: Grants, ledger: Checkpoint, signing: Begin, hand: Change
+) -> None:
+    tools = await tool_service()
+    one, pruned = await signing(tools), await ledger.claim((await ledger.create()).task_id)
+    await pruned.end()
+    await as_operator(ledger, task_id=pruned.task.task_id)
+    owner, plan_id = grants.claim((await ledger.create()).task_id), f"{pruned.task.task_id}/7"
+    await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
+    await hand(f"update calls set plan_id = '{plan_id}' where task_id = '{owner.task_id}'")
+    [receipt] = one.verify(await one.lines(owner.task_id)).receipts
+    assert receipt["ledger"]["approval"] == {"plan": plan_id}
 
 
 CHANGES = [

@@ -31,6 +31,7 @@ from services.tools.calls.stops import StopView, covering
 from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.fencing import Fence
+from tenure.domain.repeated_effects import NOT_RUN
 from tenure.domain.stops import StopsInForce, stopped
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 from tenure.runtime.store.postgres import Connection
@@ -218,7 +219,7 @@ class AcceptBatch:
             await postgres.execute(QUERIES.insert_calls, {**_insert_columns(self.inserts), "runner_id": runner_id})
         if self.changes:
             settled = [change.is_settled for change in self.changes]
-            columns = {**_change_columns(self.changes), "settled": settled, "runner_id": runner_id}
+            columns = {**_change_columns(self.changes), "settled": settled, "runner_id": runner_id, "not_run": NOT_RUN}
             await postgres.execute(QUERIES.change_calls, columns)
         await insert_refusals(postgres, self.refusals)
 

@@ -6,6 +6,7 @@ locked last, in the order of the digests. The rules are tenure/domain/repeated_e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,7 +21,7 @@ from services.tools.sweeps import delete_all
 from tenure.domain.effect_keys import Effect, EffectScope, effect_of, idempotency_key, period_number
 from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.fencing import Claims
-from tenure.domain.in_doubt import DidNotHappen, was_not_made
+from tenure.domain.in_doubt import DidNotHappen, ResolvedCall, was_not_made
 from tenure.domain.repeated_effects import (
     EffectFact,
     OtherCall,
@@ -29,11 +30,12 @@ from tenure.domain.repeated_effects import (
     decide_repeat,
     fact_of_call,
     fact_of_outcome,
+    knows_as_much,
     question_about_repeat,
     refused_repeat,
     waited_in_vain,
 )
-from tenure.domain.tools import CallState, Outcome, OutcomeStatus, ToolDefinition, bounded
+from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus, ToolDefinition, bounded
 from tenure.runtime.process import rest
 from tenure.runtime.store.postgres import Connection, Pool
 
@@ -67,11 +69,26 @@ def effect_of_call(
         return Outcome(OutcomeStatus.INVALID_ARGUMENTS, content)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of an effect, and the call whose record says it."""
+
+    call: CallKey
+    fact: EffectFact
+    at: datetime
+    outcome: Outcome | None = None
+
+    @property
+    def other(self) -> OtherCall:
+        return OtherCall(str(self.call.task_id), self.call.call_id, self.at, self.outcome)
+
+
 @dataclass(slots=True)
 class _EffectRow:
     """An effect, locked. `now`: Unix time of the database. `changed`: this transaction gave the key to another call.
 
-    `is_undone`: a compensation has undone the effect of the call that has the key.
+    `is_undone`: a compensation has undone the effect of the call that has the key. `earlier`: the effect that had
+    happened, or may have, when a person permitted that call.
     """
 
     holder: CallKey
@@ -84,27 +101,42 @@ class _EffectRow:
     now: float
     is_undone: bool = False
     outcome: Outcome | None = None
+    earlier: _Known | None = None
     changed: bool = False
 
-    @property
-    def known(self) -> EffectFact:
-        """What is known of the effect, also from the calls that had the key before."""
-        if self.is_undone and self.fact is not EffectFact.RUNNING:
-            return EffectFact.NONE
-        return EffectFact.UNKNOWN if self.fact is EffectFact.NONE and self.is_unclear else self.fact
+    def known_to(self, call: CallKey) -> _Known:
+        """Returns what is known of the effect, also from the calls that had the key before, except this one."""
+        fact = self.fact
+        if self.is_undone and fact is not EffectFact.RUNNING:
+            fact = EffectFact.NONE
+        elif fact is EffectFact.NONE and self.is_unclear:
+            fact = EffectFact.UNKNOWN
+        own = _Known(self.holder, fact, self.at, self.outcome)
+        if self.earlier is None or self.earlier.call == call or knows_as_much(fact, self.earlier.fact):
+            return own
+        return self.earlier
 
-    @property
-    def other(self) -> OtherCall:
-        return OtherCall(str(self.holder.task_id), self.holder.call_id, self.at, self.outcome)
-
-    def take(self, request: CallRequest, effect: Effect, *, is_new: bool) -> None:
-        """Gives the key to the call. `is_new`: under a new idempotency key, because the effect did not happen yet."""
+    def take(self, request: CallRequest, effect: Effect, known: _Known, *, is_new: bool) -> None:
+        """Gives the key to the call. `is_new`: under a new idempotency key, because the effect did not happen yet, or
+        because a person permits a repeat.
+        """
         period = period_number(self.now, effect.key.period_seconds)
         if is_new:
+            is_permitted_repeat = known.fact is not EffectFact.NONE and not self.is_over
+            self.earlier = known if is_permitted_repeat else None
             self.round = 0 if period > self.period else self.round + 1
             self.period = max(period, self.period)
         self.is_unclear = not is_new
         self.holder, self.fact, self.changed = request.key, EffectFact.RUNNING, True
+
+    @property
+    def packed_earlier(self) -> str:
+        """The column `earlier`; "": null."""
+        if self.earlier is None:
+            return ""
+        (task_id, call_id), fact = self.earlier.call, self.earlier.fact
+        of = f"{self.holder.task_id}/{self.holder.call_id}"
+        return json.dumps({"of": of, "task_id": str(task_id), "call_id": call_id, "fact": fact.value})
 
 
 async def once_each(
@@ -119,9 +151,10 @@ async def once_each(
 
     Writes the keys that calls take. `note_effect_calls` writes the calls, after their records.
     """
+    undo_keys = await _undo_keys(postgres, batch, verdicts)
     for place, (request, verdict) in enumerate(zip(batch, verdicts, strict=True)):
         if request.effect is None and isinstance(verdict, RunCall | SettleCall):
-            key = _key_before(request, rows.get(request.key))
+            key = _key_before(request, rows.get(request.key)) or undo_keys.get(place, "")
             verdicts[place] = replace(verdict, idempotency_key=key)
     places = [
         place
@@ -149,9 +182,10 @@ async def note_effect_calls(
         for request, verdict in zip(batch, verdicts, strict=True)
         if request.effect is not None and isinstance(verdict, RunCall | ConcludeCall | MarkInDoubt)
     ] + [
-        (request.key, sha256(request.presented_key.encode()).digest(), request.presented_key)
+        (request.key, sha256(key.encode()).digest(), key)
         for request, verdict in zip(batch, verdicts, strict=True)
         if request.effect is None and request.undoes and isinstance(verdict, RunCall)
+        for key in (verdict.idempotency_key or request.presented_key,)
     ]
     if not noted:
         return
@@ -164,26 +198,51 @@ async def note_effect_calls(
     await postgres.execute(QUERIES.note_effect_calls, columns)
 
 
+async def _undo_keys(
+    postgres: Connection, batch: Sequence[CallRequest], verdicts: Sequence[Verdict | TenureError]
+) -> dict[int, str]:
+    """Returns, by place, the keys of compensations of effects with a key: one for all calls that are that effect.
+
+    The other compensations have the key of the undone call.
+    """
+    undoing = [
+        (place, request)
+        for place, (request, verdict) in enumerate(zip(batch, verdicts, strict=True))
+        if request.effect is None and request.undoes and isinstance(verdict, RunCall | SettleCall)
+    ]
+    if not undoing:
+        return {}
+    columns = {
+        "tenants": [request.claims.tenant for _, request in undoing],
+        "undone_task_ids": [UUID(request.undoes.partition("/")[0]) for _, request in undoing],
+        "undone_call_ids": [request.undoes.partition("/")[2] for _, request in undoing],
+        "former_digests": [sha256(request.presented_key.encode()).digest() for _, request in undoing],
+    }
+    rows = await (await postgres.execute(QUERIES.undone_keys, columns)).fetchall()
+    return {undoing[ordinal][0]: f"{undone_key}/undo" for ordinal, undone_key in rows}
+
+
 def _decide(
     verdict: RunCall | SettleCall, request: CallRequest, row: CallRow | None, effect_row: _EffectRow
 ) -> Verdict:
     effect = request.effect
     assert effect is not None
     if isinstance(verdict, RunCall) and effect_row.holder != request.key:
-        repeat = _repeat(request, row, effect_row)
+        known = effect_row.known_to(request.key)
+        repeat = _repeat(request, row, effect_row, known)
         if repeat is Repeat.WAIT:
             if request.waits_for_effect:
-                return WaitForEffect(effect_row.holder)
-            return _concluded(waited_in_vain(effect_row.other, request.patience_seconds), verdict)
+                return WaitForEffect(known.call)
+            return _concluded(waited_in_vain(known.other, request.patience_seconds), verdict)
         if repeat is Repeat.ANSWER:
-            outcome = already_happened(effect_row.other, request.claims.task_id)
+            outcome = already_happened(known.other, request.claims.task_id)
             limit_bytes = request.output_limit_bytes
             return _concluded(bounded(outcome, limit_bytes) if limit_bytes else outcome, verdict)
         if repeat is Repeat.REFUSE:
-            return _concluded(refused_repeat(effect_row.other, effect_row.known), verdict)
+            return _concluded(refused_repeat(known.other, known.fact), verdict)
         if repeat is Repeat.ASK:
-            return MarkInDoubt(verdict.call_attempt, question_about_repeat(effect_row.other, effect_row.known))
-        effect_row.take(request, effect, is_new=repeat is Repeat.BEGIN)
+            return MarkInDoubt(verdict.call_attempt, question_about_repeat(known.other, known.fact))
+        effect_row.take(request, effect, known, is_new=repeat is Repeat.BEGIN)
         kept_key = ""
     else:
         kept_key = _key_before(request, row)
@@ -203,14 +262,16 @@ def _was_asked(row: CallRow) -> bool:
     return row.state is CallState.IN_DOUBT and was_not_made(row.doubt_note)
 
 
-def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow) -> Repeat:
+def _repeat(request: CallRequest, row: CallRow | None, effect_row: _EffectRow, known: _Known) -> Repeat:
     effect = request.effect
     assert effect is not None
     if effect_row.is_over and effect_row.fact is not EffectFact.RUNNING:
         return Repeat.BEGIN
+    # The other side knows the idempotency key of this round only: it recognises no repeat of the earlier effect.
+    effect_class = request.effect_class if known.call == effect_row.holder else EffectClass.UNSAFE
     return decide_repeat(
-        effect_row.known,
-        request.effect_class,
+        known.fact,
+        effect_class,
         effect.key.on_repeat,
         is_permitted=_is_permitted(request, row),
     )
@@ -244,9 +305,12 @@ async def _lock(postgres: Connection, requests: Sequence[CallRequest]) -> dict[b
         },
     )
     locked = await (await postgres.execute(QUERIES.lock_effects, {"digests": digests})).fetchall()
-    holders = [CallKey(row[1], row[2]) for row in locked]
-    calls = await _calls(postgres, holders)
-    return {row[0]: _effect_row(row, holder, calls.get(holder)) for row, holder in zip(locked, holders, strict=True)}
+    rows = {row[0]: _effect_row(row) for row in locked}
+    earlier = [row.earlier.call for row in rows.values() if row.earlier is not None]
+    calls = await _calls(postgres, [*(row.holder for row in rows.values()), *earlier])
+    for row in rows.values():
+        _read_records(row, calls)
+    return rows
 
 
 async def _calls(postgres: Connection, keys: Sequence[CallKey]) -> dict[CallKey, tuple[Any, ...]]:
@@ -255,25 +319,35 @@ async def _calls(postgres: Connection, keys: Sequence[CallKey]) -> dict[CallKey,
     return {CallKey(row[0], row[1]): row[2:] for row in rows}
 
 
-def _effect_row(row: tuple[Any, ...], holder: CallKey, call: tuple[Any, ...] | None) -> _EffectRow:
-    """Returns the effect. A holder without a record is one of this transaction, or its record was deleted."""
-    _, _, _, period, round_number, is_unclear, begun_at, kept_fact, is_over, now, is_undone = row
+def _effect_row(row: tuple[Any, ...]) -> _EffectRow:
+    """Returns the effect without what the records say. Of an earlier call with a period it has the kept fact."""
+    _, task_id, call_id, period, round_number, is_unclear, begun_at, kept_fact, is_over, now, is_undone, *rest = row
+    packed_earlier, has_period = rest
     effect_row = _EffectRow(
-        holder,
+        CallKey(task_id, call_id),
         period,
         round_number,
         is_unclear,
-        EffectFact.RUNNING,
+        EffectFact.RUNNING if kept_fact is None else EffectFact(kept_fact),
         begun_at,
         is_over=is_over,
         now=now,
         is_undone=is_undone,
     )
-    if call is not None:
-        effect_row.fact, effect_row.outcome, effect_row.at = fact_of_record(*call)
-    elif kept_fact is not None:
-        effect_row.fact = EffectFact(kept_fact)
+    if packed_earlier is not None:
+        earlier = json.loads(packed_earlier)
+        fact = EffectFact(earlier["fact"]) if has_period else EffectFact.NONE
+        effect_row.earlier = _Known(CallKey(UUID(earlier["task_id"]), earlier["call_id"]), fact, begun_at)
     return effect_row
+
+
+def _read_records(row: _EffectRow, calls: dict[CallKey, tuple[Any, ...]]) -> None:
+    """Reads what the records say. A holder without one is a call of this transaction, or its record was deleted."""
+    if (call := calls.get(row.holder)) is not None:
+        row.fact, row.outcome, row.at = fact_of_record(*call)
+    if row.earlier is not None and (call := calls.get(row.earlier.call)) is not None:
+        fact, outcome, at = fact_of_record(*call)
+        row.earlier = _Known(row.earlier.call, fact, at, outcome)
 
 
 def fact_of_record(
@@ -299,6 +373,7 @@ async def _take(postgres: Connection, requests: Sequence[CallRequest], effects: 
             "rounds": [row.round for row in taken.values()],
             "unclear": [row.is_unclear for row in taken.values()],
             "periods": [periods[digest] for digest in taken],
+            "earlier": [row.packed_earlier for row in taken.values()],
         },
     )
 
@@ -306,7 +381,7 @@ async def _take(postgres: Connection, requests: Sequence[CallRequest], effects: 
 # The end of effects.
 
 
-def undone_by(request: CallRequest, outcome: Outcome) -> str:
+def undone_by(request: CallRequest | ResolvedCall, outcome: Outcome) -> str:
     """Returns the call that a call with this outcome has undone, or "". One of unknown effect has undone nothing."""
     return request.undoes if fact_of_outcome(outcome) is EffectFact.HAPPENED else ""
 

@@ -111,7 +111,7 @@ select w.ord - 1 from w join inserted using (task_id, call_id);
 -- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
 -- claim authorises them. A call that had begun has begun_before from its next attempt on, also when that attempt ends
 -- without a run, because its tool is gone, or runs by a resolution: only the resolution says that the effect did not
--- happen. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its effect. The
+-- happen. A call that was not made (`not_run` begins its note) had not begun. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its effect. The
 -- record then names this runner, so no proof about it says anything of the lost one. started_at stays that of the
 -- attempt that may have had the effect.
 update calls c
@@ -121,7 +121,8 @@ update calls c
        settling_since = case when w.settled then coalesce(c.settling_since, clock_timestamp())
                              when c.state <> 'IN_DOUBT' then c.settling_since end,
        begun_before = c.begun_before or w.settled
-                      or (c.state in ('STARTED', 'IN_DOUBT') and w.call_attempt > c.call_attempt),
+                      or (c.state in ('STARTED', 'IN_DOUBT') and w.call_attempt > c.call_attempt
+                          and not (c.state = 'IN_DOUBT' and starts_with(c.doubt_note, %(not_run)b::text))),
        doubted_at = case when w.state = 'IN_DOUBT' then clock_timestamp() end, doubt_note = w.doubt_note,
        outcome = nullif(w.outcome, ''::bytea),
        finished_at = case when w.state = 'FINISHED' then clock_timestamp() end
@@ -390,7 +391,8 @@ on conflict (digest) do update set round = excluded.round where false;
 -- Locks and reads effects for the transaction that decides and writes.
 select e.digest, e.task_id, e.call_id, e.period, e.round, e.is_unclear, e.begun_at, e.kept_fact,
        coalesce(e.ends_at <= clock_timestamp(), false), extract(epoch from clock_timestamp())::double precision,
-       coalesce(e.undone_call = e.task_id || '/' || e.call_id, false)
+       coalesce(e.undone_call = e.task_id || '/' || e.call_id, false),
+       case when e.earlier->>'of' = e.task_id || '/' || e.call_id then e.earlier::text end, e.ends_at is not null
   from (select distinct digest from unnest(%(digests)b::bytea[]) as u(digest) order by digest) w
  cross join lateral (select * from effects k where k.digest = w.digest for no key update) e;
 
@@ -405,25 +407,53 @@ select c.task_id, c.call_id, c.state, c.outcome, c.begun_before, coalesce(c.fini
 -- Gives calls effect keys that lock_effects has locked.
 update effects e
    set task_id = w.task_id, call_id = w.call_id, period = w.period, round = w.round, is_unclear = w.is_unclear,
-       kept_fact = null, begun_at = clock_timestamp(),
+       kept_fact = null, earlier = nullif(w.earlier, '')::jsonb, begun_at = clock_timestamp(),
        ends_at = case when w.period_seconds > 0 then clock_timestamp() + w.period_seconds * interval '1 second' end
   from unnest(%(digests)b::bytea[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(numbers)b::bigint[], %(rounds)b::int[],
-              %(unclear)b::boolean[], %(periods)b::double precision[])
-    as w(digest, task_id, call_id, period, round, is_unclear, period_seconds)
+              %(unclear)b::boolean[], %(periods)b::double precision[], %(earlier)b::text[])
+    as w(digest, task_id, call_id, period, round, is_unclear, period_seconds, earlier)
  where e.digest = w.digest;
 
 -- name: free_undone_effects
 -- Frees the effect keys of calls that were undone, in the transaction that records the outcome of the compensation. A call
--- undoes only effects of its tenant, and a key that another call has got meanwhile stays with that one.
+-- undoes only effects of its tenant, and a key that another call has got meanwhile stays with that one, unless it made the
+-- same effect: both had one idempotency key.
 with undone as materialized (
-  select e.digest
+  select u.undone_task_id, u.undone_call_id, f.tenant, k.digest, nullif(k.idempotency_key, '') as idempotency_key
     from unnest(%(task_ids)b::uuid[], %(undone_task_ids)b::uuid[], %(undone_call_ids)b::text[])
       as u(task_id, undone_task_id, undone_call_id)
     join fences f on f.task_id = u.task_id
-    join effects e on e.task_id = u.undone_task_id and e.call_id = u.undone_call_id and e.tenant = f.tenant
+    left join effect_calls k on k.task_id = u.undone_task_id and k.call_id = u.undone_call_id
+), wanted as materialized (
+  select digest, tenant from undone where digest is not null
+  union
+  select e.digest, u.tenant from undone u join effects e on e.task_id = u.undone_task_id and e.call_id = u.undone_call_id
+), held as materialized (
+  select e.digest from wanted w join effects e on e.digest = w.digest and e.tenant = w.tenant
    order by e.digest for no key update of e
 )
-update effects e set undone_call = e.task_id || '/' || e.call_id from undone u where e.digest = u.digest;
+update effects e
+   set undone_call = case when exists (
+         select from undone u where (u.undone_task_id, u.undone_call_id) = (e.task_id, e.call_id)
+             or u.idempotency_key = encode(substr(e.digest, 1, 20), 'hex') || '-' || e.period || '-' || e.round
+       ) then e.task_id || '/' || e.call_id else e.undone_call end,
+       earlier = case when not exists (
+         select from undone u left join effect_calls k
+                  on k.task_id = (e.earlier->>'task_id')::uuid and k.call_id = e.earlier->>'call_id'
+          where (u.undone_task_id::text, u.undone_call_id) = (e.earlier->>'task_id', e.earlier->>'call_id')
+             or u.idempotency_key = k.idempotency_key
+       ) then e.earlier end
+  from held h where e.digest = h.digest;
+
+-- name: undone_keys
+-- The idempotency keys of calls that are about to be undone, if their effects have keys. `former_digests`: of the keys
+-- that older versions gave their undos. An undo that was sent under one keeps it.
+select u.ord - 1, k.idempotency_key
+  from unnest(%(tenants)b::text[], %(undone_task_ids)b::uuid[], %(undone_call_ids)b::text[], %(former_digests)b::bytea[])
+       with ordinality as u(tenant, undone_task_id, undone_call_id, former_digest, ord)
+  join fences f on f.task_id = u.undone_task_id and f.tenant = u.tenant
+  join effect_calls k on k.task_id = u.undone_task_id and k.call_id = u.undone_call_id
+ where k.idempotency_key <> '' and not exists (select from effect_calls o where o.digest = u.former_digest);
 
 -- name: note_effect_calls
 -- Records calls with effect keys, after their records. A call that runs again keeps the key that it had, unless it gets
