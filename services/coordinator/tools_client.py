@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tenure.domain.in_doubt import AttemptStatus
+from tenure.domain.in_doubt import AttemptStatus, ResolvedCall
 from tenure.domain.stops import StopsInForce
 from tenure.domain.tools import CallStatuses
 from tenure.runtime.rpc.client import TenureChannel
@@ -14,7 +14,7 @@ from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.common import CALL_STATES
 from tenure.wire.stops import in_force_of, stop_to_wire
-from tenure.wire.tool import call_statuses_to_domain
+from tenure.wire.tool import call_statuses_to_domain, resolved_call_to_wire
 
 _TIMEOUT_SECONDS: Final = 10.0
 _PAGE: Final = 1000
@@ -26,9 +26,13 @@ class ToolsClient:
     def __init__(self, channel: TenureChannel) -> None:
         self._stub = ToolServiceStub(channel)
 
-    async def close(self, token: token_pb2.FencingToken) -> CallStatuses:
-        """Ends every call of the task, this epoch's included, and returns each call's state. A repeat is safe."""
-        request = tool_service_pb2.FenceRequest(token=token, close=True)
+    async def close(self, token: token_pb2.FencingToken, resolved: Iterable[ResolvedCall] = ()) -> CallStatuses:
+        """Ends every call of the task, this epoch's included, and returns each call's state. A repeat is safe.
+
+        `resolved`: the resolutions that no owner has sent yet.
+        """
+        calls = map(resolved_call_to_wire, resolved)
+        request = tool_service_pb2.FenceRequest(token=token, close=True, resolved_calls=calls)
         return call_statuses_to_domain((await self._stub.Fence(request, timeout=_TIMEOUT_SECONDS)).calls)
 
     async def look(self, task_id: str, call_ids: Sequence[str]) -> dict[str, AttemptStatus]:

@@ -51,7 +51,7 @@ from tenure.validators import validate
 from tenure.wire.common import moment, seconds
 from tenure.wire.stops import stop_to_domain, stop_to_wire
 from tenure.wire.token import TokenChecker
-from tenure.wire.tool import kept_to_wire, resolution_to_domain, tool_to_domain, tool_to_wire
+from tenure.wire.tool import kept_to_wire, resolution_to_domain, resolved_call_to_domain, tool_to_domain, tool_to_wire
 
 _log: Final = logging.getLogger(__name__)
 SERVICE: Final = "tenure.v1.ToolService"
@@ -155,7 +155,8 @@ class ToolServicer(ToolServiceServicer):
     async def Fence(self, request: tool_service_pb2.FenceRequest, _context: Any) -> tool_service_pb2.FenceResponse:
         """Raises the fence; with `close` ends the task's calls. Runs to its end even when its caller goes away."""
         claims, task_id = self._check(request.token)
-        fencing = asyncio.create_task(self._closing.fence(claims, task_id, close=request.close))
+        resolved = [resolved_call_to_domain(one) for one in request.resolved_calls]
+        fencing = asyncio.create_task(self._closing.fence(claims, task_id, close=request.close, resolved=resolved))
         self._fencing.add(fencing)
         fencing.add_done_callback(self._fenced)
         return fence_response(await asyncio.shield(fencing))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent, ToolsDefined
-from tenure.domain.in_doubt import Resolution
+from tenure.domain.in_doubt import Resolution, ResolvedCall
 from tenure.domain.outputs import FileDigest
 from tenure.domain.texts import KeptContent
 from tenure.domain.tools import CallStatuses, Outcome, ToolDefinition
@@ -24,6 +24,7 @@ from tenure.wire.tool import (
     kept_to_domain,
     outcome_to_domain,
     resolution_to_wire,
+    resolved_call_to_wire,
     tool_to_domain,
     tool_to_wire,
 )
@@ -88,12 +89,16 @@ class ToolsClient:
         answer = await self._stub.ListTools(pb.ListToolsRequest(token=token), timeout=UNARY_TIMEOUT_SECONDS)
         return ToolsDefined(tuple(tool_to_domain(tool) for tool in answer.tools), tuple(answer.unknown_names))
 
-    async def fence(self, token: token_pb2.FencingToken, *, close: bool) -> CallStatuses:
+    async def fence(
+        self, token: token_pb2.FencingToken, *, close: bool, resolved: Iterable[ResolvedCall] = ()
+    ) -> CallStatuses:
         """Raises the tool service's fence to this claim. With `close`, no call of the task starts or runs any more.
 
-        A repeat is safe.
+        `resolved`: the resolutions that no owner has sent yet. A repeat is safe.
         """
-        answer = await self._stub.Fence(pb.FenceRequest(token=token, close=close), timeout=UNARY_TIMEOUT_SECONDS)
+        calls = map(resolved_call_to_wire, resolved)
+        request = pb.FenceRequest(token=token, close=close, resolved_calls=calls)
+        answer = await self._stub.Fence(request, timeout=UNARY_TIMEOUT_SECONDS)
         return call_statuses_to_domain(answer.calls)
 
     async def digest_files(self, token: token_pb2.FencingToken, paths: Sequence[str]) -> dict[str, FileDigest]:

@@ -16,7 +16,7 @@ from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption
 from services.worker.tool_step import ToolStepProblems
 from tenure.domain import entries
-from tenure.domain.close_out import outcomes_after_refusal, outcomes_of_ended_calls
+from tenure.domain.close_out import outcomes_after_refusal, outcomes_of_ended_calls, resolved_calls
 from tenure.domain.entries import ModelFailure, ToolIntent, Transition
 from tenure.domain.errors import TryLater
 from tenure.domain.fold import ResumePoint
@@ -255,10 +255,13 @@ async def _outcomes_of_open_calls(
     still_open = [intent for intent in ledger.point.open_intents if intent.call_id not in settled]
     if not still_open:
         return []
+    point = ledger.point
+    resolved = resolved_calls(still_open, point.resolutions, point.tools or ())
     statuses = await retrying(
-        lambda: dependencies.tools.fence(held_task.token, close=True), TRIES, on=(TryLater, PeerFailed)
+        lambda: dependencies.tools.fence(held_task.token, close=True, resolved=resolved),
+        TRIES,
+        on=(TryLater, PeerFailed),
     )
     await failpoint("worker.after_fence")
-    point = ledger.point
     outcomes = outcomes_of_ended_calls(still_open, statuses, point.resolutions, point.tools or ())
     return [(point.step, outcome) for outcome in outcomes]

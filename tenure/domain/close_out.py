@@ -22,7 +22,7 @@ from tenure.domain.entries import (
     ToolsDefined,
 )
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
-from tenure.domain.in_doubt import Resolution, ResolveCall, SettledByResolution, apply_resolution
+from tenure.domain.in_doubt import Resolution, ResolveCall, ResolvedCall, SettledByResolution, apply_resolution
 from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
 from tenure.domain.task import LeaseLostPolicy, is_undo_loop, offered_function
@@ -224,6 +224,22 @@ def unfinished(entries: Iterable[Entry]) -> Unfinished:
     return unfinished
 
 
+def resolved_calls(
+    open_intents: Iterable[ToolIntent], resolutions: Mapping[str, Resolution], tools: Iterable[ToolDefinition]
+) -> list[ResolvedCall]:
+    """Returns the resolutions that the end of a task passes to the tool service: no owner will send them any more."""
+    limits = _output_limits(tools)
+    return [
+        ResolvedCall(one.call_id, resolutions[one.call_id], one.undoes, limits.get(one.tool, USUAL_OUTPUT_BYTES))
+        for one in open_intents
+        if one.call_id in resolutions
+    ]
+
+
+def _output_limits(tools: Iterable[ToolDefinition]) -> dict[str, int]:
+    return {tool.name: tool.output_limit_bytes for tool in tools}
+
+
 def outcomes_of_ended_calls(
     open_intents: Iterable[ToolIntent],
     statuses: CallStatuses,
@@ -234,11 +250,12 @@ def outcomes_of_ended_calls(
 
     `statuses` must have been read after the tool service's fence was closed for the task: a call without a status never
     reached the tool service and can no longer reach it.
-    `resolutions`: resolutions that no owner has passed to the tool service yet. A person's resolution of a call in
-    doubt counts, but a close-out never runs a call again. The outcome of a resolution is bounded by the output limit
+    `resolutions`: resolutions that no owner has passed to the tool service yet, and that a tool service of an older
+    version did not apply. A person's resolution of a call in doubt counts, but a close-out never runs a call again. The
+    outcome of a resolution is bounded by the output limit
     of its tool in `tools`, because a requeued task reads it.
     """
-    limits = {tool.name: tool.output_limit_bytes for tool in tools}
+    limits = _output_limits(tools)
     return [
         ToolOutcome(
             intent.call_id,

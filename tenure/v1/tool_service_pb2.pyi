@@ -543,7 +543,7 @@ class ExecuteRequest(message.Message):
     undoes: builtins.str
     """The call that this one undoes, "<task_id>/<call_id>"; empty: none. The idempotency key is then
     "<task_id>/<call_id>/undo/<12 digits of the SHA-256 of the tenant>": the same in each undo of the call, and never one
-    of another tenant. An effect key of the tool holds only with the scope TENANT. When the call succeeds, the effect key
+    of another tenant. Of a call with an effect key it is "<its idempotency key>/undo". An effect key of the tool holds only with the scope TENANT. When the call succeeds, the effect key
     of the undone call is free again.
     """
     needs_approval: builtins.bool
@@ -949,21 +949,63 @@ class FenceRequest(message.Message):
 
     TOKEN_FIELD_NUMBER: builtins.int
     CLOSE_FIELD_NUMBER: builtins.int
+    RESOLVED_CALLS_FIELD_NUMBER: builtins.int
     close: builtins.bool
     """End everything, including this epoch."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
 
+    @builtins.property
+    def resolved_calls(self) -> containers.RepeatedCompositeFieldContainer[ResolvedCall]:
+        """With close: the resolutions that no owner has sent with its call yet. "Happened" and "abandon" end a call whose very
+        attempt is in doubt, in the transaction that closes the fence. No call runs again: "did not happen" changes nothing.
+        """
+
     def __init__(
         self,
         *,
         token: token_pb2.FencingToken | None = ...,
         close: builtins.bool = ...,
+        resolved_calls: abc.Iterable[ResolvedCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["close", b"close", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["close", b"close", "resolved_calls", b"resolved_calls", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResolvedCall(message.Message):
+    """A call that a person has resolved, and what the record needs to know of it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: builtins.int
+    RESOLUTION_FIELD_NUMBER: builtins.int
+    UNDOES_FIELD_NUMBER: builtins.int
+    OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    call_id: builtins.str
+    """The call."""
+    undoes: builtins.str
+    """The call that this one undoes, as in ExecuteRequest."""
+    output_limit_bytes: builtins.int
+    """The most bytes of the outcome; 0: any number."""
+    @builtins.property
+    def resolution(self) -> tool_pb2.CallResolution:
+        """The newest resolution of the call in the ledger."""
+
+    def __init__(
+        self,
+        *,
+        call_id: builtins.str = ...,
+        resolution: tool_pb2.CallResolution | None = ...,
+        undoes: builtins.str = ...,
+        output_limit_bytes: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["resolution", b"resolution"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_id", b"call_id", "output_limit_bytes", b"output_limit_bytes", "resolution", b"resolution", "undoes", b"undoes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

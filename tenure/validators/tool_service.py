@@ -27,12 +27,22 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)
     if request.HasField("resolution"):
         check_resolution(request.resolution, v, "resolution.")
-    if request.undoes:
-        v.require(bool(_UNDOES.match(request.undoes)), "undoes", 'must be "<task_id>/<call_id>"')
+    _undone_call(request.undoes, v, "undoes")
     if request.HasField("own_tool"):
         _own_tool(request, v)
     if request.HasField("own_outcome"):
         _own_outcome(request, v)
+
+
+def _fence(request: tools.FenceRequest, v: Violations) -> None:
+    check_guarded(request, v)
+    for place, resolved in enumerate(request.resolved_calls):
+        check_resolution(resolved.resolution, v, f"resolved_calls[{place}].resolution.")
+        _undone_call(resolved.undoes, v, f"resolved_calls[{place}].undoes")
+
+
+def _undone_call(undoes: str, v: Violations, field: str) -> None:
+    v.require(not undoes or bool(_UNDOES.match(undoes)), field, 'must be "<task_id>/<call_id>"')
 
 
 def _own_tool(request: tools.ExecuteRequest, v: Violations) -> None:
@@ -79,7 +89,7 @@ CHECKS: Final[dict[type, Check]] = {
     tools.SetStopsRequest: lambda request, v: check_stops("stops", request.stops, v),
     tools.ExecuteRequest: _execute,
     tools.ExecuteStreamRequest: check_frame("calls"),
-    tools.FenceRequest: check_guarded,
+    tools.FenceRequest: _fence,
     tools.ForgetRequest: check_guarded,
     tools.CopyFilesRequest: check_copy_files,
     tools.PutFilesRequest: check_files,

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable
 from tenure.domain.effect_keys import EffectKey
 from tenure.domain.errors import Unavailable
 from tenure.domain.images import Image, SubmittedFile
-from tenure.domain.in_doubt import Abandon, CallInDoubt, Decision, DidNotHappen, Happened, Resolution, ResolveCall
+from tenure.domain.in_doubt import (
+    Abandon,
+    CallInDoubt,
+    Decision,
+    DidNotHappen,
+    Happened,
+    Resolution,
+    ResolveCall,
+    ResolvedCall,
+)
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.task import InputFile
 from tenure.domain.texts import KeptContent
@@ -21,7 +30,7 @@ from tenure.domain.tools import (
     ProgramUsage,
     ToolDefinition,
 )
-from tenure.v1 import ledger_pb2, tool_pb2, workspace_pb2
+from tenure.v1 import ledger_pb2, tool_pb2, tool_service_pb2, workspace_pb2
 from tenure.wire.codec import pair, union
 from tenure.wire.common import CALL_STATES
 
@@ -69,6 +78,7 @@ decision_to_wire: Callable[[Decision], tool_pb2.InDoubtDecision]
 decision_to_wire, _ = union(Decision, tool_pb2.InDoubtDecision)
 pair(ResolveCall, ledger_pb2.OperatorRequest.ResolveCall)
 resolution_to_wire, resolution_to_domain = pair(Resolution, tool_pb2.CallResolution)
+resolved_call_to_wire, resolved_call_to_domain = pair(ResolvedCall, tool_service_pb2.ResolvedCall)
 
 
 def calls_in_doubt_to_domain(messages: Iterable[tool_pb2.CallInDoubt]) -> tuple[CallInDoubt, ...]:

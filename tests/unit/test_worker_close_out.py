@@ -12,7 +12,7 @@ from services.worker.transitions import close_out
 from tenure.domain import entries as facts
 from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
-from tenure.domain.in_doubt import Decision, DidNotHappen, Happened, Resolution
+from tenure.domain.in_doubt import Decision, DidNotHappen, Happened, Resolution, ResolvedCall
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import CallState, CallStatus, OutcomeStatus
 from tenure.v1 import token_pb2
@@ -21,8 +21,11 @@ from tenure.v1 import token_pb2
 class Tools:
     """One call, in doubt at its first attempt."""
 
-    async def fence(self, _token: token_pb2.FencingToken, *, close: bool) -> dict[str, CallStatus]:
+    async def fence(
+        self, _token: token_pb2.FencingToken, *, close: bool, resolved: list[ResolvedCall]
+    ) -> dict[str, CallStatus]:
         assert close
+        assert [one.call_id for one in resolved] == ["1.0"]
         return {"1.0": CallStatus(CallState.IN_DOUBT, None, 1)}
 
 

@@ -26,7 +26,13 @@ from services.coordinator.ledger_client import LedgerClient
 from services.coordinator.sessions.own_session import OwnSession
 from services.coordinator.sessions.session_attach import Sessions
 from services.coordinator.tools_client import ToolsClient
-from tenure.domain.close_out import Unfinished, outcomes_after_refusal, outcomes_of_ended_calls, unfinished
+from tenure.domain.close_out import (
+    Unfinished,
+    outcomes_after_refusal,
+    outcomes_of_ended_calls,
+    resolved_calls,
+    unfinished,
+)
 from tenure.domain.entries import ToolOutcome
 from tenure.domain.errors import Fenced, InvalidRequest, TenureError, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
@@ -163,7 +169,7 @@ class CloseOutRunner:
         """Returns the outcome of each open intent. Without open intents no call can start at the tool service."""
         if not (intents := point.open_intents):
             return []
-        statuses = await self._tools.close(token)
+        statuses = await self._tools.close(token, resolved_calls(intents, point.resolutions, point.tools))
         return outcomes_of_ended_calls(intents, statuses, point.resolutions, point.tools)
 
 

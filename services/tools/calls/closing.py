@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from services.tools.calls.accept import lock_fences, raise_fences
+from services.tools.calls.accept import lock_fences, locked_calls, raise_fences, send_call_query
 from services.tools.calls.accept_rules import ToolFenceRow, admit, admit_fence
 from services.tools.calls.bounds import forget_counted_calls
 from services.tools.calls.call_log import RefusedCall, insert_refusals, log_refusals
-from services.tools.calls.effect_keys import forget_effects
+from services.tools.calls.effect_keys import forget_effects, free_undone_effects, undone_by
 from services.tools.calls.metrics import count_calls_in_doubt
-from services.tools.calls.records import CallSummary, unpack_outcome
+from services.tools.calls.records import CallKey, CallRow, CallSummary, pack_outcome, unpack_outcome
 from services.tools.calls.runs import RunningCalls
 from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.fencing import Claims, Fence
-from tenure.domain.in_doubt import outcome_in_doubt, was_not_made
-from tenure.domain.tools import CallState, EffectClass
+from tenure.domain.in_doubt import ResolvedCall, SettledByResolution, apply_resolution, outcome_in_doubt, was_not_made
+from tenure.domain.repeated_effects import NOT_RUN
+from tenure.domain.tools import CallState, EffectClass, Outcome, bounded
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import rest
@@ -52,12 +54,14 @@ class FenceCloser:
     def __init__(self, pool: Pool, runs: RunningCalls, times: ClosingTimes | None = None) -> None:
         self._pool, self._runs, self._times = pool, runs, times or ClosingTimes()
 
-    async def fence(self, claims: Claims, task_id: UUID, *, close: bool) -> list[CallSummary]:
+    async def fence(
+        self, claims: Claims, task_id: UUID, *, close: bool, resolved: Sequence[ResolvedCall] = ()
+    ) -> list[CallSummary]:
         """Raises the fence, and with `close` ends the task's calls. Returns all call records of the task afterwards.
 
-        A repeat is safe. Raises StaleEpoch.
+        `resolved`: calls in doubt that a person has resolved. A repeat is safe. Raises StaleEpoch.
         """
-        await self._raise_fence(claims, task_id, close=close)
+        await self._raise_fence(claims, task_id, close=close, resolved=resolved)
         if close:
             await self._stop(claims, task_id)
         return await self._summaries(task_id)
@@ -82,11 +86,16 @@ class FenceCloser:
         await self._stop(claims, task_id)
         return await self._is_settled(task_id)
 
-    async def _raise_fence(self, claims: Claims, task_id: UUID, *, close: bool) -> None:
+    async def _raise_fence(
+        self, claims: Claims, task_id: UUID, *, close: bool, resolved: Sequence[ResolvedCall] = ()
+    ) -> None:
         await failpoint("tools.before_fence")
 
         async def work(postgres: Connection) -> RefusedCall | int:
-            return await self._raise(postgres, claims, task_id, close=close)
+            result = await self._raise(postgres, claims, task_id, close=close)
+            if close and resolved and not isinstance(result, RefusedCall):
+                await _conclude_resolved(postgres, claims, task_id, resolved)
+            return result
 
         result = await in_transaction(self._pool, work)
         if isinstance(result, RefusedCall):
@@ -153,6 +162,43 @@ class FenceCloser:
         async with pool_connection(self._pool) as postgres:
             rows = await (await postgres.execute(QUERIES.task_calls, {"task_id": task_id})).fetchall()
         return [_summary(row) for row in rows]
+
+
+async def _conclude_resolved(
+    postgres: Connection, claims: Claims, task_id: UUID, resolved: Sequence[ResolvedCall]
+) -> None:
+    """Ends calls in doubt as a person resolved them, under the lock of their task's fence. None runs again."""
+    words = {CallKey(task_id, one.call_id): one for one in resolved}
+    rows = await locked_calls(await send_call_query(postgres, list(words)))
+    in_doubt = {key: row for key, row in rows.items() if row.state is CallState.IN_DOUBT}
+    outcomes = {
+        key: outcome for key, row in in_doubt.items() if (outcome := _resolved_outcome(row, words[key])) is not None
+    }
+    if not outcomes:
+        return
+    columns: dict[str, object] = {
+        "task_ids": [key.task_id for key in outcomes],
+        "call_ids": [key.call_id for key in outcomes],
+        "states": [CallState.FINISHED.value] * len(outcomes),
+        "attempts": [outcome.call_attempt for outcome in outcomes.values()],
+        "epochs": [claims.epoch] * len(outcomes),
+        "claim_ids": [claims.claim_id] * len(outcomes),
+        "acts_elsewhere": [False] * len(outcomes),
+        "outcomes": [pack_outcome(outcome) for outcome in outcomes.values()],
+        "doubt_notes": [""] * len(outcomes),
+        "settled": [False] * len(outcomes),
+    }
+    await postgres.execute(QUERIES.change_calls, {**columns, "runner_id": None, "not_run": NOT_RUN})
+    undone = [(key, undone_by(words[key], outcome)) for key, outcome in outcomes.items()]
+    await free_undone_effects(postgres, [(key, call) for key, call in undone if call])
+
+
+def _resolved_outcome(row: CallRow, word: ResolvedCall) -> Outcome | None:
+    applied = apply_resolution(word.resolution, row.call_attempt, runner_gone=row.runner_gone)
+    if not isinstance(applied, SettledByResolution):
+        return None
+    outcome = replace(applied.outcome, no_effect=was_not_made(row.doubt_note))
+    return bounded(outcome, word.output_limit_bytes) if word.output_limit_bytes else outcome
 
 
 def _summary(row: tuple[Any, ...]) -> CallSummary:
