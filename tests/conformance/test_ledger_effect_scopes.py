@@ -47,7 +47,7 @@ async def test_sub_agents_of_a_fork_stay_in_its_tree(replica: Checkpoint) -> Non
     assert {(one.tree, one.conversation) for one in offered.values()} == {(root, "talk-1")}
 
 
-async def test_fork_of_a_sub_agent_keeps_the_groups_of_its_pruned_root(replica: Checkpoint) -> None:
+async def test_fork_of_a_sub_agent_outlives_its_pruned_root(replica: Checkpoint) -> None:
     given = spec(NIGHT)
     root = await ended(replica, **given)
     forked = await fork(replica, root, message="And half of it?")

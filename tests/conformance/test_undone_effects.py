@@ -96,7 +96,7 @@ async def test_compensation_that_a_person_finds_done_frees_the_key(executor: Exe
     assert (await shop.pay(Payer.root(), "1.0")).detail == ""
 
 
-async def test_end_of_a_task_tells_the_tool_service_what_a_person_found(executor: Executor, tools_dsn: str) -> None:
+async def test_end_of_a_task_passes_on_what_a_person_found(executor: Executor, tools_dsn: str) -> None:
     """The undo ends before its next owner has sent the resolution: the refund counts, and frees the payment's key."""
     shop, payer, undo = _Shop(executor, TENANT), Payer.root(), Payer.root()
     await shop.pay(payer, "1.0")
