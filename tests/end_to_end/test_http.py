@@ -239,6 +239,9 @@ async def test_many_tasks_are_cancelled_and_requeued(http: httpx2.AsyncClient) -
     requeue = {"act": "REQUEUE", "filter": {"task_id": task_ids[:1]}, "reason": "by mistake", "tasks_per_second": 100}
     again = await answer(http, "POST", "/v1/tasks/act", json=requeue)
     assert [(one["task_id"], one["result"]) for one in again["outcomes"]] == [(task_ids[0], "DONE")]
+    of_tree = {"act": "CANCEL", "filter": {"root_task_id": task_ids[0]}, "dry_run": True}
+    counted = await answer(http, "POST", "/v1/tasks/act", json=of_tree)
+    assert [(group["count"], group["task_ids"]) for group in counted["groups"]] == [(1, task_ids[:1])]
     refused = await answer(http, "POST", "/v1/tasks/act", 400, json={"act": "CANCEL", "filter": {}})
     assert refused["violations"][0]["field"] == "filter"
 

@@ -154,7 +154,7 @@ class TaskFilterQuery(TaskSelection, OfStates):
 
 @dataclass(frozen=True, kw_only=True)
 class CountQuery(TaskFilterQuery):
-    """The tasks to count."""
+    """The tasks to count, to list, or to act on."""
 
     root_task_id: str = given("the tasks of the tree of this root", "")
     forked_from_task_id: str = given("the forks of this task", "")
