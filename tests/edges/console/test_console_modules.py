@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from services.gateway.http.requests import SubmitBody
-from services.gateway.http.shapes import read_json
-from services.gateway.http.tasks import submit_of
+from services.gateway.http.requests import ActBody, CountQuery, SubmitBody
+from services.gateway.http.shapes import read_json, read_query
+from services.gateway.http.tasks import filter_of, submit_of
 from tenure.sdk.from_wire import task_info
 from tenure.v1 import task_pb2
 
@@ -214,3 +214,83 @@ def test_only_functions_and_undos_take_no_messages(node: Path) -> None:
         say(["PYTHON", "MODEL", "", "FUNCTION"].map((kind) => noReader(code, {{ kind }})));
     """
     assert run(node, script) == ["", "", "", "A function takes no messages."]
+
+
+ADDRESS: Final = {
+    "text": "refund order",
+    "agent": "support@7",
+    "queue": "mail",
+    "label": "team=a=b",
+    "reason": "worker_lost,lease_expired",
+    "source": "scheduler/nightly",
+    "since": "2026-11-29T07:00:00Z",
+    "before": "2026-10-25T01:30:00.123456Z",
+    "ended_since": "2026-11-29T07:00:00+01:00",
+    "ended_before": "2026-11-29T07:00:30Z",
+    "model": "claude",
+    "min_cost": "0.1",
+    "max_cost": "2",
+    "min_duration": "0.5",
+    "max_duration": "60",
+    "root_task_id": "0199",
+    "forked_from_task_id": "0198",
+}
+"""A list that is filtered in all ways. The clocks of Berlin show 2:30 twice in the night of `before`."""
+OPENED: Final = f"""
+    const {{ actOf, FILTERS, queryOf, Value }} = await import("{CONSOLE}/pages/filters.js");
+    const opened = (texts) =>
+      FILTERS.filter(({{ name }}) => name in texts).map((filter) => new Value(filter, texts[filter.name]));
+"""
+
+
+def test_an_act_has_the_filter_of_the_list(node: Path) -> None:
+    """Otherwise it would act on other tasks than those that a person sees."""
+    script = f"const values = opened({json.dumps(ADDRESS)}); say([queryOf(values), actOf(values), FILTERS]);"
+    query, act, filters = run(node, OPENED + script)
+    assert {one["name"] for one in filters} == set(ADDRESS)
+    listed = read_query(CountQuery, query.items())
+    acted = read_json(ActBody, {"act": "CANCEL", "filter": act}).filter
+    assert acted == listed
+    assert listed.root_task_id == "0199"
+
+
+def test_an_address_means_the_same_times_everywhere(node: Path) -> None:
+    """Also after its fields were left as they are. An address without a zone is one of an older console."""
+    script = f"""
+        const values = opened({{ ...{json.dumps(ADDRESS)}, since: "2026-11-29T07:00" }});
+        const shown = values.map((value) => value.shown);
+        for (const value of values) value.shown = value.shown;
+        say([queryOf(values), Object.fromEntries(values.map(({{ filter }}, at) => [filter.name, shown[at]]))]);
+    """
+    (berlin, seen_there), (york, seen_here) = (
+        run(node, OPENED + script, zone) for zone in ("Europe/Berlin", "America/New_York")
+    )
+    assert (seen_there["before"], seen_here["before"]) == ("2026-10-25T02:30:00.123", "2026-10-24T21:30:00.123")
+    assert (berlin.pop("since"), york.pop("since")) == ("2026-11-29T06:00:00.000Z", "2026-11-29T12:00:00.000Z")
+    assert berlin == york
+    assert york["before"] == ADDRESS["before"]
+
+
+def test_a_value_that_no_field_shows_is_sent(node: Path) -> None:
+    """The gateway refuses it. A list without this filter would show tasks that were not asked for."""
+    script = """
+        const values = opened({ before: "yesterday", min_cost: "much" });
+        const sent = [queryOf(values), actOf(values)];
+        for (const value of values) value.shown = "";
+        say([sent, values.map(({ text }) => text)]);
+    """
+    sent, after = run(node, OPENED + script)
+    assert sent == [{"before": "yesterday", "min_cost": "much"}] * 2
+    assert after == ["", ""]
+
+
+def test_each_placeholder_is_a_value_of_its_filter(node: Path) -> None:
+    script = """
+        const isValue = ({ name, placeholder }) => placeholder && name !== "text" && !name.endsWith("_id");
+        const examples = FILTERS.filter(isValue);
+        say(examples.map((filter) => queryOf([new Value(filter, filter.placeholder)])));
+    """
+    examples = run(node, OPENED + script)
+    assert len(examples) >= 4
+    for example in examples:
+        assert filter_of(read_query(CountQuery, example.items())).ListFields()

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from tenure.runtime.http.outbound_http import http_tls_context
-from tests.edges.console.test_console_scenes import NEEDS_LEAVE, PATIENCE, check_same_visit, sees
+from tests.edges.console.test_console_scenes import NEEDS_LEAVE, PATIENCE, check_same_visit, row, sees
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.test_control import Workers
 from tests.support.fix_browser import Viewer, viewer_of
@@ -161,6 +161,48 @@ class Tampered:
         self.asked.append(query)
         body = self.answer(len(self.asked), query)
         await (route.continue_() if body is None else route.fulfill(json=body))
+
+
+async def test_an_early_stop_is_no_end(installation: Installation, viewer: Viewer, http: httpx2.AsyncClient) -> None:
+    """The gateway reads some tasks for a page. The console asks for older ones, and says up to when it searched."""
+    label = uuid.uuid4().hex[:8]
+    task = await read(http, f"/v1/tasks/{await installation.submit('sim-hello', queue='no-worker')}")
+    stopped = {"tasks": [], "next_page_token": "older", "searched_until": "2026-11-29T07:00:00Z"}
+
+    def answer(_number: int, query: dict[str, list[str]]) -> dict[str, Any] | None:
+        if "page_token" not in query:
+            return stopped
+        older.append(query)
+        return {"tasks": [task], "next_page_token": ""} if len(older) == 12 else stopped
+
+    older: list[dict[str, list[str]]] = []
+    at = await viewer.opens("workers")
+    await at.route(re.compile(r"/v1/tasks\?"), Tampered(answer))
+    await at.goto(f"{viewer.url}/console/#/tasks?model=rare&label=of%3D{label}")
+    await sees(at, re.compile(r"Nothing among the tasks since 2026-11-29 .*\.$"))
+    assert await at.get_by_text("No task matches.").count() == 0
+    assert len(older) == 10
+    await at.get_by_role("button", name="Show older tasks").click()
+    await at.locator(f'.rows a[href="#/tasks/{task["task_id"]}"]').wait_for(timeout=PATIENCE)
+
+
+async def test_a_filtered_list_follows_one_task_at_a_time(installation: Installation, viewer: Viewer) -> None:
+    """What matches no more leaves, and what was read before stays: the list is read once."""
+    label = uuid.uuid4().hex[:8]
+    tasks = [await installation.submit("sim-hello", queue="no-worker", labels={"of": label}) for _ in range(2)]
+    at = await viewer.opens(f"tasks?label=of%3D{label}&state=QUEUED")
+    reads: list[str] = []
+    for task_id in tasks:
+        await row(at, task_id, "queued")
+    await at.locator("#link-state.live").wait_for(timeout=PATIENCE)
+    at.on("request", lambda request: reads.append(request.url) if "/v1/tasks?" in request.url else None)
+    await installation.client.cancel(tasks[0])
+    await at.locator(f'.rows a[href="#/tasks/{tasks[0]}"]').wait_for(state="detached", timeout=PATIENCE)
+    third = await installation.submit("sim-hello", queue="no-worker", labels={"of": label})
+    await row(at, third, "queued")
+    await row(at, tasks[1], "queued")
+    assert reads
+    assert all("task_id=" in url for url in reads)
 
 
 async def test_a_tree_is_summed_over_all_its_pages(

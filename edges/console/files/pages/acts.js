@@ -23,14 +23,10 @@ async function preview(kind, filter) {
     notice("Choose a state, an agent, a queue, a label or a reason first.", "warn");
     return;
   }
-  if (filter.task_id?.length === 0) {
-    notice("No task matches the text.");
-    return;
-  }
   try {
     const counted = await api.post("/v1/tasks/act", { act: kind.act, filter, dry_run: true, ...wait("–", 1) }); // also a count needs them
     const groups = listIn(counted, "groups");
-    if (groups.length === 0) notice(`No task that matches can be ${kind.did}.`);
+    if (groups.length === 0 && !counted.more) notice(`No task that matches can be ${kind.did}.`);
     else await confirm(kind, filter, groups, counted.more);
   } catch (error) {
     notice(errorText(error), "bad");
@@ -39,7 +35,7 @@ async function preview(kind, filter) {
 
 async function confirm(kind, filter, groups, isPart) {
   const total = groups.reduce((sum, group) => sum + group.count, 0);
-  const tasks = `${count(total, "task")}${isPart ? " or more" : ""}`;
+  const tasks = total === 0 ? "the tasks that match" : `${count(total, "task")}${isPart ? " or more" : ""}`;
   const wanted = kind.verb.replace("%", tasks);
   const reason = h("input", { name: "reason", maxlength: 1000, autocomplete: "off", required: kind.act !== "CANCEL" });
   const question = h("input", { name: "question", maxlength: 4000, autocomplete: "off", required: true });

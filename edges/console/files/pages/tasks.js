@@ -3,10 +3,11 @@
 import { api, listIn } from "../api.js";
 import { subscribe } from "../changes.js";
 import { fill, h, keyed, setText } from "../dom.js";
-import { count, duration, money, moneyExact, number, oneLine, shortId } from "../format.js";
+import { count, duration, exact, money, moneyExact, number, oneLine, shortId } from "../format.js";
 import { ENDED, isEnded, known, LIVE, stateMark, STATES, why } from "../states.js";
-import { announce, button, errorBox, throttled, timeMark, updateTime } from "../ui.js";
+import { announce, button, changing, errorBox, throttled, timeMark, updateTime } from "../ui.js";
 import { actButtons } from "./acts.js";
+import { actOf, FILTERS, queryOf, Value } from "./filters.js";
 import { startTask } from "./task_form.js";
 
 // The address of the list as it was left, with its filters.
@@ -14,55 +15,39 @@ export let listAddress = "#/tasks";
 
 const LIVE_LIMIT = 500; // The most that the gateway gives in one page.
 const PAGE = 100;
-const MAX_NAMED = 500; // Tasks that one act may name.
+const MOST_READS = 10; // Pages that one search reads by itself until a task is found.
 const RUNNING_MS = 5000;
 const SHOWN = 300; // Rows at most: a person searches rather than scrolls further.
 const FIRST = ["WAITING_USER", "RUNNING"]; // They stand above the rest.
-
-const labelOf = (text) => [text.split("=")[0], text.split("=").slice(1).join("=")];
-const time = (text) => new Date(text).toISOString();
-
-// The filters beside the states, one a row, by the name of the gateway's parameter and of the address. send: the value as
-// the gateway takes it. act: as the filter of an act takes it; null: an act names the tasks that were found. rare: below "More".
-const FILTERS = [
-  { name: "text", label: "Search", size: 36, placeholder: "Search words of goals and results  ( / )" },
-  { name: "agent", label: "Agent", size: 14, placeholder: "agent@revision" },
-  { name: "queue", label: "Queue", size: 12 },
-  { name: "label", label: "Label", size: 16, placeholder: "label=value", send: (text) => labelOf(text).join(":"), act: (text) => Object.fromEntries([labelOf(text)]) },
-  { name: "reason", label: "Reason", size: 20, placeholder: "WORKER_LOST", rare: true, send: (text) => text.toUpperCase(), act: (text) => [text.toUpperCase()] },
-  { name: "source", label: "Source", size: 16, placeholder: "SCHEDULE/id", rare: true },
-  { name: "since", label: "Submitted since", type: "datetime-local", rare: true, send: time, act: time },
-  { name: "before", label: "Submitted before", type: "datetime-local", rare: true, send: time, act: time },
-  { name: "ended_since", label: "Ended since", type: "datetime-local", rare: true, send: time, act: time },
-  { name: "ended_before", label: "Ended before", type: "datetime-local", rare: true, send: time, act: time },
-  { name: "model", label: "Model", size: 16, rare: true },
-  { name: "min_cost", label: "Least US dollars", type: "number", rare: true, act: Number },
-  { name: "max_cost", label: "Most US dollars", type: "number", rare: true, act: Number },
-  { name: "min_duration", label: "Least seconds", type: "number", rare: true, act: Number },
-  { name: "max_duration", label: "Most seconds", type: "number", rare: true, act: Number },
-  { name: "root_task_id", label: "Tree of task", size: 34, placeholder: "id of a task", rare: true, act: null },
-  { name: "forked_from_task_id", label: "Forks of task", size: 34, placeholder: "id of a task", rare: true, act: null },
-];
 
 export default async function tasksPage(context) {
   const { root, query, onLeave } = context;
   const tasks = new Map();
   const changedMeanwhile = new Map(); // Since the newest read began: its answer may be older.
+  const unmatched = new Set(); // Tasks that changed: only the gateway knows whether they match the filter.
   let moreToken = "";
+  let searchedUntil = null; // The gateway read as many tasks as one page may, back to this time of the submit.
   let counts = new Map();
   let problem = null;
   let isRead = false;
   let reads = 0;
   let isReading = false;
 
-  const chosen = new Set(query.getAll("state").filter((state) => state in STATES));
+  const chosen = new Set(query.getAll("state").flatMap((states) => states.toUpperCase().split(",")).filter(Boolean));
   const fields = new Map(
     FILTERS.map((filter) => {
       const { name, label, size = 20, type = "search", placeholder = filter.rare ? "" : label.toLowerCase() } = filter;
-      return [filter, h("input", { type, size, placeholder, value: query.get(name) ?? "", "aria-label": label, "data-search": name === "text" || null, ...(type === "number" && { min: 0, step: "any" }), autocomplete: "off" })];
+      const value = new Value(filter, query.get(name) ?? "");
+      const input = h("input", { type, size, placeholder, value: value.shown, "aria-label": label, "data-search": name === "text" || null, ...(type === "number" && { min: 0, step: "any" }), autocomplete: "off" });
+      return [value, input];
     }),
   );
-  const given = () => [...fields].map(([filter, input]) => [filter, input.value.trim()]).filter(([, text]) => text);
+  // What only the address has. The gateway refuses it: without it, an act would be on other tasks.
+  const mine = new Set(["state", ...FILTERS.map(({ name }) => name)]);
+  let others = [...new Set(query.keys())].filter((name) => !mine.has(name)).map((name) => new Value({ name }, query.getAll(name).join(",")));
+  const given = () => [...fields.keys(), ...others].filter((value) => value.text);
+  const filter = () => queryOf(given());
+  const selected = () => ({ ...(chosen.size > 0 && { state: [...chosen] }), ...actOf(given()) });
   const isFiltered = () => chosen.size > 0 || given().length > 0;
 
   // Counts by state, which are also the filter.
@@ -84,30 +69,20 @@ export default async function tasksPage(context) {
   const list = h("div", { role: "list", "aria-label": "Tasks" });
   const rows = h("div.rows", { hidden: true }, head, list);
   const message = h("div");
-  const more = h("button", { type: "button", hidden: true, onclick: loadMore }, "Show older tasks");
+  const more = button("Show older tasks", { onclick: () => changing(more, () => readOlder(reads)) });
   const summary = h("span.dim");
-  const labelled = ([filter, input]) => (filter.rare ? h("label", h("span.dim", filter.label), input) : input);
-  const [rare, usual] = [true, false].map((is) => [...fields].filter(([filter]) => Boolean(filter.rare) === is));
+  const labelled = ([{ filter }, input]) => (filter.rare ? h("label", h("span.dim", filter.label), input) : input);
+  const [rare, usual] = [true, false].map((is) => [...fields].filter(([{ filter }]) => Boolean(filter.rare) === is));
   const start = button("Start a task …", { needs: "WRITE", tone: "primary", onclick: () => startTask("Start a task") });
   fill(
     root,
     h("div.head", h("h1", "Tasks"), summary, h("span.buttons", start, actButtons(selected))),
-    h("div.filters", { role: "search" }, usual.map(labelled), h("details", { open: rare.some(([, input]) => input.value) || null }, h("summary", "More filters"), h("div.filters", rare.map(labelled)))),
+    h("div.filters", { role: "search" }, usual.map(labelled), h("details", { open: rare.some(([value]) => value.text) || null }, h("summary", "More filters"), h("div.filters", rare.map(labelled)))),
     chipBar,
     message,
     rows,
     more,
   );
-
-  // The filter of the list, as the gateway takes it.
-  const filter = () => Object.fromEntries(given().map(([{ name, send }, text]) => [name, send ? send(text) : text]));
-
-  // The filter of an act on the tasks of this list. What an act cannot filter by selects those that are found here.
-  function selected() {
-    if (given().some(([{ act }]) => act === null)) return { task_id: found().slice(0, MAX_NAMED).map((task) => task.task_id) };
-    const states = chosen.size > 0 ? { state: [...chosen] } : {};
-    return { ...states, ...Object.fromEntries(given().map(([{ name, act }, text]) => [name, act ? act(text) : text])) };
-  }
 
   function found() {
     const those = [...tasks.values()].filter((task) => chosen.size === 0 || chosen.has(task.state));
@@ -133,15 +108,57 @@ export default async function tasksPage(context) {
       counts = pages[2];
       if (!isFiltered()) changedMeanwhile.forEach(put);
       for (const task of pages.slice(0, 2).filter(Boolean).flatMap((page) => listIn(page, "tasks"))) put(task);
-      moreToken = pages[1].next_page_token ?? "";
+      isRead = true;
       problem = null;
+      turnTo(pages[1]);
+      if (found().length === 0) await readOlder(read);
     } catch (error) {
-      if (read !== reads) return; // A newer filter is read.
-      problem = error;
+      if (read === reads) problem = error;
     }
+    if (!context.isCurrent() || read !== reads) return; // A newer filter is read.
     list.removeAttribute("aria-busy");
     isReading = false;
     isRead = true;
+    draw();
+    if (unmatched.size > 0) matchSoon();
+  }
+
+  // Asks which of the tasks that changed match the filter.
+  async function match() {
+    if (isReading) return; // It is called again at the end.
+    const read = reads;
+    const asked = [...unmatched].slice(0, PAGE);
+    for (const id of asked) unmatched.delete(id);
+    const page = await api.get("/v1/tasks", { ...filter(), state: [...chosen], task_id: asked, page_size: PAGE, fresh: "true" });
+    if (!context.isCurrent() || read !== reads) return;
+    const matching = listIn(page, "tasks");
+    const isCut = matching.length > 0 && page.next_page_token;
+    for (const id of asked) {
+      if (matching.some((task) => task.task_id === id)) continue;
+      if (isCut) unmatched.add(id);
+      else tasks.delete(id);
+    }
+    matching.forEach(put);
+    draw();
+    if (unmatched.size > 0) matchSoon();
+  }
+
+  function turnTo(page) {
+    moreToken = page.next_page_token ?? "";
+    searchedUntil = page.searched_until ?? null;
+  }
+
+  // Reads the next page of older tasks; if none of them matches, some more pages.
+  async function readOlder(read) {
+    for (let left = MOST_READS; left > 0 && moreToken; left -= 1) {
+      draw();
+      const page = await api.get("/v1/tasks", { ...filter(), state: [...chosen], page_size: PAGE, page_token: moreToken });
+      if (!context.isCurrent() || read !== reads) return;
+      const older = listIn(page, "tasks");
+      older.forEach(put);
+      turnTo(page);
+      if (older.length > 0) break;
+    }
     draw();
   }
 
@@ -155,13 +172,6 @@ export default async function tasksPage(context) {
     const read = reads;
     const now = await countsNow();
     if (read === reads) counts = now;
-  }
-
-  async function loadMore() {
-    const page = await api.get("/v1/tasks", { ...filter(), state: [...chosen], page_size: PAGE, page_token: moreToken });
-    for (const task of listIn(page, "tasks")) put(task);
-    moreToken = page.next_page_token ?? "";
-    draw();
   }
 
   // Keeps the newer of two states of a task: answers and changes may cross.
@@ -181,7 +191,7 @@ export default async function tasksPage(context) {
     keyed(list, shownTasks.slice(0, SHOWN), (task) => task.task_id, makeRow, updateRow);
     rows.hidden = shownTasks.length === 0;
     setText(summary, isRead && !problem ? total() : "");
-    more.hidden = !moreToken;
+    more.hidden = !moreToken || isReading;
     if (problem) fill(message, errorBox(problem, load));
     else if (isRead && shownTasks.length === 0) fill(message, empty());
     else if (shownTasks.length > SHOWN) fill(message, h("p.dim", `${SHOWN} of ${number(shownTasks.length)} are shown: search, or choose a state.`));
@@ -194,12 +204,13 @@ export default async function tasksPage(context) {
   }
 
   function empty() {
+    if (moreToken) return h("p.empty", `Nothing among the tasks since ${exact(searchedUntil)}${isReading ? ", searching older ones …" : "."}`);
     if (isFiltered()) return h("p.empty", "No task matches.");
     return h("div.empty", h("p", "There is no task yet. Start one here, or in a terminal:"), h("pre", 'tenure submit "Compare the prices of our competitors" --watch'));
   }
 
   function remember() {
-    const now = new URLSearchParams(given().map(([{ name }, text]) => [name, text]));
+    const now = new URLSearchParams(given().map(({ filter: { name }, text }) => [name, text]));
     for (const state of chosen) now.append("state", state);
     context.setQuery(now);
     listAddress = location.hash;
@@ -208,18 +219,25 @@ export default async function tasksPage(context) {
 
   const drawSoon = throttled(200, draw);
   const loadSoon = throttled(400, load);
+  const matchSoon = throttled(400, () => match().catch(load)); // It shows what is wrong.
   const countSoon = throttled(2000, () => countAgain().then(draw, () => {})); // The stream of changes says whether the gateway answers.
   function changed() {
+    for (const state of chosen) if (!(state in STATES)) chosen.delete(state);
+    others = [];
     list.setAttribute("aria-busy", "true"); // Until it is read, it has the tasks of the filter before.
     remember();
     draw();
     loadSoon();
   }
-  for (const [{ name }, input] of fields) {
-    input.addEventListener(name === "text" ? "input" : "change", changed);
+  for (const [value, input] of fields) {
+    const take = () => {
+      value.shown = input.value;
+      changed();
+    };
+    input.addEventListener(value.filter.name === "text" ? "input" : "change", take);
     input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
-      changed();
+      take();
       list.querySelector("[data-row]")?.focus();
     });
   }
@@ -232,14 +250,17 @@ export default async function tasksPage(context) {
         const before = tasks.get(task.task_id);
         if (before || !isFiltered()) put(task);
         if (isReading) changedMeanwhile.set(task.task_id, task);
-        if (isFiltered()) loadSoon(); // The gateway knows whether it matches now.
-        else countSoon();
+        if (isFiltered()) {
+          unmatched.add(task.task_id);
+          matchSoon();
+        }
+        countSoon();
         if (before && before.state !== task.state) announce(`${oneLine(title(task), 60)}: ${known(task.state).word}`);
         drawSoon();
       },
     }),
   );
-  onLeave(() => [drawSoon, loadSoon, countSoon].forEach((call) => call.cancel()));
+  onLeave(() => [drawSoon, loadSoon, matchSoon, countSoon].forEach((call) => call.cancel()));
   // Steps and money come without a change of state.
   const timer = setInterval(readRunning, RUNNING_MS);
   onLeave(() => clearInterval(timer));
