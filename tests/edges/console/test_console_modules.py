@@ -271,7 +271,7 @@ def test_an_address_means_the_same_times_everywhere(node: Path) -> None:
     assert york["before"] == ADDRESS["before"]
 
 
-def test_a_value_that_no_field_shows_is_sent(node: Path) -> None:
+def test_unreadable_values_of_the_address_are_sent(node: Path) -> None:
     """The gateway refuses it. A list without this filter would show tasks that were not asked for."""
     script = """
         const values = opened({ before: "yesterday", min_cost: "much" });
@@ -284,7 +284,7 @@ def test_a_value_that_no_field_shows_is_sent(node: Path) -> None:
     assert after == ["", ""]
 
 
-def test_each_placeholder_is_a_value_of_its_filter(node: Path) -> None:
+def test_each_placeholder_is_read_by_its_filter(node: Path) -> None:
     script = """
         const isValue = ({ name, placeholder }) => placeholder && name !== "text" && !name.endsWith("_id");
         const examples = FILTERS.filter(isValue);

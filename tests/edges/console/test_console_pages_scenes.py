@@ -110,7 +110,7 @@ async def test_a_task_is_started_run_again_forked_and_requeued(
 async def test_an_agent_in_python_takes_messages(
     installation: Installation, viewer: Viewer, http: httpx2.AsyncClient, tmp_path: Path
 ) -> None:
-    """It is no function: a fork may have a message, too, and another run is for the same agent."""
+    """Its fork may have a message, too; another run is for the same agent."""
     name = "support"
     code = await Workers(installation.stack, tmp_path).start(
         {"TENURE_WORKER_CONTROL_MODULES": "tests.support.python_agents"}
@@ -163,7 +163,9 @@ class Tampered:
         await (route.continue_() if body is None else route.fulfill(json=body))
 
 
-async def test_an_early_stop_is_no_end(installation: Installation, viewer: Viewer, http: httpx2.AsyncClient) -> None:
+async def test_a_search_goes_on_after_an_early_stop(
+    installation: Installation, viewer: Viewer, http: httpx2.AsyncClient
+) -> None:
     """The gateway reads some tasks for a page. The console asks for older ones, and says up to when it searched."""
     label = uuid.uuid4().hex[:8]
     task = await read(http, f"/v1/tasks/{await installation.submit('sim-hello', queue='no-worker')}")
