@@ -53,7 +53,7 @@ def find_addresses(data_dir: Path = DEFAULT_DATA_DIR) -> dict[str, str] | None:
     """
     parents = Path.cwd().parents if data_dir == DEFAULT_DATA_DIR else ()
     candidates = (data_dir, *filter(_is_own, (parent / data_dir for parent in parents)))
-    return next((found for folder in candidates if (found := read_addresses(folder)) is not None), None)
+    return next((addresses for each in candidates if (addresses := read_addresses(each)) is not None), None)
 
 
 def _is_own(directory: Path) -> bool:

@@ -153,7 +153,7 @@ def test_a_killed_stack_is_not_found(tmp_path: Path) -> None:
 async def test_first_call_refuses_a_stack_of_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    """Also outside of `with`. A gateway that is no part of a development stack gets the call."""
+    """Also outside of `with`. A gateway in production gets the call."""
     monkeypatch.delenv("TENURE_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     server = RpcServer("127.0.0.1:0")
