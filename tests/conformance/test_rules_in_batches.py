@@ -94,8 +94,7 @@ async def test_repeat_that_a_plan_and_a_person_permit_has_its_plan(executor: Exe
     """The plan answers the approval, the person the question about the effect."""
     pays, payer = Payments(Bank(), ASKS), Payer.root()
     now = float(int(time.time()))
-    times = {"approve_time": now - 60, "end_time": now + 3600}
-    plan = PlannedCalls("task/w1", "pay", 5, approved_by="user/ann", **times)
+    plan = PlannedCalls("task/w1", "pay", 5, approved_by="user/ann", approve_time=now - 60, end_time=now + 3600)
 
     def planned(call_id: str, **fields: Any) -> ExecuteJob:
         job = pays.job(payer, call_id, 7, **fields)

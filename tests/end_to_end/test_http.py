@@ -255,7 +255,7 @@ async def test_files(http: httpx2.AsyncClient) -> None:
     file = next(one for one in listed["files"] if one["kind"] == "FILE")
     response = await http.get(f"/v1/tasks/{task_id}/files/{file['path']}")
     assert (response.status_code, len(response.content)) == (200, file["size_bytes"])
-    part = {"offset": 1, "version": response.headers["etag"]}
+    part: dict[str, str | int] = {"offset": 1, "version": response.headers["etag"]}
     rest = await http.get(f"/v1/tasks/{task_id}/files/{file['path']}", params=part)
     assert (rest.status_code, rest.content) == (200, response.content[1:])
     assert response.headers["content-disposition"] == "attachment"

@@ -193,8 +193,9 @@ def test_zero_is_a_bound_of_a_range() -> None:
     assert wanted.HasField("max_duration")
     assert not task_filter().ListFields()
     for bound in ("max_cost", "max_duration"):
+        below: dict[str, Any] = {bound: -1}
         with pytest.raises(InvalidRequest, match=f"{bound}: must be .*0 .*or more"):
-            task_filter(**{bound: -1})  # type: ignore[misc]
+            task_filter(**below)
 
 
 def test_a_quota_of_no_dollars_is_one() -> None:

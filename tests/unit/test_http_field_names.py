@@ -265,7 +265,9 @@ def requests_with_parts(route: ApiRoute) -> Iterator[Message]:
     yield request_of(route, base_query, base_body)
     of_filter = [*parts_of("query", CountQuery), ("query", "agent", "support@7"), ("query", "source", "scheduler/x")]
     if route.body is ActBody:
-        more = [("body", "filter", CountQuery(**{name: value})) for _, name, value in of_filter]
+        more: list[tuple[str, str, Any]] = [
+            ("body", "filter", CountQuery(**{name: value})) for _, name, value in of_filter
+        ]
         more += [("body", "act", kind) for kind in ActKind]
     else:
         kinds = {"query": route.query, "body": route.body}
@@ -282,7 +284,8 @@ def requests_with_parts(route: ApiRoute) -> Iterator[Message]:
 
 def fields_of_method(message: Message) -> Iterator[str]:
     """Yields the fields that a client sets, of a filter each one."""
-    for field in message.DESCRIPTOR.fields:
+    descriptor: Any = message.DESCRIPTOR
+    for field in descriptor.fields:
         rule = rule_of(field)
         if field.name == "filter" and not isinstance(message, CreateWebhookRequest):  # which takes a part of it
             yield from (f"filter.{name}" for name in field.message_type.fields_by_name)

@@ -17,12 +17,10 @@ from services.tools.registry import ToolRegistry
 from services.tools.tool import Tool, define
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.tools import MAX_UNKNOWN, EffectClass, ToolSourceKind
-from tenure.runtime.rpc.client import open_channel
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import agent_service_pb2 as agent_pb
 from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as pb
-from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.unit.test_tools_registry import REGISTRY
 
 
@@ -120,12 +118,6 @@ async def test_an_approval_of_an_unknown_tool_is_refused(revision: int) -> None:
     await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[unknown]), definition), spec)
 
 
-async def test_an_older_tool_service_checks_no_names() -> None:
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()  # without any method
-    async with open_channel(f"127.0.0.1:{port}") as channel:
-        await check_tool_names(cast("Peers", SimpleNamespace(tools=ToolServiceStub(channel))), SPEC)
-    await server.stop(None)
+async def test_a_broken_tool_service_fails_the_submit() -> None:
     with pytest.raises(PeerFailed):
         await check_tool_names(peers(PeerFailed(grpc.StatusCode.INTERNAL, "broken")), SPEC)

@@ -173,7 +173,9 @@ def test_a_call_whose_tool_became_unsafe_is_not_run_again() -> None:
     assert decide(replace(dead, effect_class=EffectClass.UNSAFE), call_request(), IDLE) == MarkInDoubt(3)
     assert decide(dead, call_request(), IDLE) == RunCall(4, sent_before=True)
     gone = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
-    response = decide(dead, replace(call_request(clear=gone), effect_class=EffectClass.UNSAFE), IDLE)
+    without_tool = replace(call_request(clear=gone), effect_class=EffectClass.UNSAFE)
+    assert isinstance(decide(dead, without_tool, IDLE), MarkInDoubt)
+    response = decide(row(CallState.STARTED, EffectClass.IDEMPOTENT, runner_alive=False), without_tool, IDLE)
     assert isinstance(response, ConcludeCall)
     assert response.outcome.status is OutcomeStatus.INVALID_ARGUMENTS
 

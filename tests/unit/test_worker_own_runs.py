@@ -224,7 +224,7 @@ async def test_long_text_for_a_model_is_shortened(is_kept: bool) -> None:
 
 
 def test_no_run_ends_as_a_call_that_was_refused() -> None:
-    """Such a status proves that nothing happened. NOT_RUN is no end: the next attempt is ordered."""
+    """Such a status proves that nothing happened. NOT_RUN is not an end: the next attempt is ordered."""
     definition = OwnTool(
         name="pay", description="Pays.", input_schema={}, effect=EffectClass.UNSAFE, run=AsyncMock()
     ).definition

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 from google.protobuf.message import Message
@@ -96,7 +96,7 @@ class HttpCall:
             else tuple([await self._whole(name, each) for each in value])
             for name, value in given.items()
         }
-        return replace(query, **whole) if whole else query
+        return cast("Q", replace(cast("Any", query), **whole)) if whole else query
 
     async def _whole(self, name: str, text: str) -> str:
         async def list_tasks(message: api.ListTasksRequest) -> api.ListTasksResponse:
