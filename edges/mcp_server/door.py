@@ -89,7 +89,7 @@ class _CallersConnection(GatewayConnection):
     """A connection without a channel of its own."""
 
     def __init__(self, call: HttpCall) -> None:
-        self.address = PATH
+        self.address, self._is_checked = PATH, True
         self._of_caller = _CallersGateway(call)
 
     def client(self) -> GatewayClient:

@@ -302,7 +302,7 @@ async def test_an_operator_prunes_an_ended_task_and_says_why(installation: Insta
     response = await tenure("admin", "prune", task_id, *why, "--dry-run", address=address)
     assert (response.code, "would be pruned" in response.out) == (0, True)
     response = await tenure("--json", "admin", "prune", "--older-than", "10d", *why, address=address)
-    assert (response.code, response.values) == (0, [])
+    assert (response.code, response.values) == (0, [{"task_ids": [], "more": False}])
     response = await tenure("--json", "admin", "prune", task_id, *why, address=address)
     assert response.values == [{"task_ids": [task_id], "more": False}]
     response = await tenure("get", task_id, address=address)
