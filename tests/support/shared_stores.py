@@ -33,6 +33,9 @@ Served: TypeAlias = tuple[Path, int]
 POSTGRES_SETTINGS: Final = {
     "max_connections": "600",  # of all workers of the run
     "autovacuum_naptime": "1d",  # a test's database lives for seconds
+    # A client that falls silent in its login, such as a cancelled connection attempt whose socket is not collected yet,
+    # holds up each drop of a database, in all processes of the run, for so long (1 min by default).
+    "authentication_timeout": "10s",
 }
 REPOSITORY: Final = Path(__file__).parents[2]
 SCRAM_ITERATIONS_SINCE: Final = 160_000

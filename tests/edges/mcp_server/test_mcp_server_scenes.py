@@ -16,7 +16,7 @@ import pytest
 from mcp import MCPError
 from mcp.client import Client
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
-from mcp.client.stdio import StdioServerParameters
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import CallToolResult, Request, RequestParams, Result
 from pydantic import ConfigDict
 
@@ -70,7 +70,9 @@ def server(installation: Installation, *options: str) -> StdioServerParameters:
 
 @asynccontextmanager
 async def connected(parameters: StdioServerParameters, *extensions: ClientExtension) -> AsyncIterator[Client]:
-    async with Client(parameters, extensions=extensions or None) as client:
+    # Not the stderr that was there at the import, which a worker of the run has captured and closed.
+    server = stdio_client(parameters, errlog=sys.__stderr__ or sys.stderr)
+    async with Client(server, extensions=extensions or None) as client:
         yield client
 
 
