@@ -6,8 +6,9 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +53,7 @@ def read_ports(data_dir: Path) -> dict[str, int]:
 # One stack per folder: two stacks would give the same tasks to two sets of services.
 
 POSTGRES_LOCK_NAME: Final = "postgres.lock"
+_LOCK_AGAIN_SECONDS: Final = 0.001
 
 
 @contextmanager
@@ -63,13 +65,26 @@ def hold_folder(data_dir: Path) -> Iterator[None]:
     descriptor = os.open(data_dir / LOCK_FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError as error:
             raise FolderBusy(_busy_message(data_dir)) from error
         forget_addresses(data_dir)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Takes the lock of a stack. Raises BlockingIOError if another stack holds it.
+
+    A command that looks whether a stack runs (`read_addresses`) shares the lock for a moment, and is waited for.
+    """
+    while True:
+        with suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(_LOCK_AGAIN_SECONDS)
 
 
 def _busy_message(data_dir: Path) -> str:

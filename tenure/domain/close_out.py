@@ -250,9 +250,8 @@ def outcomes_of_ended_calls(
 
     `statuses` must have been read after the tool service's fence was closed for the task: a call without a status never
     reached the tool service and can no longer reach it.
-    `resolutions`: resolutions that no owner has passed to the tool service yet, and that a tool service of an older
-    version did not apply. A person's resolution of a call in doubt counts, but a close-out never runs a call again. The
-    outcome of a resolution is bounded by the output limit
+    `resolutions`: resolutions that no owner has passed to the tool service yet. A person's resolution of a call in
+    doubt counts, but a close-out never runs a call again. The outcome of a resolution is bounded by the output limit
     of its tool in `tools`, because a requeued task reads it.
     """
     limits = _output_limits(tools)

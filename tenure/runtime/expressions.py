@@ -11,10 +11,10 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from tenure.domain.errors import Unavailable
 
@@ -25,6 +25,7 @@ _COMMAND: Final = (sys.executable, "-P", "-m", "tenure.runtime.evaluate_expressi
 _TIME: Final = frozenset({-signal.SIGPROF, -signal.SIGXCPU})
 _FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 TOO_SLOW: Final = "it takes too long"
+T = TypeVar("T")
 TOO_LARGE: Final = "it needs too much memory, or breaks the evaluation"
 Evaluation = tuple[str, Mapping[str, Any]]
 """An expression, with variables of its own beside those of the request."""
@@ -46,6 +47,12 @@ class Expressions:
     ) -> None:
         await self._end()
 
+    async def start(self) -> None:
+        """Starts the child now, unless it runs: a caller that must not wait for a start calls it before. Raises
+        Unavailable.
+        """
+        await self._alone(self._started)
+
     async def problem(self, expression: str) -> str:
         """Returns the problem of an expression, with its place; "" for none. Raises Unavailable."""
         [problem] = await self._ask(["compile", expression], 1)
@@ -59,10 +66,13 @@ class Expressions:
         return await self._ask(["evaluate", values, evaluations], len(evaluations)) if evaluations else []
 
     async def _ask(self, request: list[Any], count: int) -> list[bool | str]:
+        return await self._alone(lambda: self._exchange(json.dumps(request).encode() + b"\n", count))
+
+    async def _alone(self, work: Callable[[], Awaitable[T]]) -> T:
         async with self._lock:
             try:
                 async with asyncio.timeout(self._longest_seconds):
-                    return await self._exchange(json.dumps(request).encode() + b"\n", count)
+                    return await work()
             except TimeoutError:
                 await self._end()
                 raise _too_busy() from None
@@ -77,7 +87,7 @@ class Expressions:
         child gets the request, too. Only the timer says for sure what was at fault.
         """
         is_new = self._child is None
-        child = self._child or await self._begin()
+        child = await self._started()
         answers = await _answers_of(child, request, count)
         if len(answers) == count or (answers and isinstance(answers[-1], str)):
             return answers
@@ -91,6 +101,9 @@ class Expressions:
             message = "the process that evaluates rules was ended by a signal from outside: try again"
             raise Unavailable(message, reason="RULES_UNAVAILABLE", retry_after_seconds=1.0)
         return [*answers, TOO_LARGE]
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        return self._child or await self._begin()
 
     async def _begin(self) -> asyncio.subprocess.Process:
         """Returns a child that takes requests. Its session is its own: Ctrl-C in a terminal does not reach it."""

@@ -77,7 +77,7 @@ class SyncClient:
     @property
     def raw(self) -> SyncStubs:
         """The gRPC stubs: `tasks`, `admin`, `leases`, `schedules`, `tenants`, `webhooks`, `agents` and so on."""
-        return SyncStubs(self._calls, self._client._connection.checked)  # noqa: SLF001  the same asks before its calls
+        return SyncStubs(self._calls, self._client._connection.checked)  # noqa: SLF001  checks the gateway once
 
 '''
 

@@ -215,8 +215,10 @@ async def test_permitted_repeat_without_effect_forgets_no_effect(replicas: Repli
     pays, payer = Payments(Bank(), key), Payer.root()
     await last_outcome(replicas[0], pays.job(payer, "1.0", 7))
     for call_id in ("2.0", "3.0"):
-        asked = await last_outcome(replicas[0], pays.job(payer, call_id, 7, Behaviour.REFUSES))
-        assert asked.content.startswith("This call was not run: its effect has happened already, by call 1.0 of task")
+        in_doubt = await last_outcome(replicas[0], pays.job(payer, call_id, 7, Behaviour.REFUSES))
+        assert in_doubt.content.startswith(
+            "This call was not run: its effect has happened already, by call 1.0 of task"
+        )
         permitted = pays.job(payer, call_id, 7, Behaviour.REFUSES, resolution=_resolution(DidNotHappen(True)))
         assert (await last_outcome(replicas[1], permitted)).no_effect
     third = await last_outcome(replicas[0], pays.job(payer, "4.0", 7))
@@ -265,9 +267,9 @@ async def test_person_decides_about_a_call_that_ran_before(replicas: Replicas) -
     await last_outcome(replicas[0], pays.job(payer, "1.0", 7, Behaviour.LOSES))
     await last_outcome(replicas[0], pays.job(payer, "2.0", 7))
     assert (await resolved("2.0", 1, Behaviour.PAYS)).status is OutcomeStatus.SUCCEEDED
-    asked = await resolved("1.0", 1, Behaviour.LOSES)
-    assert (asked.status, asked.call_attempt, pays.paid(7)) == (OutcomeStatus.IN_DOUBT, 2, 1)
-    assert asked.content.startswith("This call was not run: its effect has happened already, by call 2.0 of task")
+    in_doubt = await resolved("1.0", 1, Behaviour.LOSES)
+    assert (in_doubt.status, in_doubt.call_attempt, pays.paid(7)) == (OutcomeStatus.IN_DOUBT, 2, 1)
+    assert in_doubt.content.startswith("This call was not run: its effect has happened already, by call 2.0 of task")
     lost_again = await resolved("1.0", 2, Behaviour.LOSES)
     assert (lost_again.status, lost_again.call_attempt) == (OutcomeStatus.IN_DOUBT, 3)
     assert "the bank was asked, and the connection broke" in lost_again.content

@@ -75,11 +75,11 @@ async def test_refused_call_does_not_move_after_a_stop(
     checkpoint: MakeCheckpoint, model_runner: StartModels, simulator: SimulatorControl, tmp_path: Path
 ) -> None:
     """The first endpoint has the call when the stop comes, and refuses it after the answer."""
-    asked, refuse = asyncio.Event(), asyncio.Event()
+    arrived, refuse = asyncio.Event(), asyncio.Event()
 
     async def overloaded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        asked.set()
+        arrived.set()
         await refuse.wait()
         writer.write(b"HTTP/1.1 529 Overloaded\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         writer.close()
@@ -95,7 +95,7 @@ async def test_refused_call_does_not_move_after_a_stop(
         owner = await replica.claim((await replica.create()).task_id, joins=True)
         call = runner.generate(of_runner(owner))
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await asked.wait()
+            await arrived.wait()
         await replica.stub.BeginStop(admin_pb.BeginStopRequest(**EVERYTHING), timeout=TIMEOUT_SECONDS)
         await confirmed(replica)
         refuse.set()

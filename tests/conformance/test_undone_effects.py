@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,6 @@ from tenure.runtime.store.postgres import open_pool
 from tests.support.executors import executor_over, last_outcome
 from tests.support.planned_payments import Bank, Behaviour, Payer, Payments
 
-Database = Callable[..., Awaitable[list[Any]]]
 TREE = EffectKey(("/order",), EffectScope.TREE)
 TENANT = EffectKey(("/order",), EffectScope.TENANT, 3600.0)
 _LOST = Behaviour.PAYS_AND_LOSES
@@ -182,21 +180,6 @@ async def test_undo_of_one_of_two_payments_leaves_the_other(executor: Executor, 
     assert (await shop.pay(Payer.root(), "1.0")).status is OutcomeStatus.IN_DOUBT
     await shop.refund(f"{payers[1 - undone].task_id}/1.0")
     assert (await shop.pay(Payer.root(), "1.0")).status is OutcomeStatus.SUCCEEDED
-
-
-async def test_undo_that_an_older_version_sent_keeps_its_key(executor: Executor, tools_database: Database) -> None:
-    shop, payer, undo = _Shop(executor, TENANT), Payer.root(), Payer.root()
-    await shop.pay(payer, "1.0")
-    await shop.refund(f"{payer.task_id}/1.0", Behaviour.PAYS_AND_LOSES, undo=undo)
-    former = shop.refunds.job(undo, "1.0", 7, undoes=f"{payer.task_id}/1.0").request.presented_key
-    await tools_database(
-        "update effect_calls set digest = sha256(%s::bytea), idempotency_key = %s where task_id = %s",
-        former.encode(),
-        former,
-        undo.task_id,
-    )
-    await shop.refund(f"{payer.task_id}/1.0")
-    assert shop.refunds.bank.requests[-1] == former
 
 
 async def test_second_compensation_frees_no_key_of_others(executor: Executor) -> None:

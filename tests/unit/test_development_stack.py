@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,8 @@ from tenure.cli.dev import one_dsn, passed_on
 from tenure.cli.dev_programs import LOOK_SECONDS, CodeFiles
 from tenure.cli.dev_screen import UNSAFE_ETCD, command_name
 from tenure.cli.parameters import REPLICAS, SETTING
-from tenure.runtime.running_stack import read_addresses
+from tenure.runtime.running_stack import LOCK_FILE_NAME, read_addresses
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def test_a_folder_has_one_stack(tmp_path: Path) -> None:
@@ -145,6 +148,19 @@ def test_used_default_port_is_not_taken() -> None:
             assert choose_address("test", usual=True) != f"127.0.0.1:{port}"
         finally:
             del USUAL_PORTS["test"]
+
+
+def test_a_look_at_a_folder_keeps_no_stack_from_it(tmp_path: Path) -> None:
+    """A command that looks whether a stack runs shares the lock for a moment."""
+    (tmp_path / LOCK_FILE_NAME).touch()
+    looking = (tmp_path / LOCK_FILE_NAME).open("rb")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(hold_folder(tmp_path).__enter__)
+        with pytest.raises(TimeoutError):
+            starting.result(timeout=0.05)
+        looking.close()
+        starting.result(timeout=PATIENCE_SECONDS)
 
 
 def test_free_ports_are_not_those_of_outgoing_connections() -> None:

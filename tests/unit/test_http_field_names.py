@@ -22,13 +22,12 @@ from services.gateway.http.requests import (
     ActKind,
     CallDecisionBody,
     CallPlanBody,
-    CountQuery,
     SubmitBody,
     TaskFilterQuery,
     WebhookFilterBody,
 )
 from services.gateway.http.routes import ROUTES
-from services.gateway.http.tasks import webhook_filter_of
+from services.gateway.http.tasks import filter_of
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.task import InputFile, Source, SourceKind
@@ -106,7 +105,6 @@ VALUES: dict[Any, Any] = {
     SubmitBody: SubmitBody(goal="go"),
     TaskFilterQuery: TaskFilterQuery(reason=("x",)),
     WebhookFilterBody: WebhookFilterBody(reason=("x",)),
-    CountQuery: CountQuery(reason=("x",)),
     CallDecisionBody: CallDecisionBody(call_id="1.0", decision="allow"),
     CallPlanBody: CallPlanBody(count=7),
     InputFile: InputFile("x.txt", b"x"),
@@ -243,7 +241,7 @@ SOURCE_OF_ANY_RUN = replace(NO_FILTER, source="scheduler/nightly")
 @pytest.mark.parametrize("given", [FILTER, NO_FILTER, SOURCE_OF_ANY_RUN, replace(NO_FILTER, source="manual")])
 def test_the_filter_of_a_webhook_is_shown_as_it_was_given(given: WebhookFilterBody) -> None:
     assert all(getattr(FILTER, one.name) != getattr(NO_FILTER, one.name) for one in fields(FILTER))
-    shown = READERS[TaskFilter](webhook_filter_of(given))
+    shown = READERS[TaskFilter](filter_of(given))
     assert {one.name: getattr(shown, one.name) for one in fields(shown)} == {
         one.name: getattr(given, one.name) for one in fields(given)
     }
@@ -263,16 +261,17 @@ def requests_with_parts(route: ApiRoute) -> Iterator[Message]:
     """One request for each part that the route takes, and for each field of a filter in its body."""
     base_query, base_body = required(route.query), required(route.body)
     yield request_of(route, base_query, base_body)
-    of_filter = [*parts_of("query", CountQuery), ("query", "agent", "support@7"), ("query", "source", "scheduler/x")]
+    texts = [("query", "agent", "support@7"), ("query", "source", "scheduler/x")]
+    of_filter = [*parts_of("query", TaskFilterQuery), *texts]
     if route.body is ActBody:
         more: list[tuple[str, str, Any]] = [
-            ("body", "filter", CountQuery(**{name: value})) for _, name, value in of_filter
+            ("body", "filter", TaskFilterQuery(**{name: value})) for _, name, value in of_filter
         ]
         more += [("body", "act", kind) for kind in ActKind]
     else:
         kinds = {"query": route.query, "body": route.body}
         more = [(place, "agent", "support") for place, kind in kinds.items() if hasattr(kind, "agent")]
-        more += of_filter if issubclass(route.query, CountQuery) else []
+        more += of_filter if issubclass(route.query, TaskFilterQuery) else []
     for place, name, value in [*parts(route), *more]:
         query = base_query | ({name: value} if place == "query" else {})
         body = base_body | ({name: value} if place == "body" else {})

@@ -11,7 +11,7 @@ import pytest
 
 from devstack.listening import listens
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a socket is")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which process has a socket")
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])

@@ -45,8 +45,8 @@ CALL_SECONDS: Final = 60.0
 """Longer than the gateway waits for the services behind it, so that their answer arrives."""
 MAX_AUTHORIZATION: Final = 6144
 """Characters, as by gRPC, which refuses more than 8 KiB of metadata."""
-_IDS: Final = ("task_id", "root_task_id", "forked_from_task_id")
-"""The parameters that name tasks."""
+_IDS: Final = ("root_task_id", "forked_from_task_id")
+"""The parameters that name one task. Of many, each would be a search of its own."""
 T = TypeVar("T")
 Q = TypeVar("Q")
 CallRequest = TypeVar("CallRequest")
@@ -90,12 +90,7 @@ class HttpCall:
         if "task_id" in self.request.path_params:
             self.request.path_params["task_id"] = await self._whole("task_id", self.path("task_id"))
         given = {name: value for name in _IDS if (value := getattr(query, name, ""))}
-        whole = {
-            name: await self._whole(name, value)
-            if isinstance(value, str)
-            else tuple([await self._whole(name, each) for each in value])
-            for name, value in given.items()
-        }
+        whole = {name: await self._whole(name, value) for name, value in given.items()}
         return cast("Q", replace(cast("Any", query), **whole)) if whole else query
 
     async def _whole(self, name: str, text: str) -> str:

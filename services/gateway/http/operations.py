@@ -9,7 +9,7 @@ from services.gateway.client_fields import new_id
 from services.gateway.http import answers
 from services.gateway.http import requests as req
 from services.gateway.http.call import HttpCall
-from services.gateway.http.tasks import filter_of, submit_of, webhook_filter_of
+from services.gateway.http.tasks import filter_of, submit_of
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.sdk import operations_from_wire as convert
@@ -66,7 +66,7 @@ AS_SCHEDULE: Final[dict[str, Any]] = {
 }
 """How the bodies of schedules differ from the requests of the method."""
 
-AS_WEBHOOK: Final[dict[str, Any]] = {"convert": {"filter": (webhook_filter_of, None)}}
+AS_WEBHOOK: Final[dict[str, Any]] = {"convert": {"filter": (filter_of, None)}}
 """How the body of a webhook differs from the request of the method."""
 
 # Operations.
@@ -110,7 +110,7 @@ def _decision(body: req.ResolutionBody) -> Decision:
 async def act(call: HttpCall, _query: req.NoQuery, body: req.ActBody) -> Any:
     request = admin.ActOnTasksRequest(
         operation_id=body.operation_id or call.request_id or new_id(),
-        filter=filter_of(body.filter, body.filter.root_task_id, body.filter.forked_from_task_id),
+        filter=filter_of(body.filter),
         reason=body.reason,
         tasks_per_second=body.tasks_per_second,
         dry_run=body.dry_run,

@@ -145,6 +145,8 @@ class TaskSelection:
     task_id: tuple[str, ...] = given("any of these tasks", ())
     output_kind: str = given("with an output of this kind", "")
     output_uri: str = given("with an output whose URI begins so; with output_kind: one output has both", "")
+    root_task_id: str = given("the tasks of the tree of this root", "")
+    forked_from_task_id: str = given("the forks of this task", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,15 +155,7 @@ class TaskFilterQuery(TaskSelection, OfStates):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountQuery(TaskFilterQuery):
-    """The tasks to count, to list, or to act on."""
-
-    root_task_id: str = given("the tasks of the tree of this root", "")
-    forked_from_task_id: str = given("the forks of this task", "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TasksQuery(CountQuery, Page):
+class TasksQuery(TaskFilterQuery, Page):
     """The tasks to list."""
 
     order: Order = given("NEWEST, or WAIT_DEADLINE: tasks that wait, the earliest deadline first", Order.NEWEST)
@@ -169,7 +163,7 @@ class TasksQuery(CountQuery, Page):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangesQuery(CountQuery):
+class ChangesQuery(TaskFilterQuery):
     """The changes to stream."""
 
     after: str = given("the cursor of an earlier change; the header Last-Event-ID goes before it", "")
@@ -227,7 +221,7 @@ class ActBody:
     """An act on many tasks: on the next page of those that match, the newest first."""
 
     act: ActKind = given("CANCEL, REQUEUE, BEGIN_WAIT, or END_WAIT of a wait that BEGIN_WAIT began")
-    filter: CountQuery = given(
+    filter: TaskFilterQuery = given(
         "the tasks; at least one field. Without `state` and `task_id`: those that the act can change"
     )
     reason: str = given("recorded; only CANCEL may have none", "")
@@ -440,9 +434,6 @@ class ReasonBody:
 @dataclass(frozen=True, kw_only=True)
 class WebhookFilterBody(TaskSelection):
     """The tasks whose changes a webhook sends: all fields must match. A webhook is shown with the same fields."""
-
-    root_task_id: str = given("the tasks of the tree of this root", "")
-    forked_from_task_id: str = given("the forks of this task", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

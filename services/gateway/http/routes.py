@@ -42,7 +42,7 @@ ROUTES: Final = (
     route_of(
         *("GET", "/v1/tasks/count", tasks.count, TaskCounts),
         "Count tasks by state, up to 10,000 of each",
-        query=req.CountQuery,
+        query=req.TaskFilterQuery,
         name="count_tasks",
     ),
     route_of(

@@ -126,7 +126,7 @@ async def _task_parts(watch: EventWatch) -> AsyncGenerator[bytes]:
 async def changes(call: HttpCall, query: req.ChangesQuery, _body: None) -> Response:
     """Streams the changes of the tenant's tasks, for ever. The id of an event is its cursor."""
     after = call.request.headers.get(LAST_EVENT_ID, "") or query.after
-    return await _stream(_change_parts(call, filter_of(query, query.root_task_id, query.forked_from_task_id), after))
+    return await _stream(_change_parts(call, filter_of(query), after))
 
 
 async def _change_parts(call: HttpCall, wanted: task_pb2.TaskFilter, after: str) -> AsyncGenerator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from services.gateway.http.call import HttpCall
 from tenure.domain.entries import Entry
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.prompts import is_answer, parts_of, prompt_of
-from tenure.domain.states import TaskState
 from tenure.sdk.errors import api_errors
 from tenure.sdk.from_wire import entry_event, task_counts, task_file, task_info, task_page
 from tenure.sdk.option_values import files as input_files
@@ -66,31 +65,23 @@ async def submitted(call: HttpCall, body: req.SubmitBody, request_id: str) -> ta
 
 
 async def list_tasks(call: HttpCall, query: req.TasksQuery, _body: None) -> TaskPage:
-    wanted = filter_of(query, query.root_task_id, query.forked_from_task_id)
+    wanted = filter_of(query)
     order = task_pb2.TaskOrder.Value(f"TASK_ORDER_{query.order}")
     return await _page(call, wanted, query, order, fresh=query.fresh)
 
 
-def filter_of(query: req.TaskFilterQuery, root_task_id: str = "", forked_from_task_id: str = "") -> task_pb2.TaskFilter:
-    """Returns the filter of a query string, or of a body. Raises InvalidRequest."""
-    return _filter(query, query.state, root_task_id, forked_from_task_id)
+def filter_of(query: req.TaskSelection) -> task_pb2.TaskFilter:
+    """Returns the filter of a query string, or of a body. Raises InvalidRequest.
 
-
-def webhook_filter_of(body: req.WebhookFilterBody) -> task_pb2.TaskFilter:
-    """Returns the filter of a webhook, whose event types select the states. Raises InvalidRequest."""
-    return _filter(body, (), body.root_task_id, body.forked_from_task_id)
-
-
-def _filter(
-    query: req.TaskSelection, states: Iterable[TaskState], root_task_id: str, forked_from_task_id: str
-) -> task_pb2.TaskFilter:
+    That of a webhook has no states: its event types select them.
+    """
     return task_filter(
-        state=states,
+        state=query.state if isinstance(query, req.OfStates) else (),
         labels=query.label,
         queue=query.queue,
         source=source_of(query.source) if query.source else None,
-        root_task_id=root_task_id,
-        forked_from_task_id=forked_from_task_id,
+        root_task_id=query.root_task_id,
+        forked_from_task_id=query.forked_from_task_id,
         reason=query.reason,
         agent=query.agent,
         task_ids=query.task_id,
@@ -100,9 +91,9 @@ def _filter(
     )
 
 
-async def count(call: HttpCall, query: req.CountQuery, _body: None) -> TaskCounts:
+async def count(call: HttpCall, query: req.TaskFilterQuery, _body: None) -> TaskCounts:
     """The numbers of tasks by state."""
-    wanted = filter_of(query, query.root_task_id, query.forked_from_task_id)
+    wanted = filter_of(query)
     return task_counts(await call.one(call.stubs.tasks.CountTasks, api.CountTasksRequest(filter=wanted)))
 
 

@@ -63,7 +63,7 @@ class RuledAccepts:
             sets = await self.book.sets_of(request.claims.tenant for request in left)
             judgements = await judge_calls(self._expressions, sets, left)
             if any(judgement.open_findings for judgement in judgements.values()):
-                await self._expressions.problem("true")  # the child begins here, and not under the locks
+                await self._expressions.start()  # not under the locks
             try:
                 while left := _left(batch, decided):
                     decided |= await self._write(left, sets, judgements, runner_id, identity)

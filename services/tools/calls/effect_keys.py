@@ -216,7 +216,6 @@ async def _undo_keys(
         "tenants": [request.claims.tenant for _, request in undoing],
         "undone_task_ids": [UUID(request.undoes.partition("/")[0]) for _, request in undoing],
         "undone_call_ids": [request.undoes.partition("/")[2] for _, request in undoing],
-        "former_digests": [sha256(request.presented_key.encode()).digest() for _, request in undoing],
     }
     rows = await (await postgres.execute(QUERIES.undone_keys, columns)).fetchall()
     return {undoing[ordinal][0]: f"{undone_key}/undo" for ordinal, undone_key in rows}

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from services.tools.calls.records import CallRequest
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason
-from services.tools.statements import QUERIES
+from services.tools.statements import QUERIES, like
 from tenure.domain.errors import Unavailable
 from tenure.domain.stops import Stop, StopsInForce, Subject, certainty_of
 from tenure.domain.tools import CallState, EffectClass
@@ -142,16 +142,11 @@ async def list_calls_in_flight(
     Those without an outcome come first, so that ended ones do not take their places among MAX_CALLS.
     """
     ids = [UUID(task_id) for task_id in task_ids]
-    parameters = {"task_ids": ids, "since": since, "tool": _like(tool), "most": MAX_CALLS + 1}
+    parameters = {"task_ids": ids, "since": since, "tool": like(tool) or "%", "most": MAX_CALLS + 1}
     async with pool_connection(pool) as postgres:
         rows = await (await postgres.execute(QUERIES.calls_in_flight, parameters)).fetchall()
     calls = map(_in_flight, rows[:MAX_CALLS])
     return tools_pb.ListCallsInFlightResponse(calls=calls, more=len(rows) > MAX_CALLS)
-
-
-def _like(tool: str) -> str:
-    """Returns the LIKE pattern that covers the tools that `covers_tool` covers."""
-    return tool.translate({ord("*"): "%", ord("_"): "\\_", ord("%"): "\\%", ord("\\"): "\\\\"}) or "%"
 
 
 def _in_flight(row: tuple[Any, ...]) -> admin_pb.CallInFlight:

@@ -12,7 +12,7 @@ from uuid import UUID
 from services.tools.rules.book import listed_rules
 from services.tools.rules.changes import checked_rule
 from services.tools.rules.evaluating import judge
-from services.tools.statements import RULES
+from services.tools.statements import RULES, like
 from tenure.domain.errors import NotFound
 from tenure.domain.tool_rules import (
     MAX_ARGUMENT_BYTES,
@@ -82,7 +82,7 @@ async def _recorded(pool: Pool, tenant: str, tool: str, since: datetime) -> list
     """Returns the calls of the tools that a rule fits: one more than is decided, to learn whether there are more."""
     parameters: Mapping[str, Any] = {
         "tenant": tenant,
-        "tools": tool.replace("_", r"\_").replace("*", "%"),
+        "tools": like(tool),
         "since": since,
         "most_bytes": MAX_ARGUMENT_BYTES,
         "limit": MAX_CALLS + 1,

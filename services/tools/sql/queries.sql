@@ -111,9 +111,9 @@ select w.ord - 1 from w join inserted using (task_id, call_id);
 -- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
 -- claim authorises them. A call that had begun has begun_before from its next attempt on, also when that attempt ends
 -- without a run, because its tool is gone, or runs by a resolution: only the resolution says that the effect did not
--- happen. A call that was not made (`not_run` begins its note) had not begun. Its settlement begins anew. `settled`: this runner settles the call of a lost one without its effect. The
--- record then names this runner, so no proof about it says anything of the lost one. started_at stays that of the
--- attempt that may have had the effect.
+-- happen. A call that was not made (`not_run` begins its note) had not begun. Its settlement begins anew. `settled`:
+-- this runner settles the call of a lost one without its effect. The record then names this runner, so no proof about
+-- it says anything of the lost one. started_at stays that of the attempt that may have had the effect.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
        runner_id = case when w.state = 'ACCEPTED' or w.settled then %(runner_id)b::uuid else c.runner_id end,
@@ -446,14 +446,13 @@ update effects e
   from held h where e.digest = h.digest;
 
 -- name: undone_keys
--- The idempotency keys of calls that are about to be undone, if their effects have keys. `former_digests`: of the keys
--- that older versions gave their undos. An undo that was sent under one keeps it.
+-- The idempotency keys of calls that are about to be undone, if their effects have keys.
 select u.ord - 1, k.idempotency_key
-  from unnest(%(tenants)b::text[], %(undone_task_ids)b::uuid[], %(undone_call_ids)b::text[], %(former_digests)b::bytea[])
-       with ordinality as u(tenant, undone_task_id, undone_call_id, former_digest, ord)
+  from unnest(%(tenants)b::text[], %(undone_task_ids)b::uuid[], %(undone_call_ids)b::text[])
+       with ordinality as u(tenant, undone_task_id, undone_call_id, ord)
   join fences f on f.task_id = u.undone_task_id and f.tenant = u.tenant
   join effect_calls k on k.task_id = u.undone_task_id and k.call_id = u.undone_call_id
- where k.idempotency_key <> '' and not exists (select from effect_calls o where o.digest = u.former_digest);
+ where k.idempotency_key <> '';
 
 -- name: note_effect_calls
 -- Records calls with effect keys, after their records. A call that runs again keeps the key that it had, unless it gets

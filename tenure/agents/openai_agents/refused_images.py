@@ -17,7 +17,12 @@ Input: TypeAlias = str | list[TResponseInputItem]
 def images_in(given: Input) -> set[str]:
     """Returns the digests of the images."""
     digests = set[str]()
-    _with_images(given, lambda image: digests.add(_digest(image)))
+
+    def note(image: Mapping[str, Any]) -> Any:
+        digests.add(_digest(image))
+        return image
+
+    _with_images(given, note)
     return digests
 
 

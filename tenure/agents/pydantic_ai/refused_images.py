@@ -15,7 +15,12 @@ from tenure.domain.images import REFUSED, not_shown
 def images_in(messages: Sequence[ModelMessage]) -> set[str]:
     """Returns the digests of the images."""
     digests = set[str]()
-    _with_images(messages, lambda image: digests.add(_digest(image)))
+
+    def note(image: BinaryContent | ImageUrl) -> Any:
+        digests.add(_digest(image))
+        return image
+
+    _with_images(messages, note)
     return digests
 
 

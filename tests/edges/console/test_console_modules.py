@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from services.gateway.http.requests import ActBody, CountQuery, SubmitBody
+from services.gateway.http.requests import ActBody, SubmitBody, TaskFilterQuery
 from services.gateway.http.shapes import read_json, read_query
 from services.gateway.http.tasks import filter_of, submit_of
 from tenure.sdk.from_wire import task_info
@@ -248,7 +248,7 @@ def test_an_act_has_the_filter_of_the_list(node: Path) -> None:
     script = f"const values = opened({json.dumps(ADDRESS)}); say([queryOf(values), actOf(values), FILTERS]);"
     query, act, filters = run(node, OPENED + script)
     assert {one["name"] for one in filters} == set(ADDRESS)
-    listed = read_query(CountQuery, query.items())
+    listed = read_query(TaskFilterQuery, query.items())
     acted = read_json(ActBody, {"act": "CANCEL", "filter": act}).filter
     assert acted == listed
     assert listed.root_task_id == "0199"
@@ -293,4 +293,4 @@ def test_each_placeholder_is_read_by_its_filter(node: Path) -> None:
     examples = run(node, OPENED + script)
     assert len(examples) >= 4
     for example in examples:
-        assert filter_of(read_query(CountQuery, example.items())).ListFields()
+        assert filter_of(read_query(TaskFilterQuery, example.items())).ListFields()

@@ -154,12 +154,12 @@ class Tampered:
     """Answers of the gateway to one route, some of which are others."""
 
     def __init__(self, answer: Callable[[int, dict[str, list[str]]], dict[str, Any] | None]) -> None:
-        self.answer, self.asked = answer, list[dict[str, list[str]]]()
+        self.answer, self.queries = answer, list[dict[str, list[str]]]()
 
     async def __call__(self, route: Route) -> None:
         query = parse_qs(urlsplit(route.request.url).query)
-        self.asked.append(query)
-        body = self.answer(len(self.asked), query)
+        self.queries.append(query)
+        body = self.answer(len(self.queries), query)
         await (route.continue_() if body is None else route.fulfill(json=body))
 
 
