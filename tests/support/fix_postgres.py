@@ -1,6 +1,6 @@
 """The embedded Postgres of the run (`shared_stores`), and for every test the databases it asks for.
 
-A database is cloned from a template that has the wanted migrations, and dropped after the test:
+A database is cloned from a template that has the wanted migrations, and dropped in the background after it:
 
     dsn = await fresh_database()                                                  # empty
     dsn = await fresh_database(Migrations.of("services.checkpoint", schema="ledger"))
@@ -9,10 +9,9 @@ A database is cloned from a template that has the wanted migrations, and dropped
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import itertools
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -33,8 +32,33 @@ if TYPE_CHECKING:
 EMPTY: Final = "template1"
 _numbers = itertools.count(1)
 _known_templates: set[str] = set()
-_administrators: dict[str, psycopg.Connection[Any]] = {}
-_administering = threading.Lock()
+
+
+class _Administrator:
+    """A thread with a connection that is kept: to open one takes nearly as much processor time as a drop."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._connections: dict[str, psycopg.Connection[Any]] = {}
+
+    def execute(self, server: PostgresProcess, statement: Composed) -> Future[None]:
+        """Executes a statement after those before it."""
+        return self._thread.submit(self._execute, server.dsn(), statement)
+
+    def _execute(self, dsn: str, statement: Composed) -> None:
+        if dsn not in self._connections:
+            self._connections[dsn] = psycopg.connect(dsn, autocommit=True)
+        self._connections[dsn].execute(statement)
+
+    def close(self) -> None:
+        """Waits for all statements."""
+        self._thread.shutdown()
+        while self._connections:
+            self._connections.popitem()[1].close()
+
+
+_creates, _drops = _Administrator(), _Administrator()
+_dropped: list[Future[None]] = []
 
 
 class FreshDatabase(Protocol):
@@ -48,8 +72,10 @@ def postgres_server(shared_postgres: Served) -> Iterator[PostgresProcess]:
     """The server that all tests share, also those of other processes: who stops or kills one starts `own_postgres`."""
     data_directory, port = shared_postgres
     yield PostgresProcess(data_directory, port=port)
-    while _administrators:
-        _administrators.popitem()[1].close()
+    _creates.close()
+    _drops.close()
+    for drop in _dropped:
+        drop.result()
 
 
 @pytest.fixture
@@ -72,7 +98,7 @@ def new_database(postgres_server: PostgresProcess, worker_id: str) -> MakeDataba
 
     async def make(about: str, *migrations: Migrations) -> str:
         name = f"{about}_{worker_id}_{next(_numbers)}"
-        await _execute(postgres_server, _create(name, await _template(postgres_server, migrations)))
+        await _make(postgres_server, name, await _template(postgres_server, migrations))
         return postgres_server.dsn(name)
 
     return make
@@ -80,7 +106,7 @@ def new_database(postgres_server: PostgresProcess, worker_id: str) -> MakeDataba
 
 @pytest.fixture
 async def fresh_database(postgres_server: PostgresProcess, worker_id: str) -> AsyncIterator[FreshDatabase]:
-    """Makes databases for this test; they are dropped at its end, with all their connections."""
+    """Makes databases for this test; they are dropped after its end, with all their connections."""
     async with databases(postgres_server, worker_id) as make:
         yield make
 
@@ -93,24 +119,22 @@ async def databases(server: PostgresProcess, worker_id: str) -> AsyncIterator[Fr
     async def make(*migrations: Migrations) -> str:
         template = await _template(server, migrations)
         name = f"test_{worker_id}_{next(_numbers)}"
-        await _execute(server, _create(name, template))
+        await _make(server, name, template)
         made.append(name)
         return server.dsn(name)
 
     yield make
     for name in made:
-        await _drop(server, name)
+        _drop(server, name)
 
 
 @pytest.fixture(scope="module")
 def shared_database(postgres_server: PostgresProcess, worker_id: str) -> Iterator[str]:
     """The DSN of an empty database for the tests of a module."""
     name = f"shared_{worker_id}_{next(_numbers)}"
-    with psycopg.connect(postgres_server.dsn(), autocommit=True) as postgres:
-        postgres.execute(_create(name, EMPTY))
+    _creates.execute(postgres_server, _create(name, EMPTY)).result()
     yield postgres_server.dsn(name)
-    with psycopg.connect(postgres_server.dsn(), autocommit=True) as postgres:
-        postgres.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+    _drop(postgres_server, name)
 
 
 async def _template(server: PostgresProcess, migrations: tuple[Migrations, ...]) -> str:
@@ -139,18 +163,15 @@ async def _ensure_template(server: PostgresProcess, name: str, migrations: tuple
         await postgres.execute(rename.format(sql.Identifier(unfinished), sql.Identifier(name)))
 
 
-async def _drop(server: PostgresProcess, name: str) -> None:
-    """Drops a database with all its connections.
+def _drop(server: PostgresProcess, name: str) -> None:
+    """Drops a database with all its connections, in the background.
 
-    A connection attempt that a test cancelled may keep its socket until its traceback is collected, and the drop waits
-    for it until Postgres' authentication_timeout.
+    A drop waits for each client of the server that is in the middle of its login, until Postgres'
+    authentication_timeout. A connection attempt that a test cancelled may keep its socket until its traceback is
+    collected, and the tests of all workers would wait for it.
     """
     statement = sql.SQL("drop database {} with (force)").format(sql.Identifier(name))
-    try:
-        await _execute(server, statement, timeout_milliseconds=500)
-    except psycopg.errors.QueryCanceled:
-        gc.collect()
-        await _execute(server, statement)
+    _dropped.append(_drops.execute(server, statement))
 
 
 def _create(name: str, template: str) -> Composed:
@@ -159,14 +180,5 @@ def _create(name: str, template: str) -> Composed:
     return statement.format(sql.Identifier(name), sql.Identifier(template))
 
 
-async def _execute(server: PostgresProcess, statement: Composed, *, timeout_milliseconds: int = 0) -> None:
-    await asyncio.to_thread(_administrate, server.dsn(), statement, timeout_milliseconds)
-
-
-def _administrate(dsn: str, statement: Composed, timeout_milliseconds: int) -> None:
-    """On a connection that is kept: to open one takes nearly as much processor time as to drop a database."""
-    with _administering:
-        if dsn not in _administrators:
-            _administrators[dsn] = psycopg.connect(dsn, autocommit=True)
-        _administrators[dsn].execute(sql.SQL("set statement_timeout = {}").format(timeout_milliseconds))
-        _administrators[dsn].execute(statement)
+async def _make(server: PostgresProcess, name: str, template: str) -> None:
+    await asyncio.wrap_future(_creates.execute(server, _create(name, template)))
