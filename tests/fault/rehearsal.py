@@ -10,7 +10,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,11 +24,15 @@ from devstack.etcd import EtcdProcess, start_etcd
 from devstack.postgres_process import PostgresProcess
 from devstack.stores import DATABASE, ensure_database
 from tenure.client import Client
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.domain.in_doubt import DidNotHappen, Happened
+from tenure.runtime.request_context import DEFAULT_TENANT
+from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2
+from tenure.wire.tool import decision_to_wire
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.scenarios import recording_turns
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.store_folder import store_folder
+from tests.support.written_lines import whole_records
 
 REPOSITORY: Final = Path(__file__).parents[2]
 PAGE: Final = REPOSITORY / "docs" / "restore.md"
@@ -194,11 +198,32 @@ class Rehearsal(Installation):
             await service.wait_ready()
 
     async def check_ended(self, task_id: str) -> list[ledger_pb2.Entry]:
-        task = await self.ended(task_id)
+        task = await self._ended_beside_a_person(task_id)
         assert task.state == task_pb2.TASK_STATE_SUCCEEDED, f"{task.reason}: {task.message}"
         entries = await self.entries(task_id)
         check_whole(entries)
         return entries
+
+    async def _ended_beside_a_person(self, task_id: str) -> task_pb2.Task:
+        """Waits for the end. Resolves calls in doubt by the records: the services may die during an UNSAFE effect."""
+        async with asyncio.timeout(PATIENCE_SECONDS), aclosing(self.client.watch(task_id)) as events:
+            async for event in events:
+                for call in event.entry.body.transition.calls_in_doubt:
+                    await self._resolve(task_id, call.call_id, call.call_attempt)
+        return await self.client.get(task_id)
+
+    async def _resolve(self, task_id: str, call_id: str, call_attempt: int) -> None:
+        records = whole_records(self.stack.layout.records / DEFAULT_TENANT / f"{self.files[task_id]}.jsonl")
+        has_happened = f"{task_id}/{call_id}" in {record["key"] for record in records}
+        decision = Happened() if has_happened else DidNotHappen(runner_is_gone=True)
+        request = admin_service_pb2.ResolveInDoubtCallRequest(
+            task_id=task_id,
+            call_id=call_id,
+            call_attempt=call_attempt,
+            decision=decision_to_wire(decision),
+            reason="the records say so",
+        )
+        await self.client.admin.ResolveInDoubtCall(request)
 
 
 @asynccontextmanager
