@@ -276,12 +276,25 @@ async def test_silent_caller_times_out(
     assert (await caller.outcome()).status is status
 
 
+async def test_a_caller_reports_a_timeout_on_another_stream(tools: ToolClient, grants: Grants) -> None:
+    owner, timeout_seconds = grants.claim(), 0.2
+    request = own_request(owner, EffectClass.UNSAFE, timeout=timeout_seconds)
+    broken = await called(tools, request)
+    await broken.ordered(1)
+    broken.break_off()
+    await asyncio.sleep(timeout_seconds + 0.5)
+    again = await called(tools, request)
+    await again.ordered(1)
+    await again.say(came_to(1, "stopped at its timeout"))
+    assert (await again.outcome()).content == "stopped at its timeout"
+
+
 async def test_call_of_a_caller_that_left_can_be_taken_over(
     tools: ToolClient, grants: Grants, tools_database: Any
 ) -> None:
-    """No caller is connected at the timeout: the call has no outcome, and the next request runs the call again."""
+    """No caller is connected after the timeout: the call has no outcome, and the next request runs the call again."""
     owner = grants.claim()
-    leaving = await called(tools, own_request(owner, timeout=2.0))
+    leaving = await called(tools, own_request(owner, timeout=0.2))
     await leaving.ordered(1)
     leaving.break_off()
     async with asyncio.timeout(PATIENCE_SECONDS):

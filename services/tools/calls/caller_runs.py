@@ -21,6 +21,8 @@ from tenure.domain.tools import ToolDefinition
 LANE: Final = "own tools"
 GUARD_SECONDS: Final = 5.0
 """The time beyond a call's timeout in which its caller can report how the call ended."""
+_GONE_SECONDS: Final = GUARD_SECONDS - 0.5
+"""The time beyond a call's timeout after which a caller that is away has gone: a stream may break as it reports."""
 
 
 class CallerRuns:
@@ -43,7 +45,7 @@ class CallerRuns:
         """
         caller = context.caller
         assert caller is not None, "the runner gives a caller to every tool"
-        ends_at = _now() + context.timeout_seconds
+        gone_at = _now() + context.timeout_seconds + _GONE_SECONDS
         if not caller.listeners:
             context.mark_not_sent()
             raise _gone("before it was asked to run the call: nothing was done")
@@ -52,16 +54,16 @@ class CallerRuns:
         key = CallKey(UUID(context.task_id), context.call_id)
         while True:
             await caller.wait_listened(listened=False)
-            await self._wait_for_return(caller, key, ends_at)
+            await self._wait_for_return(caller, key, gone_at)
 
-    async def _wait_for_return(self, caller: OwnCaller, key: CallKey, ends_at: float) -> None:
+    async def _wait_for_return(self, caller: OwnCaller, key: CallKey, gone_at: float) -> None:
         """Returns when the caller follows its call here again."""
         returned = asyncio.create_task(caller.wait_listened(listened=True))
         changed = asyncio.create_task(self._changed(key, caller.call_attempt))
         waiting = {returned, changed}
         try:
             done, _ = await asyncio.wait(
-                waiting, timeout=max(0.0, ends_at - _now()), return_when=asyncio.FIRST_COMPLETED
+                waiting, timeout=max(0.0, gone_at - _now()), return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             for task in waiting:
