@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo
+from tenure.cli.questions import is_confirmed, is_interactive
 from tenure.domain.errors import TenureError
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ async def check_found(context: Context, client: Client) -> None:
         caller = await client.admin.GetCaller(GetCallerRequest())
     except TenureError:  # the command meets the same, and says it
         return
-    asks = not context.as_json and sys.stdin.isatty() and sys.stderr.isatty()
+    asks = not context.as_json and is_interactive()
     if not caller.stack_folder:
         if asks:
             echo(f"gateway {context.address}, installation {caller.installation}", err=True)
         return
     whose = f"the gateway at {context.address} is that of the stack in {caller.stack_folder}"
-    if asks and click.confirm(f"{whose}, which this folder did not start. Talk to it?", err=True):
+    if asks and await is_confirmed(f"{whose}, which this folder did not start. Talk to it?"):
         return
     raise StackOfAnotherFolder(
         f"{whose}, and no `tenure dev` runs in this folder: start one here, or name that one, with --data "

@@ -17,7 +17,6 @@ from tenure.cli.answering import (
     calls_of,
     decision_of,
     decisions_on,
-    is_interactive,
     next_step_text,
     request_text,
     wait_text,
@@ -37,6 +36,7 @@ from tenure.cli.formatting import (
 )
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, MESSAGE_FILES, find_task, task_argument
+from tenure.cli.questions import confirm, is_interactive
 from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
@@ -153,7 +153,7 @@ async def resume(
     echo(wait_text(wait), err=True)
     decisions = answer.decisions(wait)
     if not yes and is_interactive():
-        click.confirm(f"{answer.text(wait)}: send this answer?", abort=True, err=True)
+        await confirm(f"{answer.text(wait)}: send this answer?")
     resumed = await client.resume(
         waiting.task_id,
         wait.wait_id,

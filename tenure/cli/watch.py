@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.text import Text
 
-from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person, is_interactive
+from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person
 from tenure.cli.context import Context, with_client
 from tenure.cli.error_texts import exit_of_task
 from tenure.cli.exit_codes import Exit
@@ -21,6 +21,7 @@ from tenure.cli.formatting import arguments_text, budget_text, harmless, one_lin
 from tenure.cli.narration import Narrator
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.questions import is_interactive
 from tenure.cli.watch_state import WatchedTask
 from tenure.cli.watch_tree import tell_of_sub_agents
 from tenure.client import Client

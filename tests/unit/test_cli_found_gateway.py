@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
-import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
-import click
 import pytest
 
 from devstack.data_dir import hold_folder, write_addresses
 from services.gateway.admin import AdminServicer, Identity
 from tenure.agents.dev_stack import advice_without_stack, dev_settings
+from tenure.cli import found_gateway
 from tenure.cli.context import Context, context_of
 from tenure.cli.found_gateway import StackOfAnotherFolder
 from tenure.domain.errors import NotFound, Unavailable
@@ -36,11 +34,6 @@ PARTS = ("gateway", "coordinator", "checkpoint", "tools")
 FOLDER = "/home/ann/shop/.tenure"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def gateway(**caller: Any) -> Any:
     """A client of a gateway that answers so."""
     return Mock(admin=Mock(GetCaller=AsyncMock(return_value=GetCallerResponse(**caller))))
@@ -54,13 +47,12 @@ def person_answers(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
     """The questions to a person at a terminal, who gives this answer."""
     asked = list[str]()
 
-    def confirm(question: str, **_: Any) -> bool:
+    async def is_confirmed(question: str) -> bool:
         asked.append(question)
         return answer
 
-    for stream in ("stdin", "stderr"):
-        monkeypatch.setattr(sys, stream, Terminal())
-    monkeypatch.setattr(click, "confirm", confirm)
+    monkeypatch.setattr(found_gateway, "is_interactive", lambda: True)
+    monkeypatch.setattr(found_gateway, "is_confirmed", is_confirmed)
     return asked
 
 
