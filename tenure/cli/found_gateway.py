@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
 from tenure.cli.exit_codes import Exit
+from tenure.cli.formatting import printable
 from tenure.cli.output import echo
 from tenure.cli.questions import is_confirmed, is_interactive
 from tenure.domain.errors import TenureError
@@ -38,10 +40,11 @@ async def check_found(context: Context, client: Client) -> None:
         if asks:
             echo(f"gateway {context.address}, installation {caller.installation}", err=True)
         return
-    whose = f"the gateway at {context.address} is that of the stack in {caller.stack_folder}"
+    folder = printable(caller.stack_folder)
+    whose = f"the gateway at {context.address} is that of the stack in {folder}"
     if asks and await is_confirmed(f"{whose}, which this folder did not start. Talk to it?"):
         return
     raise StackOfAnotherFolder(
         f"{whose}, and no `tenure dev` runs in this folder: start one here, or name that one, with --data "
-        f"{caller.stack_folder}, --address {context.address} or TENURE_ADDRESS={context.address}"
+        f"{shlex.quote(folder)}, --address {context.address} or TENURE_ADDRESS={context.address}"
     )

@@ -115,7 +115,11 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.Abort, click.exceptions.Exit):
+        except click.ClickException as error:
+            if ctx.parent is None:
+                error.message = _one_message(error.message)
+            raise
+        except (click.Abort, click.exceptions.Exit):
             raise
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)
@@ -131,7 +135,7 @@ class Group(click.Group):
             if code is None:
                 raise
             message = explain(error, getattr(ctx.obj, "address", ""))
-            echo("tenure: " + message.replace("\n", "\n  "), err=True)  # a further line must not look like one of ours
+            echo("tenure: " + _one_message(message), err=True)
             ctx.exit(code)
 
     def resolve_command(
@@ -209,6 +213,13 @@ def _set(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     if value and option.name and not ctx.resilient_parsing:
         root.params[option.name] = value
         root.obj = ctx.obj = context_of(root.obj.environment, **root.params)
+
+
+def _one_message(text: str) -> str:
+    """Returns the text of an error for the terminal: it may be a stranger's. No further line looks like one of ours."""
+    from tenure.cli.formatting import harmless
+
+    return harmless(text).replace("\n", "\n  ")
 
 
 def _refused_by_the_encoding(error: ValueError) -> str:

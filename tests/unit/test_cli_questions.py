@@ -9,19 +9,25 @@ import select
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, cast
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
 
 from tenure.cli.answering import ask_person
+from tenure.cli.context import Context
 from tenure.cli.exit_codes import Exit
+from tenure.cli.found_gateway import StackOfAnotherFolder
 from tenure.cli.submit import request_of
 from tenure.client import Client
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.v1.admin_service_pb2 import GetCallerResponse
 from tests.support.patience import PATIENCE_SECONDS
 
 TASK = "01a2025d-5126-7000-8000-000000000000"
@@ -43,6 +49,14 @@ class Terminal:
 
     def press(self, keys: str) -> None:
         os.write(self._screen, keys.encode())
+
+    @contextmanager
+    def used(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """This process reads and writes here inside the block."""
+        with monkeypatch.context() as patched, ExitStack() as opened:
+            for name, mode in (("stdin", "r"), ("stderr", "w")):
+                patched.setattr(sys, name, opened.enter_context(os.fdopen(os.dup(self.stdin), mode)))
+            yield
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._screen)
@@ -74,15 +88,26 @@ async def test_no_line_answers_a_later_question(terminal: Terminal, monkeypatch:
     """A second `y` while the gateway took the first one approved the next call, which nobody had read."""
     gateway = TwoWaits(terminal)
     terminal.keys += ["y\n", "n\n"]
-    with os.fdopen(os.dup(terminal.stdin)) as stdin, os.fdopen(os.dup(terminal.stdin), "w") as stderr:
-        monkeypatch.setattr(sys, "stdin", stdin)
-        monkeypatch.setattr(sys, "stderr", stderr)
+    with terminal.used(monkeypatch):
         for wait_id in ("w8", "w9"):
             wait = task_pb2.Wait(wait_id=wait_id, kind=task_pb2.WAIT_KIND_APPROVAL, options=["approve", "deny"])
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await ask_person(cast("Client", gateway), TASK, wait)
-        monkeypatch.undo()
     assert gateway.answers == [("w8", "approve"), ("w9", "deny")]
+
+
+@pytest.mark.parametrize("keys", ["y\n", "n\n"])
+async def test_a_question_shows_control_characters(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    """Whatever listens at the usual address names the folder of its stack."""
+    terminal.keys.append(keys)
+    context = Context("127.0.0.1:8470", None, False, Path(), Mock(), {}, is_guessed=True)
+    caller = GetCallerResponse(stack_folder="/home/\x1b[2J\x9b32m\u202e\nFORGED")
+    with terminal.used(monkeypatch), suppress(StackOfAnotherFolder):
+        await context.check(Mock(admin=Mock(GetCaller=AsyncMock(return_value=caller))))
+    assert r"/home/\x1b[2J\x9b32m\u202e\nFORGED, which this folder did not start. Talk to it? [y/N]: " in terminal.shown
+    assert not {"\x1b", "\x9b", "\u202e"} & set(terminal.shown)
 
 
 WAITING: Final = task_pb2.Task(

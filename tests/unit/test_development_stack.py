@@ -40,7 +40,7 @@ from devstack.service_process import SimulatorProcess
 from devstack.stores import endpoint_version
 from tenure.cli.dev import one_dsn, passed_on
 from tenure.cli.dev_programs import LOOK_SECONDS, CodeFiles
-from tenure.cli.dev_screen import UNSAFE_ETCD, command_name
+from tenure.cli.dev_screen import UNSAFE_ETCD, command_name, command_prefix
 from tenure.cli.parameters import REPLICAS, SETTING
 from tenure.runtime.running_stack import LOCK_FILE_NAME, read_addresses
 from tests.support.patience import PATIENCE_SECONDS
@@ -276,6 +276,11 @@ def test_the_advice_names_the_command_as_it_can_be_typed(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", str(own.parent))
     assert command_name(str(own)) == "tenure"
     assert command_name("/usr/lib/python3/tenure/cli/__main__.py") == "tenure"
+
+
+def test_a_command_names_a_folder_as_a_shell_reads_it(tmp_path: Path) -> None:
+    stack = Stack(StackOptions(data_dir=tmp_path / "my data"))
+    assert command_prefix(stack).endswith(f" --data '{tmp_path}/my data'")
 
 
 def test_replicas_are_named_after_their_service(tmp_path: Path) -> None:
