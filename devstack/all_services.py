@@ -29,6 +29,7 @@ from typing import Final
 
 from devstack import watchdog
 from devstack.options import CALLED_BY, HOST, HTTP_LISTEN, USUAL_PORTS, address_variable
+from tenure.runtime.security.tls import SERVICE
 from tenure.runtime.settings import Address
 from tenure.serve import SERVICES, command_line
 
@@ -45,8 +46,6 @@ CLOSING_SECONDS: Final = 35.0
 """How long a process may take to close after its drain."""
 CERTIFICATE: Final = "TENURE_TLS_CERTIFICATE_FILE"
 KEY: Final = "TENURE_TLS_KEY_FILE"
-SERVICE: Final = "{service}"
-"""Stands for the name of each service in the paths of its certificate and its key."""
 _USAGE: Final = "usage: tenure serve all\n\n`tenure serve NAME --help` lists the settings of each service.\n"
 _ONE_CERTIFICATE: Final = (
     f"tenure: {CERTIFICATE} names one file for all services, but each needs a certificate of its own: write {SERVICE} "

@@ -15,7 +15,6 @@ from click.shell_completion import CompletionItem
 from tenure.cli.exit_codes import Exit
 from tenure.runtime.fast_start import imports_kept
 
-_STARTS_SERVICE: Final = "tenure.cli.starts_service"
 SERVE: Final = "serve"
 ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")
 """The parameters of `tenure` whose options may also stand after the name of a command."""
@@ -50,14 +49,6 @@ class Commands(MutableMapping[str, click.Command]):
     def add(self, places: Mapping[str, str]) -> None:
         """Adds commands that are imported later, by name."""
         self._commands.update(places)
-
-
-class ClientOption(click.Option):
-    """An option for commands that ask a gateway. `tenure serve` does not read its variable: it is the service's own."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Returns the value of the variable, or None."""
-        return None if ctx.meta.get(_STARTS_SERVICE) else super().resolve_envvar_value(ctx)
 
 
 class SectionOption(click.Option):
@@ -106,11 +97,6 @@ class Group(click.Group):
         if command is not None:
             accept_anywhere(command, ctx.find_root().command)
         return command
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args[:1] == [SERVE]:
-            ctx.meta[_STARTS_SERVICE] = True
-        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -61,6 +61,7 @@ def mcp(
         from edges.mcp_server.settings import McpServerSettings
         from tenure.sdk.client import Client
 
+    context.check_options()
     cap = None if no_max_cost else Decimal(max_cost) / NANO_USD
     settings = McpServerSettings(cap, approvals, agent, model, queue, labels)
 

@@ -7,22 +7,28 @@ import json
 import os
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import AsyncMock, Mock
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from devstack.data_dir import hold_folder, write_addresses
 from services.gateway.admin import AdminServicer, Identity
 from tenure.agents.dev_stack import advice_without_stack, dev_settings
 from tenure.cli import found_gateway
 from tenure.cli.context import Context, context_of
+from tenure.cli.exit_codes import Exit
 from tenure.cli.found_gateway import StackOfAnotherFolder
-from tenure.domain.errors import NotFound, Unavailable
+from tenure.cli.main import cli
+from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.runtime import running_stack
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.running_stack import DEFAULT_ADDRESS, FoundGateway, find_gateway
+from tenure.runtime.security.tls import ClientTls
+from tenure.sdk import connection
 from tenure.sdk.client import Client
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import ServerFailed
@@ -32,6 +38,17 @@ from tenure.v1.agent_service_pb2 import GetAgentRequest
 
 PARTS = ("gateway", "coordinator", "checkpoint", "tools")
 FOLDER = "/home/ann/shop/.tenure"
+
+
+NO_OPTIONS: Final[dict[str, Any]] = {
+    "tenant": None,
+    "as_json": False,
+    "is_verbose": False,
+    "api_key_file": None,
+    "tls_ca_file": None,
+    "tls_certificate_file": None,
+    "tls_key_file": None,
+}
 
 
 def gateway(**caller: Any) -> Any:
@@ -57,21 +74,74 @@ def person_answers(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
 
 
 def test_a_gateway_without_an_address_is_guessed(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "tenant": None,
-        "as_json": False,
-        "is_verbose": False,
-        "api_key_file": None,
-        "tls_ca_file": None,
-        "tls_certificate_file": None,
-        "tls_key_file": None,
-    }
-    assert context_of({}, address=None, data=tmp_path, **options).is_guessed
-    assert not context_of({}, address="127.0.0.1:8470", data=tmp_path, **options).is_guessed
+    assert context_of({}, address=None, data=tmp_path, **NO_OPTIONS).is_guessed
+    assert not context_of({}, address="127.0.0.1:8470", data=tmp_path, **NO_OPTIONS).is_guessed
     with hold_folder(tmp_path):
         write_addresses(tmp_path, {"gateway": "127.0.0.1:1"})
-        own = context_of({}, address=None, data=tmp_path, **options)
+        own = context_of({}, address=None, data=tmp_path, **NO_OPTIONS)
     assert (own.is_guessed, own.address) == (False, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("given", "dialled"),
+    [
+        ("gateway.internal", "gateway.internal:8470"),
+        ("gateway.internal:1", "gateway.internal:1"),
+        ("[::1]", "[::1]:8470"),
+        ("10.0.0.1, 10.0.0.2:1", "10.0.0.1:8470,10.0.0.2:1"),
+        ("one:1,two:1", ""),
+        ("http://127.0.0.1:8470", ""),
+        ("gateway:", ""),
+        ("two words", ""),
+        (":8470", ""),
+        (",", ""),
+    ],
+)
+def test_client_and_command_read_an_address_alike(given: str, dialled: str, tmp_path: Path) -> None:
+    context = context_of({}, address=given, data=tmp_path, **NO_OPTIONS)
+    if dialled:
+        assert (context.address, context.problem) == (dialled, "")
+        assert GatewayConnection(given, None, None, None).address == dialled
+    else:
+        with pytest.raises(click.UsageError, match="TENURE_ADDRESS"):
+            context.run(Mock())
+        with pytest.raises(InvalidRequest):
+            GatewayConnection(given, None, None, None)
+
+
+@pytest.mark.parametrize("is_own_stack", [True, False])
+def test_client_and_command_have_the_same_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own_stack: bool
+) -> None:
+    """Those of the stack that runs here, else those of the variables, but not the paths of `tenure serve all`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TENURE_ADDRESS", raising=False)
+    Path("ca.pem").touch()
+    named = {"CA": "ca.pem", "CERTIFICATE": "certs/{service}.pem", "KEY": "certs/{service}.key.pem"}
+    for name, path in named.items():
+        monkeypatch.setenv(f"TENURE_TLS_{name}_FILE", path)
+    with ExitStack() as running:
+        if is_own_stack:
+            Path(".tenure").mkdir()
+            running.enter_context(hold_folder(Path(".tenure")))
+            write_addresses(Path(".tenure"), {"gateway": "127.0.0.1:1", "certificates": str(tmp_path)})
+        context = context_of(os.environ, address=None, data=Path(".tenure"), **NO_OPTIONS)
+        opened = Mock()
+        monkeypatch.setattr(connection, "GatewayClient", opened)
+        GatewayConnection(None, None, None, None)
+    stack_tls = ClientTls(tmp_path / "ca.pem", tmp_path / "operator.pem", tmp_path / "operator.key.pem")
+    assert opened.call_args.kwargs["tls"] == context.tls
+    assert context.tls == (stack_tls if is_own_stack else ClientTls(Path("ca.pem")))
+
+
+def test_a_command_without_a_gateway_reads_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"TENURE_ADDRESS": "http://host", "TENURE_TLS_CA_FILE": "/nowhere", "TENURE_API_KEY_FILE": "/nowhere"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert CliRunner().invoke(cli, ["completion", "bash"]).exit_code == 0
+    refused = CliRunner().invoke(cli, ["list"])
+    assert refused.exit_code == Exit.USAGE
+    assert "TENURE_ADDRESS: must be host:port, not 'http://host'" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])
@@ -117,8 +187,8 @@ def test_client_command_and_worker_find_one_stack(tmp_path: Path, monkeypatch: p
             (folder / ".tenure").mkdir()
             running.enter_context(hold_folder(folder / ".tenure"))
             write_addresses(folder / ".tenure", dict.fromkeys(PARTS, f"127.0.0.1:{number}"))
-        connection = GatewayConnection(None, None, None, None)
-        assert (connection.address, connection.is_guessed) == ("127.0.0.1:2", False)
+        found = GatewayConnection(None, None, None, None)
+        assert (found.address, found.is_guessed) == ("127.0.0.1:2", False)
         assert find_gateway() == FoundGateway("127.0.0.1:2")
         assert find_gateway(tmp_path / ".tenure").address == "127.0.0.1:1"
         assert dev_settings({})["TENURE_WORKER_COORDINATOR_ADDRESS"] == "127.0.0.1:2"
