@@ -26,8 +26,8 @@ FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--address",
     metavar="HOST:PORT",
     envvar="TENURE_ADDRESS",
-    help="The gateway; several, separated by commas; without a port 8470. Default: the gateway of the stack that runs on --data,"
-    " else 127.0.0.1:8470.",
+    help="The gateway; several, separated by commas; without a port 8470. Default: the gateway of the stack that runs"
+    " on --data, else 127.0.0.1:8470.",
 )
 @click.option(
     "--tenant",

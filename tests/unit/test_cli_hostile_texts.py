@@ -222,6 +222,14 @@ def test_a_table_has_one_line_for_each_record(capsys: pytest.CaptureFixture[str]
     assert len(records) == 1
 
 
+def test_a_table_changes_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich made an emoji of `:key:`."""
+    table = make_table("MEMBER")
+    table.add_row("oidc:key:7 [red]x[/red]")
+    make_console().print(table)
+    assert capsys.readouterr().out.splitlines()[1].strip() == "oidc:key:7 [red]x[/red]"
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_file_is_escaped_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], is_terminal: bool
