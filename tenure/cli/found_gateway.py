@@ -11,7 +11,7 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import printable
 from tenure.cli.output import echo
 from tenure.cli.questions import is_confirmed, is_interactive
-from tenure.domain.errors import TenureError
+from tenure.domain.errors import TenureError, Unavailable
 
 if TYPE_CHECKING:
     from tenure.cli.context import Context
@@ -27,12 +27,15 @@ class StackOfAnotherFolder(click.ClickException):
 async def check_found(context: Context, client: Client) -> None:
     """Says which gateway answers, and asks a person about the stack of another folder.
 
-    Raises StackOfAnotherFolder for a no. A program gets no question: it is refused, and names the gateway.
+    Raises StackOfAnotherFolder for a no. A program gets no question: it is refused, and names the gateway. Raises
+    Unavailable if none answers: the command would meet the same after as many attempts.
     """
     from tenure.v1.admin_service_pb2 import GetCallerRequest
 
     try:
         caller = await client.admin.GetCaller(GetCallerRequest())
+    except Unavailable:
+        raise
     except TenureError:  # the command meets the same, and says it
         return
     asks = not context.as_json and is_interactive()
