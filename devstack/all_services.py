@@ -11,8 +11,10 @@ The gateway serves HTTP too, on 127.0.0.1:8480 unless TENURE_GATEWAY_HTTP_LISTEN
 Each service calls the others where their LISTEN says, unless its own settings name other addresses.
 
 The worker calls models through the model runner. If TENURE_WORKER_MODELS_ADDRESS is set and empty, there is no model
-runner, and the worker calls them itself. A stop waits for the model calls in flight, for 50 s unless
-TENURE_MODELS_DRAIN_SECONDS is set: nothing else runs meanwhile, and systemd kills after 90 s by default.
+runner, and the worker calls them itself.
+
+A stop drains the worker first, which gives its tasks back, and then the others. It waits for the model calls in flight,
+for 40 s unless TENURE_MODELS_DRAIN_SECONDS is set: systemd kills after 90 s by default.
 """
 
 from __future__ import annotations
@@ -27,19 +29,23 @@ from typing import Final
 
 from devstack import watchdog
 from devstack.options import CALLED_BY, HOST, HTTP_LISTEN, USUAL_PORTS, address_variable
+from tenure.runtime.security.tls import SERVICE
 from tenure.runtime.settings import Address
 from tenure.serve import SERVICES, command_line
 
 DRAIN_SECONDS: Final = 60.0
+WORKER: Final = "worker"
 MODELS_ADDRESS: Final = address_variable("worker", "models")
-MODELS_DRAIN: Final = "TENURE_MODELS_DRAIN_SECONDS"
-MODELS_DRAIN_SECONDS: Final = 50.0
+DRAINS: Final = {WORKER: "TENURE_WORKER_DRAIN_SECONDS", "models": "TENURE_MODELS_DRAIN_SECONDS"}
+"""The services that drain for a time of their own, and their settings of it."""
+DRAINED_SECONDS: Final = {WORKER: 5.0, "models": 40.0}
+"""What these settings are unless they are set."""
+ENDING_SECONDS: Final = 5.0
+"""How long the others wait for a worker whose drain is over."""
 CLOSING_SECONDS: Final = 35.0
 """How long a process may take to close after its drain."""
 CERTIFICATE: Final = "TENURE_TLS_CERTIFICATE_FILE"
 KEY: Final = "TENURE_TLS_KEY_FILE"
-SERVICE: Final = "{service}"
-"""Stands for the name of each service in the paths of its certificate and its key."""
 _USAGE: Final = "usage: tenure serve all\n\n`tenure serve NAME --help` lists the settings of each service.\n"
 _ONE_CERTIFICATE: Final = (
     f"tenure: {CERTIFICATE} names one file for all services, but each needs a certificate of its own: write {SERVICE} "
@@ -70,7 +76,7 @@ def completed(environment: Mapping[str, str]) -> dict[str, str]:
             for service, calls in CALLED_BY.items()
             for called in calls
         },
-        MODELS_DRAIN: f"{MODELS_DRAIN_SECONDS:g}",
+        **{variable: f"{DRAINED_SECONDS[name]:g}" for name, variable in DRAINS.items()},
     }
     return {**assumed, **environment}
 
@@ -108,7 +114,7 @@ async def _run(environment: Mapping[str, str]) -> int:
         if not is_asked:
             sys.stderr.write(f"tenure: {name} ended with code {code}; the other services are stopped\n")
     stopped.cancel()
-    await asyncio.gather(*(_drain(process, longest_drain(name, environment)) for name, process in processes.items()))
+    await _drain_all(processes, environment)
     return exit_code([*ended.values(), *(process.returncode for process in processes.values())], is_asked=is_asked)
 
 
@@ -133,14 +139,22 @@ async def _start(name: str, environment: Mapping[str, str]) -> Process:
     return process
 
 
-def longest_drain(name: str, environment: Mapping[str, str]) -> float:
+def longest_drain(name: str, environment: Mapping[str, str], closing_seconds: float = CLOSING_SECONDS) -> float:
     """Returns after how many seconds a service that was asked to stop is killed."""
-    if name != "models":
+    if name not in DRAINS:
         return DRAIN_SECONDS
     try:
-        return float(environment[MODELS_DRAIN]) + CLOSING_SECONDS
-    except ValueError:  # the model runner refuses this setting, and does not start
+        return float(environment[DRAINS[name]]) + closing_seconds
+    except ValueError:  # the service refuses this setting, and does not start
         return DRAIN_SECONDS
+
+
+async def _drain_all(processes: Mapping[str, Process], environment: Mapping[str, str]) -> None:
+    """Stops the worker first: it gives its tasks back, which needs the other services. As `Stack` does."""
+    drains = {name: _drain(process, longest_drain(name, environment)) for name, process in processes.items()}
+    worker = asyncio.create_task(drains.pop(WORKER), name=WORKER)
+    await asyncio.wait([worker], timeout=longest_drain(WORKER, environment, ENDING_SECONDS))
+    await asyncio.gather(worker, *drains.values())
 
 
 async def _drain(process: Process, longest_seconds: float) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -143,7 +144,21 @@ def delete_stack(data_dir: Path) -> list[str]:
 
 
 def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        _open_directories(path)
+        shutil.rmtree(path)
+
+
+def _open_directories(folder: Path) -> None:
+    """Gives the owner all rights to the directories below: programs of agents may have taken them away."""
+    folder.chmod(stat.S_IRWXU)
+    for root, names, _ in os.walk(folder):  # into a directory after it was opened here
+        for path in (Path(root, name) for name in names):
+            if not path.is_symlink():
+                with suppress(PermissionError):  # another account's, which may be empty
+                    path.chmod(stat.S_IRWXU)

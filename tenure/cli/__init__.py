@@ -14,6 +14,7 @@ many_tasks.py     one verb for many tasks: the preview, the question, the outcom
 exit_codes.py     the exit codes; error_texts.py has the message and the code of each error
 streams.py        the encoding of standard output and standard error
 output.py         prints everything; escapes control characters
+questions.py      questions to a person at the terminal; text from standard input
 formatting.py     numbers, times, states and texts for people
 entry_lines.py    one line for one entry
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import shlex
-import sys
 import time
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
@@ -16,6 +13,7 @@ from rich.text import Text
 
 from tenure.cli.formatting import budget_text, harmless, seconds_text, short_id
 from tenure.cli.output import echo
+from tenure.cli.questions import ask, yes_or_no
 from tenure.client import Client
 from tenure.domain.budget import money_text, usd
 from tenure.domain.errors import Refused
@@ -25,8 +23,6 @@ from tenure.v1 import task_pb2
 from tenure.wire.common import PRIORITIES, WAIT_KINDS, unix_seconds
 
 FOR_PEOPLE: Final = frozenset(WAIT_KINDS.to_wire(kind) for kind in WaitKind if is_for_person(kind))
-MAX_LINE_BYTES: Final = 4096
-"""The most that one read takes: more than one line of a terminal."""
 
 
 class Said(NamedTuple):
@@ -169,11 +165,6 @@ def decision_of(wait: task_pb2.Wait, approve_or_deny: str) -> str:
     return ALLOW if allows_call else (DENY if approve_or_deny == "deny" else approve_or_deny)
 
 
-def is_interactive() -> bool:
-    """Returns whether a person can be asked: standard input and standard error are a terminal."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def question_of(wait: task_pb2.Wait) -> str:
     """Returns the prompt of a wait."""
     if wait.calls:
@@ -190,9 +181,9 @@ def said_in(wait: task_pb2.Wait, line: str) -> Said | None:
     typed = line.strip()
     if wait.calls:
         return _said_of_calls(wait, typed)
-    is_yes_or_no = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL or {"approve", "deny"} <= set(wait.options)
-    if is_yes_or_no and typed.lower() in {"y", "yes", "n", "no"}:
-        return Said(decision=decision_of(wait, "approve" if typed.lower().startswith("y") else "deny"))
+    takes_yes = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL or {"approve", "deny"} <= set(wait.options)
+    if takes_yes and (is_yes := yes_or_no(line)) is not None:
+        return Said(decision=decision_of(wait, "approve" if is_yes else "deny"))
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return None
     if wait.options:
@@ -202,8 +193,8 @@ def said_in(wait: task_pb2.Wait, line: str) -> Said | None:
 
 def _said_of_calls(wait: task_pb2.Wait, typed: str) -> Said | None:
     known = [call.call_id for call in wait.calls]
-    if typed.lower() in {"y", "yes", "n", "no"}:
-        return Said(calls=tuple(decisions_on(wait, known, ALLOW if typed.lower().startswith("y") else DENY)))
+    if (is_yes := yes_or_no(typed)) is not None:
+        return Said(calls=tuple(decisions_on(wait, known, ALLOW if is_yes else DENY)))
     chosen = typed.replace(",", " ").split()
     return Said(calls=tuple(decisions_on(wait, chosen, ALLOW))) if chosen and set(chosen) <= set(known) else None
 
@@ -216,10 +207,8 @@ async def ask_person(client: Client, task_id: str, wait: task_pb2.Wait) -> None:
     echo(wait_text(wait), err=True)
     answer: Said | None = None
     while answer is None:
-        echo(harmless(question_of(wait)), nl=False, err=True)
-        line = await read_line()
+        line = await ask(question_of(wait))
         if not line:
-            echo("", err=True)
             return
         edits = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and not wait.calls and line.strip().lower() in {"e", EDIT}
         answer = _edited(wait) if edits else said_in(wait, line)
@@ -258,24 +247,6 @@ def _edited(wait: task_pb2.Wait) -> Said | None:
         echo("no answer was sent: save the arguments as a JSON object", err=True)
         return None
     return Said(decision=EDIT, edited_arguments_json=text)
-
-
-async def read_line() -> str:
-    """Returns a line of standard input, "" at its end. Reads without a thread, so that Ctrl-C interrupts at once."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(sys.stdin, wake)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(sys.stdin)
-    # sys.stdin would buffer a second line, and add_reader would not report it. A terminal gives one line a read.
-    return os.read(sys.stdin.fileno(), MAX_LINE_BYTES).decode(errors="replace")
 
 
 def answer_lines(task_id: str, wait: task_pb2.Wait) -> list[Text]:

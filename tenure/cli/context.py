@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -18,9 +17,9 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo, json_line, make_console
 from tenure.client import Client
 from tenure.client.client import check_stays_here
-from tenure.runtime.rpc.client import target_of
+from tenure.runtime.rpc.client import gateway_addresses
 from tenure.runtime.running_stack import DEFAULT_ADDRESS, FoundGateway, find_gateway
-from tenure.runtime.security.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls, client_tls_of
 from tenure.sdk.json_shape import PublicValue
 from tenure.wire.common import to_dict
 
@@ -34,7 +33,8 @@ class Context:
     """The context that main.py passes to every command. `console` prints for people, `emit` prints JSON.
 
     `environment` is the environment of the process; only main.py reads it. `is_guessed`: the gateway is the one at the
-    usual port, because no option names one and no stack runs here.
+    usual port, because no option names one and no stack runs here. `problem`: what is wrong with the options and the
+    variables that name it; a command that asks no gateway ignores it.
     """
 
     address: str
@@ -47,9 +47,11 @@ class Context:
     tls: ClientTls | None = None
     api_key: Callable[[], str] | str = ""
     is_guessed: bool = False
+    problem: str = ""
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Runs `work` with a connected client."""
+        """Runs `work` with a connected client. Raises UsageError if the gateway is not named as it must be."""
+        self.check_options()
 
         async def connected() -> T:
             async with Client(self.address, tenant=self.tenant, tls=self.tls, api_key=self.api_key) as client:
@@ -57,6 +59,11 @@ class Context:
                 return await work(client)
 
         return asyncio.run(connected())
+
+    def check_options(self) -> None:
+        """Raises UsageError for options and variables that name no gateway."""
+        if self.problem:
+            raise click.UsageError(self.problem)
 
     async def check(self, client: Client) -> None:
         """Raises StackOfAnotherFolder for the stack of another folder, unless a person wants it."""
@@ -128,26 +135,21 @@ def context_of(
     tls_certificate_file: Path | None,
     tls_key_file: Path | None,
 ) -> Context:
-    """Returns the context that the options describe. Raises UsageError for options that exclude each other."""
-    if address and not re.fullmatch(r"[^/\s]+:\d{1,5}", address):
-        raise click.BadParameter(
-            f"{address} is not an address; write for example 127.0.0.1:8470", param_hint="--address"
-        )
-    try:
-        target_of((address or DEFAULT_ADDRESS).split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--address") from None
-    if (tls_certificate_file is None) != (tls_key_file is None):
-        raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
-    gateway = FoundGateway(address) if address else find_gateway(data)
-    given_tls = ClientTls(tls_ca_file, tls_certificate_file, tls_key_file)
-    tls = gateway.tls if given_tls == ClientTls() else given_tls
-    api_key = environment.get("TENURE_API_KEY", "") if api_key_file is None else partial(read_key, api_key_file)
-    if api_key and tls is None:
+    """Returns the context that the options describe, or else the variables."""
+    gateway, problem = _gateway_of(address, data)
+    given, own = ClientTls(tls_ca_file, tls_certificate_file, tls_key_file), client_tls_of(environment)
+    tls: ClientTls | None = ClientTls(
+        given.ca_file or own.ca_file, given.certificate_file or own.certificate_file, given.key_file or own.key_file
+    )
+    if given == ClientTls():
+        tls = gateway.tls or (None if own == given else own)
+    api_key = _key_of(environment, api_key_file)
+    problem = problem or _problem_of(tls)
+    if api_key and tls is None and not problem:
         try:
             check_stays_here(gateway.address)
         except ValueError as error:
-            raise click.UsageError(f"{error} with --tls-ca-file") from None
+            problem = f"{error} with --tls-ca-file"
     return Context(
         gateway.address,
         tenant,
@@ -159,7 +161,36 @@ def context_of(
         tls,
         api_key,
         is_guessed=gateway.is_guessed,
+        problem=problem,
     )
+
+
+def _gateway_of(address: str | None, data: Path) -> tuple[FoundGateway, str]:
+    """Returns the gateway, and what is wrong with the address."""
+    if not address:
+        return find_gateway(data), ""
+    try:
+        return FoundGateway(gateway_addresses(address)), ""
+    except ValueError as error:
+        return FoundGateway(address), f"--address, or TENURE_ADDRESS: {error}; write for example {DEFAULT_ADDRESS}"
+
+
+def _problem_of(tls: ClientTls | None) -> str:
+    if tls is None:
+        return ""
+    if (tls.certificate_file is None) != (tls.key_file is None):
+        return "--tls-certificate-file and --tls-key-file belong together: give both, or none"
+    files = (tls.ca_file, tls.certificate_file, tls.key_file)
+    missing = next((path for path in files if path and not path.is_file()), None)
+    return f"{missing} does not exist: --tls-ca-file, or TENURE_TLS_CA_FILE, and the others name it" if missing else ""
+
+
+def _key_of(environment: Mapping[str, str], file: Path | None) -> Callable[[], str] | str:
+    """Returns the API key: as for the Python client, the key in the environment goes before the file there."""
+    key, named = environment.get("TENURE_API_KEY", ""), environment.get("TENURE_API_KEY_FILE", "")
+    if file is None and (key or not named):
+        return key
+    return partial(read_key, file or Path(named))
 
 
 def read_key(path: Path) -> str:

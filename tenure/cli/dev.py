@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.status import Status
 
-from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context, pass_context
 from tenure.cli.dev_programs import keep_programs
 from tenure.cli.dev_screen import screen_of
 from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS, SETTING
+from tenure.cli.questions import confirm, is_interactive
 from tenure.runtime.task_group import TaskGroup
 from tenure.server_packages import server_packages
 
@@ -175,7 +175,7 @@ def delete_data(context: Context, folder: Path, *, is_confirmed: bool) -> None:
     if not is_confirmed:
         if not is_interactive():
             raise click.UsageError(f"outside of a terminal give --yes, which deletes {what}")
-        click.confirm(f"Delete {what}?", abort=True)
+        asyncio.run(confirm(f"Delete {what}?"))
     left = delete_stack(folder)
     kept = f"; these files are not of the stack, and stay: {', '.join(left)}" if left else ""
     echo(f"Deleted {what}{kept}.")

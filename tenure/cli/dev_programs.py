@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TextIO
 
+from tenure.runtime.running_stack import LOCK_FILE_NAME
 from tenure.runtime.task_group import TaskGroup
 
 Report = Callable[[str], None]
@@ -89,7 +90,9 @@ async def _drain(process: Process) -> None:
 
 
 class CodeFiles:
-    """The Python files below a folder, without hidden folders, virtual environments and installed packages."""
+    """The Python files below a folder, without hidden folders, virtual environments, installed packages and what agents
+    write into the data directory of a stack.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -122,7 +125,9 @@ class CodeFiles:
 
 
 def _is_ours(folder: Path) -> bool:
-    return not folder.name.startswith(".") and folder.name not in NOT_OURS and not (folder / "pyvenv.cfg").exists()
+    if folder.name.startswith(".") or folder.name in NOT_OURS:
+        return False
+    return not any((folder / mark).exists() for mark in ("pyvenv.cfg", LOCK_FILE_NAME))
 
 
 def _first_difference(before: Mapping[str, int], after: Mapping[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -63,7 +64,7 @@ def command_prefix(stack: Stack) -> str:
     """Returns the command line prefix with which `tenure` finds this stack from the present directory."""
     is_default = DEFAULT_DATA_DIR.resolve() == stack.layout.data_dir
     name = command_name(sys.argv[0])
-    return name if is_default else f"{name} --data {stack.options.data_dir}"
+    return name if is_default else f"{name} --data {shlex.quote(str(stack.options.data_dir))}"
 
 
 def command_name(started_as: str) -> str:

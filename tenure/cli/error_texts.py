@@ -75,6 +75,11 @@ def exit_of_error(error: Exception) -> Exit | None:
     return Exit.NOT_YET if isinstance(error, TimeoutError) else None
 
 
+def lost_text(address: str) -> str:
+    """Returns what a command that reads a stream says when the gateway does not answer."""
+    return f"no gateway answers at {address}; trying again for a minute"
+
+
 def explain(error: Exception, address: str) -> str:
     """Returns the message of an error: what happened, and what the user can do."""
     if isinstance(error, errors.InvalidRequest) and error.violations:

@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.error_texts import lost_text
 from tenure.cli.formatting import budget_text, clock, goal_text, one_line, short_id, state_style, summary
 from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
@@ -42,23 +43,23 @@ def follow(
     With --json each line has a cursor: --after continues from there, also days later.
     """
 
-    def report_silence() -> None:
-        if not event_received.is_set():
-            echo(f"no gateway answers at {context.address} yet; trying again for a minute", err=True)
-
     async def work(client: Client) -> None:
-        asyncio.get_running_loop().call_later(_SILENCE_SECONDS, report_silence)
-        async with aclosing(client.watch_tasks(task_filter, after_cursor=after_cursor)) as events:
+        def report_lost() -> None:
+            silence.cancel()
+            echo(lost_text(context.address), err=True)
+
+        silence, is_following = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, report_lost), False
+        async with aclosing(client.watch_tasks(task_filter, after_cursor=after_cursor, on_lost=report_lost)) as events:
             async for event in events:
                 if context.as_json:
                     context.emit(event)
                 elif event.HasField("change"):
                     context.console.print(_line(context, event.change), no_wrap=True, soft_wrap=True)
-                elif not event_received.is_set():
+                elif not is_following:
                     echo("following all tasks; Ctrl-C stops only this command", err=True)
-                event_received.set()
+                is_following = True
+                silence.cancel()
 
-    event_received = asyncio.Event()
     context.run(work)
 
 

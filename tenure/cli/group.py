@@ -15,7 +15,6 @@ from click.shell_completion import CompletionItem
 from tenure.cli.exit_codes import Exit
 from tenure.runtime.fast_start import imports_kept
 
-_STARTS_SERVICE: Final = "tenure.cli.starts_service"
 SERVE: Final = "serve"
 ANYWHERE: Final = ("address", "tenant", "as_json", "is_verbose")
 """The parameters of `tenure` whose options may also stand after the name of a command."""
@@ -50,14 +49,6 @@ class Commands(MutableMapping[str, click.Command]):
     def add(self, places: Mapping[str, str]) -> None:
         """Adds commands that are imported later, by name."""
         self._commands.update(places)
-
-
-class ClientOption(click.Option):
-    """An option for commands that ask a gateway. `tenure serve` does not read its variable: it is the service's own."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Returns the value of the variable, or None."""
-        return None if ctx.meta.get(_STARTS_SERVICE) else super().resolve_envvar_value(ctx)
 
 
 class SectionOption(click.Option):
@@ -107,15 +98,14 @@ class Group(click.Group):
             accept_anywhere(command, ctx.find_root().command)
         return command
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args[:1] == [SERVE]:
-            ctx.meta[_STARTS_SERVICE] = True
-        return super().parse_args(ctx, args)
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.Abort, click.exceptions.Exit):
+        except click.ClickException as error:
+            if ctx.parent is None:
+                error.message = _one_message(error.message)
+            raise
+        except (click.Abort, click.exceptions.Exit):
             raise
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)
@@ -131,7 +121,7 @@ class Group(click.Group):
             if code is None:
                 raise
             message = explain(error, getattr(ctx.obj, "address", ""))
-            echo("tenure: " + message.replace("\n", "\n  "), err=True)  # a further line must not look like one of ours
+            echo("tenure: " + _one_message(message), err=True)
             ctx.exit(code)
 
     def resolve_command(
@@ -209,6 +199,13 @@ def _set(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     if value and option.name and not ctx.resilient_parsing:
         root.params[option.name] = value
         root.obj = ctx.obj = context_of(root.obj.environment, **root.params)
+
+
+def _one_message(text: str) -> str:
+    """Returns the text of an error for the terminal: it may be a stranger's. No further line looks like one of ours."""
+    from tenure.cli.formatting import harmless
+
+    return harmless(text).replace("\n", "\n  ")
 
 
 def _refused_by_the_encoding(error: ValueError) -> str:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from tenure.cli.exit_codes import HELP
-from tenure.cli.group import ClientOption, Group
+from tenure.cli.group import Group
 from tenure.cli.groups import add_commands
 from tenure.cli.streams import replace_unknown_characters
 from tenure.runtime.running_stack import DEFAULT_DATA_DIR
@@ -25,15 +24,13 @@ FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--address",
-    cls=ClientOption,
     metavar="HOST:PORT",
     envvar="TENURE_ADDRESS",
-    help="The gateway; several, separated by commas. Default: the gateway of the stack that runs on --data,"
-    " else 127.0.0.1:8470.",
+    help="The gateway; several, separated by commas; without a port 8470. Default: the gateway of the stack that runs"
+    " on --data, else 127.0.0.1:8470.",
 )
 @click.option(
     "--tenant",
-    cls=ClientOption,
     envvar="TENURE_TENANT",
     help="The tenant. Default: that of your API key, else `default`.",
 )
@@ -49,30 +46,22 @@ FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--api-key-file",
-    cls=ClientOption,
     type=FILE,
-    envvar="TENURE_API_KEY_FILE",
     help="A file with your API key. Default: the key in TENURE_API_KEY, else the file of TENURE_API_KEY_FILE.",
 )
 @click.option(
     "--tls-ca-file",
-    cls=ClientOption,
     type=FILE,
-    envvar="TENURE_TLS_CA_FILE",
     help="The authority of the gateway, for TLS.",
 )
 @click.option(
     "--tls-certificate-file",
-    cls=ClientOption,
     type=FILE,
-    envvar="TENURE_TLS_CERTIFICATE_FILE",
     help="Your certificate.",
 )
 @click.option(
     "--tls-key-file",
-    cls=ClientOption,
     type=FILE,
-    envvar="TENURE_TLS_KEY_FILE",
     help="The private key of your certificate.",
 )
 @click.version_option(package_name="tenure")
@@ -90,8 +79,6 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     """  # noqa: D301  the \\b must reach click as one character: click then keeps the line breaks
     from tenure.cli.context import context_of
 
-    if ctx.get_parameter_source("api_key_file") is ParameterSource.ENVIRONMENT and os.environ.get("TENURE_API_KEY"):
-        ctx.params["api_key_file"] = options["api_key_file"] = None  # the Python client takes the key, too
     ctx.obj = context_of(os.environ, **options)
 
 

@@ -13,12 +13,12 @@ from uuid import uuid4
 import click
 from rich.text import Text
 
-from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import count_text, harmless, make_list, seconds_text, short_id, state_style, why
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task
+from tenure.cli.questions import confirm, is_interactive
 from tenure.cli.task_filter import filter_options, is_empty
 from tenure.client import Client
 from tenure.domain.errors import TryLater
@@ -115,7 +115,7 @@ async def act_on_many(
         tasks = await _preview(context, client, request)
         if not tasks or selection.only_shows:
             return
-        click.confirm(f"{did.capitalize()}: {tasks}. Go on?", abort=True)
+        await confirm(f"{did.capitalize()}: {tasks}. Go on?")
     results = await _act(context, client, request, did)
     if not context.as_json:
         echo(_summary(results, did))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from decimal import Decimal
 
 import click
@@ -10,6 +11,7 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import DOLLARS, LABEL
 from tenure.domain.budget import NANO_USD
+from tenure.domain.errors import Unavailable
 from tenure.server_packages import server_packages
 
 
@@ -61,13 +63,15 @@ def mcp(
         from edges.mcp_server.settings import McpServerSettings
         from tenure.sdk.client import Client
 
+    context.check_options()
     cap = None if no_max_cost else Decimal(max_cost) / NANO_USD
     settings = McpServerSettings(cap, approvals, agent, model, queue, labels)
 
     async def serve() -> None:
         api_key = context.api_key or None
         async with Client(context.address, api_key=api_key, tenant=context.tenant, tls=context.tls) as client:
-            await context.check(client.raw)
+            with suppress(Unavailable):  # a program that an editor has started waits for its gateway
+                await context.check(client.raw)
             await serve_stdio(client, settings)
 
     asyncio.run(serve())

@@ -68,6 +68,7 @@ def relay(context: Context, dsn: str, url: str, keep_days: float) -> None:
         from edges.outbox.relay import OutboxRelay, open_gateway
         from edges.outbox.rows import open_outbox
 
+    context.check_options()
     given = context.api_key
     api_key = given if callable(given) else lambda: given
     if given and is_clear_text(url):

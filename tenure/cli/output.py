@@ -58,5 +58,7 @@ class SafeConsole(Console):
 
 def make_console() -> Console:
     """Returns a console: colour and the terminal's width on a terminal, plain lines of `PIPE_WIDTH` otherwise."""
-    console = SafeConsole(highlight=False, markup=False)  # agents write [brackets], which are not markup
-    return console if console.is_terminal else SafeConsole(highlight=False, markup=False, width=PIPE_WIDTH)
+    console = SafeConsole(highlight=False, markup=False, emoji=False)  # values have [brackets] and :key: of their own
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console

@@ -179,8 +179,13 @@ async def _cancel(client: Client, task_id: str, reason: str) -> None:
 
 
 def worker_environment(context: Context, queue: str) -> dict[str, str]:
-    """Returns the environment of the worker: that of the command, with the addresses of the stack that runs here."""
+    """Returns the environment of the worker: that of the command, with the addresses of the stack that runs here.
+
+    Without them if the command asks the gateway of another one, which gets the task.
+    """
     running = find_addresses(context.data_dir) or {}
+    if set(context.address.split(",")).isdisjoint(running.get("gateway", "").split(",")):
+        running = {}
     known = {variable: running[part] for variable, part in _STACK.items() if part in running}
     given = {**known, **_model_of(running, context.environment), **context.environment}
     return {**given, "TENURE_WORKER_ID": queue, "TENURE_WORKER_SLOTS": "1"}

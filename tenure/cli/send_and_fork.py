@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tenure.cli.formatting import short_id, why
 from tenure.cli.group import SectionedCommand
 from tenure.cli.output import echo
 from tenure.cli.parameters import MESSAGE_FILES, find_task, task_argument
+from tenure.cli.questions import read_standard_input
 from tenure.cli.task_options import FORK_TASK_OPTIONS
 from tenure.cli.tasks import RESULT_SCHEMA
 from tenure.cli.watch import watch_task
@@ -39,7 +39,7 @@ def send(context: Context, task: str, text: str, files: tuple[Path, ...], reques
 
     The agent reads it at its next model call. Once this command has returned, the task cannot succeed before that.
     """
-    message = sys.stdin.read().strip() if text == "-" else text
+    message = read_standard_input().strip() if text == "-" else text
     sent = input_files("--file", files)
 
     async def work(client: Client) -> None:
@@ -125,7 +125,7 @@ def fork_request(
     request = api.ForkTaskRequest(
         request_id=request_id,
         without_files=without_files,
-        message=sys.stdin.read().strip() if message == "-" else message,
+        message=read_standard_input().strip() if message == "-" else message,
         files=input_files("--file", files),
         overrides=task_pb2.ForkOverrides(
             tools=task_pb2.ToolAllowlist() if no_tools else None,

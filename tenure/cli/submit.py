@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +16,7 @@ from tenure.cli.formatting import caps_text, model_text, money_cap_text, short_i
 from tenure.cli.group import SectionedCommand, SectionOption
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, SOURCE
+from tenure.cli.questions import read_standard_input
 from tenure.cli.task_options import TASK_OPTIONS, typed_names
 from tenure.cli.watch import watch_task
 from tenure.client import Client
@@ -163,7 +163,7 @@ def _of_code(goal: str, given: Mapping[str, Any]) -> task_pb2.TaskSpec:
 
 def _text(argument: str) -> str:
     """Returns the argument, or standard input for `-`."""
-    return sys.stdin.read().strip() if argument == "-" else argument
+    return read_standard_input().strip() if argument == "-" else argument
 
 
 def _source_kind(function: str, conversation: str) -> SourceKind:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -14,7 +13,6 @@ import click
 from rich.text import Text
 
 from tenure.cli.admin import reason_option
-from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context, with_client
 from tenure.cli.effects import effects
 from tenure.cli.formatting import (
@@ -33,6 +31,7 @@ from tenure.cli.formatting import (
 )
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.questions import confirm, is_interactive, read_standard_input
 from tenure.cli.receipts import receipt, write_receipts
 from tenure.cli.tool_rules import rules
 from tenure.client import Client
@@ -120,7 +119,7 @@ async def accept(context: Context, client: Client, source: str, tool: str, *, ye
     if not context.as_json:
         _show_held(context, tool_pb2.ToolSource(name=source), held)
     if not yes:
-        click.confirm(f"accept {count_text(len(held), 'tool')} of {source}?", abort=True, err=True)
+        await confirm(f"accept {count_text(len(held), 'tool')} of {source}?")
     seen = [tool_pb2.SeenTool(name=one.name, sha256=one.sha256) for one in held]
     await client.admin.AcceptTools(admin.AcceptToolsRequest(name=source, tools=seen))
     context.say(
@@ -444,7 +443,7 @@ def _text(argument: str) -> str:
     if not argument.startswith("@"):
         return argument
     try:
-        text = sys.stdin.read() if argument == "@-" else Path(argument[1:]).read_text(encoding="utf-8")
+        text = read_standard_input() if argument == "@-" else Path(argument[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--result: cannot read {argument[1:]}: {error}") from error
     if len(text.encode()) > _MAX_RESULT_BYTES:

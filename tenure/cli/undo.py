@@ -7,12 +7,12 @@ from typing import Final
 import click
 from rich.text import Text
 
-from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context, with_client
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import arguments_text, harmless, make_list, short_id
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.questions import confirm, is_interactive
 from tenure.cli.watch import watch_task
 from tenure.client import Client
 from tenure.v1 import task_service_pb2 as api
@@ -67,7 +67,7 @@ async def undo(
     if dry_run:
         return Exit.OK
     if count and not plan.obstacle and not yes:
-        click.confirm(f"Undo {count} of {len(plan.effects)} effects?", abort=True, err=True)
+        await confirm(f"Undo {count} of {len(plan.effects)} effects?")
     request = api.UndoTaskRequest(
         request_id=request_id, task_id=task_id, since_step=since_step, go_on=go_on, plan_digest=plan.plan_digest
     )

@@ -11,25 +11,26 @@ from typing import Any
 
 import click
 from google.protobuf.timestamp_pb2 import Timestamp
-from rich.text import Text
+from rich.table import Table
 
 from tenure.cli.answering import (
     calls_of,
     decision_of,
     decisions_on,
-    is_interactive,
     next_step_text,
     request_text,
     wait_text,
 )
 from tenure.cli.context import Context, with_client
 from tenure.cli.formatting import (
+    ListColumn,
     ago,
     arguments_text,
     count_text,
+    cut_text,
     distinct_ids,
+    fitted_list,
     harmless,
-    make_table,
     one_line,
     seconds_text,
     short_id,
@@ -37,6 +38,7 @@ from tenure.cli.formatting import (
 )
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, MESSAGE_FILES, find_task, task_argument
+from tenure.cli.questions import confirm, is_interactive
 from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
@@ -67,7 +69,7 @@ async def waits(context: Context, client: Client, external: bool, limit: int) ->
         async for task in tasks:
             context.emit(task)
     elif listed := [task async for task in tasks]:
-        _show_waits(context, listed)
+        context.console.print(wait_table(context.console.width, listed))
     else:
         echo("no task waits", err=True)
 
@@ -153,7 +155,7 @@ async def resume(
     echo(wait_text(wait), err=True)
     decisions = answer.decisions(wait)
     if not yes and is_interactive():
-        click.confirm(f"{answer.text(wait)}: send this answer?", abort=True, err=True)
+        await confirm(f"{answer.text(wait)}: send this answer?")
     resumed = await client.resume(
         waiting.task_id,
         wait.wait_id,
@@ -321,28 +323,37 @@ def _awaited(wait: task_pb2.Wait) -> str:
     return wait.question or (f"the signal {wait.correlation_id}" if wait.correlation_id else "")
 
 
-def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
+def wait_table(width: int, listed: Sequence[task_pb2.Task]) -> Table:
+    """Returns the waits as a table, without the columns for which the width has no place."""
     ids = distinct_ids(task.task_id for task in listed)
-    escalates = any(task.wait.assignee or task.wait.HasField("next_step") for task in listed)
-    more = ("ASSIGNEE", "NEXT STEP") if escalates else ()
-    table = make_table("TASK", "WAIT", "SINCE", "DEADLINE", *more, "WAITS FOR", "OPTIONS")
-    for task in listed:
-        wait = task.wait
-        question = _awaited(wait) or task.message
-        if wait.tool:
-            question = "; ".join(f"{call.tool} {arguments_text(call.arguments_json)}" for call in calls_of(wait))
-        is_not_for_people = bool(wait.correlation_id) or wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS
-        options = ", ".join(wait.options) or ("" if is_not_for_people else "a reply")
-        table.add_row(
-            ids[task.task_id],
-            wait.wait_id or "-",
-            ago(_since(task)),
-            _left(wait) if task.HasField("wait") else "-",
-            *((one_line(wait.assignee or "-", 40), next_step_text(wait, time.time()) or "-") if escalates else ()),
-            Text(one_line(question or state_name(task.state), max(40, context.console.width))),
-            Text(one_line(options if task.HasField("wait") else _other_remedy(task), 60)),
-        )
-    context.console.print(table)
+    now = time.time()
+    return fitted_list(
+        width,
+        ListColumn("TASK", [ids[task.task_id] for task in listed]),
+        ListColumn("WAIT", [task.wait.wait_id or "-" for task in listed]),
+        ListColumn("SINCE", [ago(_since(task)) for task in listed], rank=5),
+        ListColumn("DEADLINE", [_left(task.wait) if task.HasField("wait") else "-" for task in listed], rank=1),
+        ListColumn("ASSIGNEE", [one_line(task.wait.assignee, 40) for task in listed], rank=3),
+        ListColumn("NEXT STEP", [one_line(next_step_text(task.wait, now), 60) for task in listed], rank=4),
+        ListColumn("OPTIONS", [one_line(_options(task), 60) for task in listed], rank=2),
+        ListColumn("WAITS FOR", [cut_text(_question(task), max(40, width)) for task in listed]),
+    )
+
+
+def _question(task: task_pb2.Task) -> str:
+    wait = task.wait
+    if wait.tool:
+        return "; ".join(f"{call.tool} {arguments_text(call.arguments_json)}" for call in calls_of(wait))
+    return _awaited(wait) or task.message or state_name(task.state)
+
+
+def _options(task: task_pb2.Task) -> str:
+    """Returns what may be answered; for a wait that `tenure resume` cannot answer, what ends it."""
+    wait = task.wait
+    if not task.HasField("wait"):
+        return _other_remedy(task)
+    is_not_for_people = bool(wait.correlation_id) or wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS
+    return ", ".join(wait.options) or ("" if is_not_for_people else "a reply")
 
 
 def _other_remedy(task: task_pb2.Task) -> str:

@@ -13,18 +13,19 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.text import Text
 
-from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person, is_interactive
+from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person
 from tenure.cli.context import Context, with_client
-from tenure.cli.error_texts import exit_of_task
+from tenure.cli.error_texts import exit_of_task, lost_text
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import arguments_text, budget_text, harmless, one_line, seconds_text, short_id
 from tenure.cli.narration import Narrator
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.questions import is_interactive
 from tenure.cli.watch_state import WatchedTask
 from tenure.cli.watch_tree import tell_of_sub_agents
 from tenure.client import Client
-from tenure.domain.errors import TenureError
+from tenure.domain.errors import TenureError, TryLater
 from tenure.domain.states import TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime.rpc.status import PeerFailed
@@ -188,13 +189,17 @@ async def watch_task(context: Context, client: Client, task_id: str, *, after: i
         return await _emit_events(context, client, task_id, after, live)
     try:
         return exit_of_task(await _show_events(context, client, task_id, after, live))
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, TryLater):  # the former: Ctrl-C
         echo(f"Stopped watching; the task continues. Watch it again: tenure watch {short_id(task_id)}", err=True)
         raise
 
 
 async def _emit_events(context: Context, client: Client, task_id: str, after: int, live: bool) -> Exit:
-    async with aclosing(client.watch(task_id, after, live=live)) as events:
+
+    def report_lost() -> None:
+        echo(lost_text(context.address), err=True)
+
+    async with aclosing(client.watch(task_id, after, live=live, on_lost=report_lost)) as events:
         live_text = LiveTextFilter()
         async for event in events:
             public = event if context.is_verbose else live_text.public_event(event)
@@ -212,9 +217,11 @@ async def _show_events(context: Context, client: Client, task_id: str, after: in
     narrator = Narrator(watched, console, is_plain=not console.is_terminal, is_verbose=context.is_verbose)
     screen = Screen(console, task_id, watched)
     shown_live = live and console.is_terminal
+    lost = Text(lost_text(context.address), "yellow")
     helping = [asyncio.create_task(_say_why_it_waits(client, task_id, screen))]
     try:
-        async with aclosing(client.watch(task_id, 0, live=shown_live)) as events, screen.drawn():
+        watched_events = client.watch(task_id, 0, live=shown_live, on_lost=lambda: screen.say([lost]))
+        async with aclosing(watched_events) as events, screen.drawn():
             async for event in events:
                 _show_event(event, narrator, screen, after)
                 if event.entry.body.tool_intent.tool == SPAWN_SUB_AGENTS and len(helping) == 1:

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc.aio import UnaryUnaryMultiCallable
 
-from tenure.client.reconnect import StreamReconnect
+from tenure.client.reconnect import StreamReconnect, ignore
 from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RetryingChannel
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
@@ -253,11 +253,14 @@ class Client:
             more = page.more
 
     async def watch(
-        self, task_id: str, after_sequence: int = 0, *, live: bool = False
+        self, task_id: str, after_sequence: int = 0, *, live: bool = False, on_lost: Callable[[], None] = ignore
     ) -> AsyncGenerator[api.WatchTaskResponse]:
-        """Yields the events of a task until it ends. Resumes a broken stream without missing or repeating an entry."""
+        """Yields the events of a task until it ends. Resumes a broken stream without missing or repeating an entry.
+
+        `on_lost` is called when no gateway can be reached at once.
+        """
         await self.get(task_id)
-        reconnect = StreamReconnect()
+        reconnect = StreamReconnect(on_lost)
         while True:
             request = api.WatchTaskRequest(task_id=task_id, after_sequence=after_sequence, live=live)
             try:
@@ -272,14 +275,19 @@ class Client:
                 return
 
     async def watch_tasks(
-        self, task_filter: task_pb2.TaskFilter | None = None, *, after_cursor: str = ""
+        self,
+        task_filter: task_pb2.TaskFilter | None = None,
+        *,
+        after_cursor: str = "",
+        on_lost: Callable[[], None] = ignore,
     ) -> AsyncGenerator[api.WatchTasksResponse]:
         """Yields the changes of all tasks of the tenant, for ever, after a first heartbeat.
 
         Begins at `after_cursor`, or now. Resumes a broken stream without missing or repeating a change. Keep the cursor
         of the last event to continue later. Raises OutOfRange (CURSOR_EXPIRED): list the tasks, and watch from now.
+        `on_lost` is called when no gateway can be reached at once.
         """
-        reconnect = StreamReconnect()
+        reconnect = StreamReconnect(on_lost)
         while True:
             request = api.WatchTasksRequest(filter=task_filter, after_cursor=after_cursor)
             try:

@@ -24,16 +24,15 @@ from typing import Final
 from tenure.client import Client as GatewayClient
 from tenure.domain.errors import NotFound, TenureError, Unavailable
 from tenure.runtime.rpc.channels import refuse_after_fork
-from tenure.runtime.rpc.client import target_of
+from tenure.runtime.rpc.client import gateway_addresses
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.running_stack import DEFAULT_DATA_DIR, FoundGateway, find_gateway
-from tenure.runtime.security.tls import ClientTls
+from tenure.runtime.security.tls import ClientTls, client_tls_of
 from tenure.sdk.errors import STACK_OF_ANOTHER_FOLDER, api_errors, invalid_argument
 from tenure.sdk.submit_options import argument_of
 from tenure.v1.admin_service_pb2 import GetCallerRequest
 
 _FOUND_SECONDS: Final = 2.0
-DEFAULT_PORT: Final = 8470
 
 
 class GatewayConnection:
@@ -130,23 +129,10 @@ class GatewayConnection:
 
 
 def _checked_address(text: str) -> str:
-    """Returns the address with its port; several replicas are separated by commas."""
-    addresses = [_with_port(each.strip()) for each in text.split(",")]
     try:
-        target_of(addresses)
+        return gateway_addresses(text)
     except ValueError as error:
-        raise invalid_argument("address", str(error)) from None
-    return ",".join(addresses)
-
-
-def _with_port(address: str) -> str:
-    if not address or "/" in address or " " in address:
-        raise invalid_argument("address", f"must be host:port, not {address!r}", "write for example 127.0.0.1:8470")
-    host, colon, port = address.rpartition(":")
-    is_bare = not colon or address.endswith("]")
-    if not is_bare and not (port.isdecimal() and host):
-        raise invalid_argument("address", f"must be host:port, not {address!r}", "write for example 127.0.0.1:8470")
-    return f"{address}:{DEFAULT_PORT}" if is_bare else address
+        raise invalid_argument("address", str(error), "write for example 127.0.0.1:8470") from None
 
 
 def _key_of(environment: Mapping[str, str]) -> str | Callable[[], str]:
@@ -175,10 +161,5 @@ def _readable_later(api_key: Callable[[], str]) -> Callable[[], str]:
 def _tls_of(tls: ClientTls | bool | None, environment: Mapping[str, str]) -> ClientTls | None:
     if isinstance(tls, ClientTls):
         return tls
-    ca, certificate, key = (
-        Path(path) if (path := environment.get(f"TENURE_TLS_{name}_FILE")) else None
-        for name in ("CA", "CERTIFICATE", "KEY")
-    )
-    if tls is False or not (tls or ca or certificate):
-        return None
-    return ClientTls(ca, certificate, key)
+    given = client_tls_of(environment)
+    return None if tls is False or not (tls or given != ClientTls()) else given

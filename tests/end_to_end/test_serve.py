@@ -11,7 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 import pytest
@@ -95,11 +95,15 @@ async def served_all(environment: Mapping[str, str], log: Path) -> AsyncIterator
         await process.wait()
 
 
-async def succeeds(address: str, tls: ClientTls | None = None) -> None:
-    """Submits a task, as soon as all services are there, and sees it succeed."""
+def hello() -> api.SubmitTaskRequest:
     request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()))
     request.spec.agent.model = "sim-hello"
-    task = None
+    return request
+
+
+async def succeeds(address: str, tls: ClientTls | None = None) -> None:
+    """Submits a task, as soon as all services are there, and sees it succeed."""
+    request, task = hello(), None
     async with asyncio.timeout(PATIENCE_SECONDS), Client(address, tls=tls) as client:
         while task is None:
             try:
@@ -117,22 +121,37 @@ def children(pid: int) -> dict[str, int]:
     return {words[words.index(b"tenure.serve") + 1].decode(): child for child, words in services.items()}
 
 
+async def row_of(query: LiteralString, environment: Mapping[str, str]) -> tuple[Any, ...]:
+    async with await psycopg.AsyncConnection.connect(environment["TENURE_MODELS_POSTGRES_DSN"]) as connection:
+        row = await (await connection.execute(query)).fetchone()
+        assert row is not None
+        return row
+
+
 async def calls_of_the_runner(environment: Mapping[str, str]) -> int:
     """How many tasks have a model call that the model runner made."""
-    async with await psycopg.AsyncConnection.connect(environment["TENURE_MODELS_POSTGRES_DSN"]) as connection:
-        found = await connection.execute("select count(*) from models.generations where begun_epoch > 0")
-        row = await found.fetchone()
-        assert row is not None
-        return int(row[0])
+    (count,) = await row_of("select count(*) from models.generations where begun_epoch > 0", environment)
+    return int(count)
 
 
-async def test_all_services_run_a_task_and_stop_in_order(environment: dict[str, str], tmp_path: Path) -> None:
+async def test_all_services_run_a_task_and_stop_in_order(
+    environment: dict[str, str], tmp_path: Path, simulator: SimulatorControl
+) -> None:
+    """The worker first: it gives its task back, which needs the checkpoint service and the coordinator."""
+    environment["TENURE_MODELS_DRAIN_SECONDS"] = "0"  # the slow call is lost; its task goes on at the next start
     async with served_all(environment, tmp_path / "log") as process:
         await succeeds(environment["TENURE_GATEWAY_LISTEN"])
         assert await calls_of_the_runner(environment) == 1
+        simulator.order_fault(latency_ms=600_000)
+        async with Client(environment["TENURE_GATEWAY_LISTEN"]) as client, asyncio.timeout(PATIENCE_SECONDS):
+            await client.submit("say hello", request=hello())
+            while not await asyncio.to_thread(simulator.running):
+                await asyncio.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert await process.wait() == 0, (tmp_path / "log").read_text()
+    state = await row_of("select state, reason from ledger.tasks where ended_at is null", environment)
+    assert state == ("QUEUED", "WORKER_DRAINED"), (tmp_path / "log").read_text()
 
 
 @pytest.mark.nightly

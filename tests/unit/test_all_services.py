@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from devstack.all_services import completed, exit_code
+from devstack.all_services import ENDING_SECONDS, completed, exit_code, longest_drain
 from devstack.options import CALLED_BY, address_variable
 from tenure.runtime.settings import describe
 from tenure.serve import SERVICES
@@ -26,6 +26,14 @@ from tenure.serve import SERVICES
 )
 def test_unrequested_end_is_a_failure(codes: list[int | None], is_asked: bool, expected: int) -> None:
     assert exit_code(codes, is_asked=is_asked) == expected
+
+
+def test_a_stop_ends_before_systemd_kills() -> None:
+    environment = completed({})
+    worker_first = longest_drain("worker", environment, ENDING_SECONDS)
+    assert worker_first + max(longest_drain(name, environment) for name in SERVICES) < 90
+    given = completed({"TENURE_WORKER_DRAIN_SECONDS": "30"})
+    assert longest_drain("worker", given, ENDING_SECONDS) == 35
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -69,7 +69,7 @@ def test_option_counts_at_every_position(
 
 
 def test_wrong_address_is_a_usage_error() -> None:
-    for line in (["--address", "nowhere", "list"], ["list", "--address", "nowhere"]):
+    for line in (["--address", "nowhere:", "list"], ["list", "--address", "nowhere:"]):
         result = CliRunner().invoke(cli, line)
         assert (result.exit_code, "write for example 127.0.0.1:8470" in result.stderr) == (Exit.USAGE, True)
 

@@ -97,7 +97,7 @@ def test_a_follower_without_answers_reports_its_retries(monkeypatch: pytest.Monk
         ["list", "--state", "HAPPY"],
         ["dev", "--etcd", "127.0.0.1:1", "--etcd-binary", "etcd"],
         ["nonsense"],
-        ["--address", "no-port", "list"],
+        ["--address", "no:port", "list"],
         ["--address", "one:8470,two:8470", "list"],
         ["--address", "http://127.0.0.1:8470", "list"],
     ],

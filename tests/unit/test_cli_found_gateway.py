@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
-import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import AsyncMock, Mock
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from devstack.data_dir import hold_folder, write_addresses
 from services.gateway.admin import AdminServicer, Identity
 from tenure.agents.dev_stack import advice_without_stack, dev_settings
+from tenure.cli import found_gateway
 from tenure.cli.context import Context, context_of
+from tenure.cli.exit_codes import Exit
 from tenure.cli.found_gateway import StackOfAnotherFolder
-from tenure.domain.errors import NotFound, Unavailable
+from tenure.cli.main import cli
+from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
 from tenure.runtime import running_stack
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.running_stack import DEFAULT_ADDRESS, FoundGateway, find_gateway
+from tenure.runtime.security.tls import ClientTls
+from tenure.sdk import connection
 from tenure.sdk.client import Client
 from tenure.sdk.connection import GatewayConnection
 from tenure.sdk.errors import ServerFailed
@@ -36,9 +40,15 @@ PARTS = ("gateway", "coordinator", "checkpoint", "tools")
 FOLDER = "/home/ann/shop/.tenure"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+NO_OPTIONS: Final[dict[str, Any]] = {
+    "tenant": None,
+    "as_json": False,
+    "is_verbose": False,
+    "api_key_file": None,
+    "tls_ca_file": None,
+    "tls_certificate_file": None,
+    "tls_key_file": None,
+}
 
 
 def gateway(**caller: Any) -> Any:
@@ -54,32 +64,84 @@ def person_answers(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
     """The questions to a person at a terminal, who gives this answer."""
     asked = list[str]()
 
-    def confirm(question: str, **_: Any) -> bool:
+    async def is_confirmed(question: str) -> bool:
         asked.append(question)
         return answer
 
-    for stream in ("stdin", "stderr"):
-        monkeypatch.setattr(sys, stream, Terminal())
-    monkeypatch.setattr(click, "confirm", confirm)
+    monkeypatch.setattr(found_gateway, "is_interactive", lambda: True)
+    monkeypatch.setattr(found_gateway, "is_confirmed", is_confirmed)
     return asked
 
 
 def test_a_gateway_without_an_address_is_guessed(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "tenant": None,
-        "as_json": False,
-        "is_verbose": False,
-        "api_key_file": None,
-        "tls_ca_file": None,
-        "tls_certificate_file": None,
-        "tls_key_file": None,
-    }
-    assert context_of({}, address=None, data=tmp_path, **options).is_guessed
-    assert not context_of({}, address="127.0.0.1:8470", data=tmp_path, **options).is_guessed
+    assert context_of({}, address=None, data=tmp_path, **NO_OPTIONS).is_guessed
+    assert not context_of({}, address="127.0.0.1:8470", data=tmp_path, **NO_OPTIONS).is_guessed
     with hold_folder(tmp_path):
         write_addresses(tmp_path, {"gateway": "127.0.0.1:1"})
-        own = context_of({}, address=None, data=tmp_path, **options)
+        own = context_of({}, address=None, data=tmp_path, **NO_OPTIONS)
     assert (own.is_guessed, own.address) == (False, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("given", "dialled"),
+    [
+        ("gateway.internal", "gateway.internal:8470"),
+        ("gateway.internal:1", "gateway.internal:1"),
+        ("[::1]", "[::1]:8470"),
+        ("10.0.0.1, 10.0.0.2:1", "10.0.0.1:8470,10.0.0.2:1"),
+        ("one:1,two:1", ""),
+        ("http://127.0.0.1:8470", ""),
+        ("gateway:", ""),
+        ("two words", ""),
+        (":8470", ""),
+        (",", ""),
+    ],
+)
+def test_client_and_command_read_an_address_alike(given: str, dialled: str, tmp_path: Path) -> None:
+    context = context_of({}, address=given, data=tmp_path, **NO_OPTIONS)
+    if dialled:
+        assert (context.address, context.problem) == (dialled, "")
+        assert GatewayConnection(given, None, None, None).address == dialled
+    else:
+        with pytest.raises(click.UsageError, match="TENURE_ADDRESS"):
+            context.run(Mock())
+        with pytest.raises(InvalidRequest):
+            GatewayConnection(given, None, None, None)
+
+
+@pytest.mark.parametrize("is_own_stack", [True, False])
+def test_client_and_command_have_the_same_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own_stack: bool
+) -> None:
+    """Those of the stack that runs here, else those of the variables, but not the paths of `tenure serve all`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TENURE_ADDRESS", raising=False)
+    Path("ca.pem").touch()
+    named = {"CA": "ca.pem", "CERTIFICATE": "certs/{service}.pem", "KEY": "certs/{service}.key.pem"}
+    for name, path in named.items():
+        monkeypatch.setenv(f"TENURE_TLS_{name}_FILE", path)
+    with ExitStack() as running:
+        if is_own_stack:
+            Path(".tenure").mkdir()
+            running.enter_context(hold_folder(Path(".tenure")))
+            write_addresses(Path(".tenure"), {"gateway": "127.0.0.1:1", "certificates": str(tmp_path)})
+        context = context_of(os.environ, address=None, data=Path(".tenure"), **NO_OPTIONS)
+        opened = Mock()
+        monkeypatch.setattr(connection, "GatewayClient", opened)
+        GatewayConnection(None, None, None, None)
+    stack_tls = ClientTls(tmp_path / "ca.pem", tmp_path / "operator.pem", tmp_path / "operator.key.pem")
+    assert opened.call_args.kwargs["tls"] == context.tls
+    assert context.tls == (stack_tls if is_own_stack else ClientTls(Path("ca.pem")))
+
+
+def test_a_command_without_a_gateway_reads_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"TENURE_ADDRESS": "http://host", "TENURE_TLS_CA_FILE": "/nowhere", "TENURE_API_KEY_FILE": "/nowhere"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert CliRunner().invoke(cli, ["completion", "bash"]).exit_code == 0
+    refused = CliRunner().invoke(cli, ["list"])
+    assert refused.exit_code == Exit.USAGE
+    assert "TENURE_ADDRESS: must be host:port, not 'http://host'" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])
@@ -109,8 +171,14 @@ async def test_a_program_is_refused_at_the_stack_of_another_folder(
 async def test_no_other_gateway_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = person_answers(monkeypatch, answer=False)
     await guessed().check(gateway(installation="tenure"))
-    await guessed().check(Mock(admin=Mock(GetCaller=AsyncMock(side_effect=Unavailable("no gateway")))))
+    await guessed().check(Mock(admin=Mock(GetCaller=AsyncMock(side_effect=PermissionDenied("not yours")))))
     assert asked == []
+
+
+async def test_an_absent_gateway_is_called_for_once() -> None:
+    """The command began its own attempts after those of the question whose gateway it is."""
+    with pytest.raises(Unavailable):
+        await guessed().check(Mock(admin=Mock(GetCaller=AsyncMock(side_effect=Unavailable("no gateway")))))
 
 
 def test_client_command_and_worker_find_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +193,8 @@ def test_client_command_and_worker_find_one_stack(tmp_path: Path, monkeypatch: p
             (folder / ".tenure").mkdir()
             running.enter_context(hold_folder(folder / ".tenure"))
             write_addresses(folder / ".tenure", dict.fromkeys(PARTS, f"127.0.0.1:{number}"))
-        connection = GatewayConnection(None, None, None, None)
-        assert (connection.address, connection.is_guessed) == ("127.0.0.1:2", False)
+        found = GatewayConnection(None, None, None, None)
+        assert (found.address, found.is_guessed) == ("127.0.0.1:2", False)
         assert find_gateway() == FoundGateway("127.0.0.1:2")
         assert find_gateway(tmp_path / ".tenure").address == "127.0.0.1:1"
         assert dev_settings({})["TENURE_WORKER_COORDINATOR_ADDRESS"] == "127.0.0.1:2"

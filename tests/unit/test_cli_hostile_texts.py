@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +20,12 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from rich.text import Text
 
-from tenure.cli.formatting import make_table
+from tenure.cli.exit_codes import Exit
+from tenure.cli.formatting import make_table, printable
+from tenure.cli.group import Group
 from tenure.cli.main import cli
 from tenure.cli.output import file_output, make_console
+from tenure.runtime import running_stack
 
 ID: Final = "0198aaaa-0000-7000-8000-000000000001"
 HOSTILE: Final = "é\x1b]0;t\x07\x1b[2J\x9b32m\x08\r\u202e\u2066\u200f\u061c\u2028\nFORGED [red]x[/red]"
@@ -178,6 +182,35 @@ def test_no_command_prints_control_characters(
         assert [line for line in shown.splitlines() if line.startswith("FORGED")] == []
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_guessed_gateway_prints_no_control_character(
+    gateway: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """Whatever listens at the usual address names the folder of its stack."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running_stack, "DEFAULT_ADDRESS", gateway.address)
+    gateway.begin(refuses=False)
+    result = CliRunner().invoke(cli, [*options, "list"])
+    assert (result.exit_code, gateway.called) == (Exit.USAGE, {"GetCaller"})
+    assert HARMFUL.findall(result.stderr) == []
+    assert f"--data {shlex.quote(printable(HOSTILE))}" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_error_of_a_command_is_one_message() -> None:
+    """Also one that click prints itself, as the log of the worker of a replay."""
+
+    @click.command
+    def fails() -> None:
+        raise click.ClickException(HOSTILE)
+
+    group = Group("tenure")
+    group.add_command(fails)
+    shown = CliRunner().invoke(group, ["fails"]).stderr
+    assert HARMFUL.findall(shown) == []
+    assert [line for line in shown.splitlines() if line.startswith("FORGED")] == []
+
+
 def test_a_table_has_one_line_for_each_record(capsys: pytest.CaptureFixture[str]) -> None:
     table = make_table("NAME", "OWNER")
     table.add_row(HOSTILE, Text(HOSTILE, "red"))
@@ -187,6 +220,14 @@ def test_a_table_has_one_line_for_each_record(capsys: pytest.CaptureFixture[str]
     header, *records = capsys.readouterr().out.splitlines()
     assert header.split() == ["NAME", "OWNER"]
     assert len(records) == 1
+
+
+def test_a_table_changes_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich made an emoji of `:key:`."""
+    table = make_table("MEMBER")
+    table.add_row("oidc:key:7 [red]x[/red]")
+    make_console().print(table)
+    assert capsys.readouterr().out.splitlines()[1].strip() == "oidc:key:7 [red]x[/red]"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

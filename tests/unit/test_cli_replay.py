@@ -12,6 +12,7 @@ from typing import Any, cast
 import click
 import pytest
 
+from devstack.data_dir import hold_folder, write_addresses
 from tenure.cli import replay
 from tenure.cli.context import Context
 from tenure.cli.output import make_console
@@ -88,3 +89,14 @@ async def test_a_long_line_of_the_log_ends_nothing(monkeypatch: pytest.MonkeyPat
         log = await died
     assert log.endswith("x\nno key of the model")
     assert len(log) <= 32 * 1024
+
+
+@pytest.mark.parametrize(("address", "is_own"), [("127.0.0.1:1", True), ("127.0.0.1:2", True), ("gateway:8470", False)])
+def test_a_replay_runs_where_its_task_is_submitted(tmp_path: Path, address: str, is_own: bool) -> None:
+    """Its worker went to the stack of the folder also when the task went to another gateway, and never got it."""
+    context = Context(address, "t", True, tmp_path, make_console(), {"TENURE_WORKER_TOOLS_ADDRESS": "given"})
+    with hold_folder(tmp_path):
+        write_addresses(tmp_path, {"gateway": "127.0.0.1:1,127.0.0.1:2", "coordinator": "own", "tools": "own"})
+        environment = replay.worker_environment(context, "queue")
+    assert environment.get("TENURE_WORKER_COORDINATOR_ADDRESS") == ("own" if is_own else None)
+    assert environment["TENURE_WORKER_TOOLS_ADDRESS"] == "given"

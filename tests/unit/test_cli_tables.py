@@ -5,19 +5,20 @@ from __future__ import annotations
 import io
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
 from tenure.cli.main import cli
-from tenure.cli.output import SafeConsole
+from tenure.cli.output import PIPE_WIDTH, SafeConsole
 from tenure.cli.trace import Waterfall
+from tenure.cli.waits import wait_table
 from tenure.client import Client
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import OutcomeStatus
 from tenure.domain.waits import Wait, WaitKind
-from tenure.v1 import admin_service_pb2, tool_pb2
+from tenure.v1 import admin_service_pb2, task_pb2, tool_pb2
 from tenure.wire.common import duration, timestamp
 from tests.unit.golden_files import compare_with_golden
 from tests.unit.stubbed_calls import answer_calls
@@ -75,6 +76,26 @@ def test_tables_of_tools_are_the_golden_file(monkeypatch: pytest.MonkeyPatch) ->
     commands = ("tools list", "tools show stock__move_stock", "tools show stock__move_stokc", "tools show zzz")
     texts = {command: run(*command.split()) for command in (*commands, "tools sources")}
     compare_with_golden("tools.txt", texts)
+
+
+def test_a_wait_takes_one_line() -> None:
+    """It took several at 80 columns, also in a pipe."""
+    wait = task_pb2.Wait(wait_id="w8", kind=task_pb2.WAIT_KIND_APPROVAL, options=["approve", "deny"], assignee="ann")
+    wait.question, wait.begin_time.seconds, wait.deadline_time.seconds = "May I buy it?\n" * 40, 1, 1
+    wait.next_step.assignee, wait.next_step_time.seconds = "bert " * 20, 1
+    listed = [
+        task_pb2.Task(task_id=f"01a2025d-5126-7000-8000-00000000000{n}", state=task_pb2.TASK_STATE_WAITING_USER)
+        for n in range(2)
+    ]
+    listed[0].wait.CopyFrom(wait)
+    listed[1].reason, listed[1].update_time.seconds = Reason.TOOL_IN_DOUBT, 1
+    for width in (80, PIPE_WIDTH):
+        console = SafeConsole(file=io.StringIO(), width=width, highlight=False, markup=False)
+        console.print(wait_table(width, listed))
+        header, *rows = str(cast("io.StringIO", console.file).getvalue()).splitlines()
+        assert len(rows) == 2
+        assert header.split()[-2:] == ["WAITS", "FOR"]
+        assert "May I buy it?" in rows[0]
 
 
 def drawn(writer: Writer) -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 from tenure.cli.context import Context
 from tenure.cli.watch import watch_task
 from tenure.client import Client
+from tenure.domain.errors import Unavailable
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.support.patience import CALL_SECONDS
@@ -48,6 +49,47 @@ async def test_a_watched_wait_prints_the_answering_commands(
     await watch_task(context, cast("Client", Waiting()), TASK, live=False)
     shown = cast("io.StringIO", console.file).getvalue() + capsys.readouterr().out
     assert "tenure resume 01a2025d-5126 --wait w8 --approve" in shown
+
+
+class Away:
+    """The stub of a gateway that breaks a stream, is away for one attempt, and serves again unless it is gone."""
+
+    def __init__(self, *, gone: bool) -> None:
+        self._gone, self._attempts = gone, 0
+
+    async def GetTask(self, request: api.GetTaskRequest) -> api.GetTaskResponse:
+        return api.GetTaskResponse(task=task_pb2.Task(task_id=request.task_id, state=task_pb2.TASK_STATE_CANCELLED))
+
+    async def WatchTask(self, _request: Any) -> AsyncIterator[api.WatchTaskResponse]:
+        self._attempts += 1
+        if self._attempts > 1 and (self._gone or self._attempts == 2):
+            raise Unavailable("connection refused")
+        yield api.WatchTaskResponse(heartbeat=api.Heartbeat())
+        if self._attempts == 1:
+            raise Unavailable("the stream broke")
+
+
+def watching(*, gone: bool) -> tuple[Context, Client, io.StringIO]:
+    client, shown = Client("127.0.0.1:1"), io.StringIO()
+    client.tasks = cast("Any", Away(gone=gone))
+    return Context("127.0.0.1:1", "default", False, Path(), Console(file=shown, width=120), {}), client, shown
+
+
+async def test_a_watch_says_that_the_gateway_is_away() -> None:
+    """It was silent for a minute."""
+    context, client, shown = watching(gone=False)
+    await watch_task(context, client, TASK)
+    assert shown.getvalue().count("no gateway answers at 127.0.0.1:1; trying again for a minute") == 1
+
+
+async def test_a_watch_that_gives_up_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tenure.client.reconnect.RECONNECT_SECONDS", 0.0)
+    context, client, _shown = watching(gone=True)
+    with pytest.raises(Unavailable):
+        await watch_task(context, client, TASK)
+    assert "the task continues. Watch it again: tenure watch 01a2025d-5126" in capsys.readouterr().err
 
 
 class Queued:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
 import json
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import click
 import pytest
@@ -40,7 +45,7 @@ from devstack.service_process import SimulatorProcess
 from devstack.stores import endpoint_version
 from tenure.cli.dev import one_dsn, passed_on
 from tenure.cli.dev_programs import LOOK_SECONDS, CodeFiles
-from tenure.cli.dev_screen import UNSAFE_ETCD, command_name
+from tenure.cli.dev_screen import UNSAFE_ETCD, command_name, command_prefix
 from tenure.cli.parameters import REPLICAS, SETTING
 from tenure.runtime.running_stack import LOCK_FILE_NAME, read_addresses
 from tests.support.patience import PATIENCE_SECONDS
@@ -74,14 +79,55 @@ def test_a_reset_deletes_only_what_a_stack_made(tmp_path: Path) -> None:
     assert not layout.data_dir.exists()
 
 
+def as_an_ordinary_user(folder: Path, work: Callable[[], list[str]]) -> list[str]:
+    """The result of `work` without the rights of root, if the suite runs as root: in a thread of its own."""
+    user_id = os.geteuid()
+    if user_id == 0:
+        user_id = 200_000
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, user_id, user_id, follow_symlinks=False)
+
+    def without_rights() -> list[str]:
+        if os.geteuid() == 0:
+            ctypes.CDLL(None).setfsuid(user_id)  # of this thread alone
+        with patch("os.geteuid", return_value=user_id):
+            return work()
+
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(without_rights).result()
+
+
+def test_a_reset_deletes_directories_that_programs_closed() -> None:
+    """It failed for good, after etcd and Postgres were deleted."""
+    with TemporaryDirectory(dir="/tmp") as place:  # where an ordinary user may go
+        Path(place).chmod(0o755)
+        layout = Layout(Path(place, "data"))
+        layout.create()
+        with hold_folder(layout.data_dir):
+            layout.prepare()
+        for name, rights in (("read-only", 0o555), ("closed", 0o000), ("unsearchable", 0o400)):
+            folder = layout.workspaces / name / "a" / "b"
+            folder.mkdir(parents=True)
+            (folder / "file").touch()
+            Path(place, "elsewhere").touch(mode=0o444)
+            (folder / "link").symlink_to(Path(place))
+            for each in (folder, folder.parent):
+                each.chmod(rights)
+        assert as_an_ordinary_user(Path(place), lambda: delete_stack(layout.data_dir)) == []
+        assert [path.name for path in Path(place).iterdir()] == ["elsewhere"]
+        assert (Path(place).stat().st_mode & 0o777, Path(place, "elsewhere").stat().st_mode & 0o777) == (0o755, 0o444)
+
+
 async def test_a_change_of_code_is_seen_but_not_of_packages(tmp_path: Path) -> None:
-    for folder in (".venv/lib", "env/lib", "node_modules", "shop"):
+    """Nor is what agents write into the data directory of a stack."""
+    for folder in (".venv/lib", "env/lib", "node_modules", "shop", "data/workspaces"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "env" / "pyvenv.cfg").touch()
+    (tmp_path / "data" / LOCK_FILE_NAME).touch()
     code = tmp_path / "shop" / "agent.py"
     code.write_text("1")
     files = CodeFiles(tmp_path)
-    for other in (".venv/lib/x.py", "env/lib/x.py", "node_modules/x.py", "shop/bank.txt"):
+    for other in (".venv/lib/x.py", "env/lib/x.py", "node_modules/x.py", "shop/bank.txt", "data/workspaces/x.py"):
         (tmp_path / other).write_text("2")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(files.next_change(), LOOK_SECONDS * 1.5)
@@ -276,6 +322,11 @@ def test_the_advice_names_the_command_as_it_can_be_typed(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", str(own.parent))
     assert command_name(str(own)) == "tenure"
     assert command_name("/usr/lib/python3/tenure/cli/__main__.py") == "tenure"
+
+
+def test_a_command_names_a_folder_as_a_shell_reads_it(tmp_path: Path) -> None:
+    stack = Stack(StackOptions(data_dir=tmp_path / "my data"))
+    assert command_prefix(stack).endswith(f" --data '{tmp_path}/my data'")
 
 
 def test_replicas_are_named_after_their_service(tmp_path: Path) -> None:

@@ -272,3 +272,21 @@ def target_of(addresses: Sequence[str]) -> str:
     if len(address_families) > 1:
         raise ValueError(f"{', '.join(addresses)}: IPv4 and IPv6 cannot be mixed in one channel")
     return f"ipv{address_families.pop()}:{','.join(numeric)}"
+
+
+GATEWAY_PORT: Final = 8470
+
+
+def gateway_addresses(text: str) -> str:
+    """Returns the address of the gateway with its port; several replicas are separated by commas. Raises ValueError."""
+    addresses = [_with_port(each.strip()) for each in text.split(",")]
+    target_of(addresses)
+    return ",".join(addresses)
+
+
+def _with_port(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    is_bare = not colon or address.endswith("]")
+    if not address or set(address) & {"/", " "} or not (is_bare or (port.isdecimal() and host)):
+        raise ValueError(f"must be host:port, not {address!r}")
+    return f"{address}:{GATEWAY_PORT}" if is_bare else address

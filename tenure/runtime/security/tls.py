@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.runtime.settings import ConfigurationError, setting
@@ -65,3 +65,13 @@ class ClientTls:
     def options(self) -> list[tuple[str, str]]:
         """Returns the channel arguments."""
         return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+
+SERVICE: Final = "{service}"
+"""Stands for the name of each service in paths of `tenure serve all`: such a path is not of a client."""
+
+
+def client_tls_of(environment: Mapping[str, str]) -> ClientTls:
+    """Returns the TLS parameters that TENURE_TLS_CA_FILE, …CERTIFICATE_FILE and …KEY_FILE give a client."""
+    paths = [environment.get(f"TENURE_TLS_{name}_FILE", "") for name in ("CA", "CERTIFICATE", "KEY")]
+    return ClientTls(*(Path(path) if path and SERVICE not in path else None for path in paths))
