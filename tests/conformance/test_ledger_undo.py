@@ -301,3 +301,15 @@ async def test_policy_undoes_a_task_without_success(checkpoint: MakeCheckpoint, 
     assert (await replica.get(rows[0][1])).undo_of == task_id
     assert await verdicts(replica, succeeded) != {}
     assert await replica.query("select count(*) from ledger.due_undos") == [(0,)]
+
+
+async def test_policy_undoes_no_requeued_task_that_succeeded(checkpoint: MakeCheckpoint) -> None:
+    """Its end without success is still due, because a quota postponed the undo until the next attempt had ended."""
+    replica = await checkpoint()
+    policy = task_pb2.TaskPolicy(on_failure=task_pb2.FAILURE_POLICY_UNDO)
+    task_id = await paid(replica, task_pb2.TASK_STATE_SUCCEEDED, policy=policy)
+    await replica.query("insert into ledger.due_undos (task_id) values (%s::uuid)", task_id)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await replica.query("select 1 from ledger.due_undos"):
+            await asyncio.sleep(0.05)
+    assert await replica.query("select undo_task_id::text from ledger.undone_calls") == []
