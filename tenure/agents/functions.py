@@ -152,9 +152,20 @@ def _durable(body: Body, name: str, version: str, undo_tools: Sequence[UndoTool]
         return result_type.dump_python(result, mode="json")
 
     def undoing(given: Any) -> list[OwnTool]:
-        return [tool for item in undo_tools for tool in _own_tools(item, given)]
+        tools: dict[str, OwnTool] = {}
+        for tool in (tool for item in undo_tools for tool in _own_tools(item, given)):
+            if tools.setdefault(tool.name, tool) is not tool:
+                raise two_tools_of(name, tool.name)
+        return list(tools.values())
 
     return DurableFunction(name, run, describe, undo_tools=undoing)
+
+
+def two_tools_of(name: str, tool: str) -> ValueError:
+    """Returns the error for two tools of one name that undo effects of a function or an agent."""
+    return ValueError(
+        f"{name} has two tools {tool} that undo effects: an undo knows a tool by its name, so give each a name of its own"
+    )
 
 
 def _own_tools(item: UndoTool, given: Any) -> Sequence[OwnTool]:

@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
-from tenure.agents.functions import DurableFunction
+from tenure.agents.functions import DurableFunction, two_tools_of
 from tenure.agents.openai_agents.content import describe, functions, reachable
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
@@ -246,16 +246,19 @@ _NOTHING: Final = _Declared(None)
 def _undo_tools(agent: Agent[Any], context: FromInput | None, given: Any) -> list[OwnTool]:
     """Returns the tools of the agent, and of those that it hands over to, that compensations name.
 
-    Raises ValueError for a compensation whose tool is not a recorded tool of these agents.
+    Raises ValueError for a compensation whose tool is not a recorded tool of these agents, or is two of them.
     """
-    tools = (tool for each in reachable(agent) for tool in functions(each))
-    invocations = {tool.name: tool.on_invoke_tool for tool in tools}
-    known = {name: each for name, each in invocations.items() if isinstance(each, DurableInvocation) and each.effect}
+    invocations = [tool.on_invoke_tool for each in reachable(agent) for tool in functions(each)]
+    recorded = [each for each in invocations if isinstance(each, DurableInvocation) and each.effect]
+    known = {each.original.name: each for each in recorded}
     declared = (each.compensation for each in known.values())
     wanted = {each.tool for each in declared if each is not None and each.own_tool}
     if missing := sorted(wanted - known.keys()):
         what = f"a compensation calls {missing[0]}, which is not a recorded tool of the agent"
         raise ValueError(f"agent {agent.name}: {what}")
+    for each in recorded:
+        if each.original.name in wanted and each.original is not known[each.original.name].original:
+            raise two_tools_of(agent.name, each.original.name)
     return [known[name].undo_tool(context, given) for name in sorted(wanted)]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from agents import Agent, ModelSettings, RunContextWrapper, Runner, function_tool, set_tracing_disabled
 from agents.items import ModelResponse
-from agents.tool import LocalShellTool
+from agents.tool import FunctionTool, LocalShellTool
 from pydantic import BaseModel
 
-from tenure.agents import Effect, EffectKey, EffectScope, compensate_with, tool_call
+from tenure.agents import DurableFunction, Effect, EffectKey, EffectScope, compensate_with, tool_call
 from tenure.agents.openai_agents import durable
 from tenure.agents.openai_agents.tools import DurableInvocation
 from tenure.domain.budget import TokenUsage
@@ -247,6 +247,30 @@ async def test_undo_of_an_agent_runs_its_tool_without_a_run() -> None:
     assert json.loads(made) == {"who": "ada", "order": "tea", "key": "task/7.0"}
     with pytest.raises(ValueError, match="calls cancel, which is not a recorded tool"):
         durable(Agent(name="other", tools=[order]), compensations={"order": cancelled}).undo_tools({})  # type: ignore[misc]
+
+
+def test_two_undo_tools_of_one_name_are_refused() -> None:
+    """An undo knows the tool of a compensation by its name. Agents may share one."""
+
+    def cancel() -> FunctionTool:
+        @function_tool(name_override="cancel")
+        def cancelling(order: str) -> None: ...
+
+        return cancelling
+
+    @function_tool
+    def order(item: str) -> str:
+        return item
+
+    def shop(first: FunctionTool, second: FunctionTool) -> DurableFunction:
+        night = Agent[Any](name="night", tools=[order, second])
+        day = Agent[Any](name="day", tools=[order, first], handoffs=[night])
+        return durable(day, compensations={"order": compensate_with(first, {"order": "/outcome"})})
+
+    tool = cancel()
+    assert [each.name for each in shop(tool, tool).undo_tools({})] == ["cancel"]  # type: ignore[misc]
+    with pytest.raises(ValueError, match="day has two tools cancel"):
+        shop(tool, cancel()).undo_tools({})  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
