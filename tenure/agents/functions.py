@@ -164,7 +164,7 @@ def _durable(body: Body, name: str, version: str, undo_tools: Sequence[UndoTool]
 def two_tools_of(name: str, tool: str) -> ValueError:
     """Returns the error for two tools of one name that undo effects of a function or an agent."""
     return ValueError(
-        f"{name} has two tools {tool} that undo effects: an undo knows a tool by its name, so give each a name of its own"
+        f"{name} has two tools {tool} that undo effects: an undo knows a tool by its name, so give each its own"
     )
 
 

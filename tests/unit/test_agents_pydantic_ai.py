@@ -33,8 +33,10 @@ from tenure.agents import (
     tool_call,
 )
 from tenure.agents.functions import function_table
+from tenure.agents.own_calls import for_model, value_of
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, failure_of
+from tenure.control.own_tools import ForModel
 from tenure.domain.budget import TokenUsage
 from tenure.runtime.settings import ConfigurationError
 from tests.support.journal_work import Call, JournalWork
@@ -118,6 +120,31 @@ async def test_undo_of_an_agent_runs_its_tool_without_a_run() -> None:
     assert (tool.name, tool.effect) == ("cancel", Effect.KEYED)
     made = await tool.run(Call("task", "7.0", 1, "task/7.0", 5), {"order": "2026-01-02"})
     assert json.loads(made) == ["ada", "2026", "task/7.0", "task/7.0"]
+
+
+@pytest.mark.parametrize("text", ["12345", "true", '{"id": 7}', '"x"', "Ordered."])
+async def test_a_text_of_json_is_recorded_without_a_frame(text: str) -> None:
+    script = Script(call("order"), text_response("Ordered."))
+    agent = Agent("shop", model=FunctionModel(script))
+
+    @agent.tool_plain(effect=Effect.KEYED)
+    async def order() -> str:
+        return text
+
+    work = JournalWork("Order tea")
+    for _ in range(2):
+        await agent.durable_function.run(work.begin(), None)
+    status, content, _ = json.loads(dict(work.journal)["tool order"])
+    assert (status, value_of(content)) == ("SUCCEEDED", text)
+    assert script.seen[1:] == [[text]]
+
+
+def test_a_long_text_of_json_is_recorded_as_it_is() -> None:
+    """What is shortened is no JSON any more, and the model should read the text without JSON's quotes."""
+    assert for_model("12345", 5) == '"12345"'
+    assert for_model('{"id": 7}', 5) == '{"id": 7}'
+    assert for_model({"id": 7}, 5) == '{"id": 7}'
+    assert isinstance(for_model("x", 5), ForModel)
 
 
 def test_compensation_that_an_agent_cannot_make_is_refused() -> None:

@@ -249,6 +249,21 @@ async def test_undo_of_an_agent_runs_its_tool_without_a_run() -> None:
         durable(Agent(name="other", tools=[order]), compensations={"order": cancelled}).undo_tools({})  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(("result", "content"), [(7, "7"), ("7", '"7"'), ("x", "x"), (True, "True"), ([1], "[1]")])
+async def test_a_number_is_recorded_as_one(result: Any, content: str) -> None:
+    """So a compensation may take it. The model reads the text that the SDK makes of it."""
+
+    @function_tool
+    async def order() -> Any:
+        return result
+
+    script = Script([call("order")], text_message("Ordered."))
+    work = JournalWork("Order tea")
+    await durable(Agent(name="shop", model=script, tools=[order])).run(work.begin(), None)
+    assert json.loads(dict(work.journal)["tool order"]) == ["SUCCEEDED", content, ""]
+    assert sent_to_the_model(script, "order") == [str(result)]
+
+
 def test_two_undo_tools_of_one_name_are_refused() -> None:
     """An undo knows the tool of a compensation by its name. Agents may share one."""
 
