@@ -14,6 +14,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from tenure.agents.execution import executing
 from tenure.agents.own_calls import check_finite
+from tenure.agents.undo_tools import two_tools_of
 from tenure.control.own_tools import OwnTool
 from tenure.control.work import Function, Work
 from tenure.domain.agents import AgentContent, AgentKind
@@ -159,13 +160,6 @@ def _durable(body: Body, name: str, version: str, undo_tools: Sequence[UndoTool]
         return list(tools.values())
 
     return DurableFunction(name, run, describe, undo_tools=undoing)
-
-
-def two_tools_of(name: str, tool: str) -> ValueError:
-    """Returns the error for two tools of one name that undo effects of a function or an agent."""
-    return ValueError(
-        f"{name} has two tools {tool} that undo effects: an undo knows a tool by its name, so give each its own"
-    )
 
 
 def _own_tools(item: UndoTool, given: Any) -> Sequence[OwnTool]:

@@ -137,3 +137,11 @@ def test_two_undo_tools_of_one_name_are_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="shopping has two tools release"):
         definitions_of(function_table([shopping]), "")
+
+
+def test_compensation_with_other_arguments_is_refused() -> None:
+    schema = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+    own = OwnTool(name="cancel", description="", input_schema=schema, effect=Effect.KEYED, run=runs_nowhere)
+    assert compensate_with(own, {"order": "/outcome/id"}).tool == "cancel"
+    with pytest.raises(ValueError, match="cancel requires order"):
+        compensate_with(own, {"id": "/outcome/id"})

@@ -20,6 +20,7 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
+from services.tools.schemas import untrusted_schema
 from services.worker.agents import definitions_of
 from tenure.agents import (
     Agent,
@@ -32,7 +33,7 @@ from tenure.agents import (
     function,
     tool_call,
 )
-from tenure.agents.functions import function_table
+from tenure.agents.functions import function_table, undo_tools_of
 from tenure.agents.own_calls import for_model, value_of
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, failure_of
@@ -157,6 +158,40 @@ def test_compensation_that_an_agent_cannot_make_is_refused() -> None:
         definitions_of(function_table([agent]), "")
     with pytest.raises(ValueError, match="no calls of its own"):
         agent.tool_plain(effect=None, compensation=compensate_with("refund", {}))(cancel)
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"), [("order", "requires order_id; has no order"), ("why", "requires order_id")]
+)
+def test_compensation_with_other_arguments_is_refused(names: str, problem: str) -> None:
+    """At the start of the worker, and not when the effect is to be undone."""
+    agent = Agent("shop")
+
+    async def cancel(order_id: int, why: str = "undone", to: str | None = None) -> None: ...
+
+    agent.tool_plain(effect=Effect.KEYED)(cancel)
+    undo = compensate_with(cancel, {names: "/outcome"})
+    agent.tool_plain(effect=Effect.KEYED, compensation=undo, name="order")(cancel)
+    with pytest.raises(ConfigurationError, match=f"calls cancel, which {problem}"):
+        definitions_of(function_table([agent]), "")
+
+
+def test_tool_service_refuses_arguments_of_an_undo() -> None:
+    """The tool has not begun then. It accepts what Pydantic would: a text that is a number, and what has a default."""
+    agent = Agent("shop")
+
+    async def cancel(order_id: int, to: date, lines: list[str] = [], why: str | None = None) -> None: ...  # noqa: B006
+
+    agent.tool_plain(effect=Effect.UNSAFE)(cancel)
+    undo = compensate_with(cancel, {"order_id": "/outcome", "to": "/arguments/to"})
+    agent.tool_plain(effect=Effect.UNSAFE, compensation=undo, name="order")(cancel)
+    [tool] = undo_tools_of(function_table([agent])["shop"])
+    schema, fits = untrusted_schema(tool.definition.input_schema_json), {"order_id": "7", "to": "2026-12-01"}
+    assert schema.problems(fits) == schema.problems({**fits, "order_id": 7, "lines": ["1"], "why": "x"}) == []
+    for other in ({"order_id": {"id": 7}}, {"order_id": None}, {"lines": "1"}, {"order": 7}):
+        assert schema.problems({**fits, **other}), other
+    assert schema.problems({"order_id": 7})
+    assert "integer" in tool.shown.input_schema_json
 
 
 async def test_the_model_gets_the_output_that_the_budget_granted() -> None:

@@ -25,13 +25,14 @@ from pydantic_core import to_jsonable_python
 from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
-from tenure.agents.functions import DurableFunction, two_tools_of
+from tenure.agents.functions import DurableFunction
 from tenure.agents.openai_agents.content import describe, functions, reachable
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
+from tenure.agents.undo_tools import check_arguments, two_tools_of
 from tenure.control.own_tools import OwnTool, checked_limits
 from tenure.control.work import Work
 from tenure.domain.effect_keys import EffectKey
@@ -246,19 +247,22 @@ _NOTHING: Final = _Declared(None)
 def _undo_tools(agent: Agent[Any], context: FromInput | None, given: Any) -> list[OwnTool]:
     """Returns the tools of the agent, and of those that it hands over to, that compensations name.
 
-    Raises ValueError for a compensation whose tool is not a recorded tool of these agents, or is two of them.
+    Raises ValueError for a compensation whose tool is not a recorded tool of these agents, is two of them, or has
+    other arguments.
     """
     invocations = [tool.on_invoke_tool for each in reachable(agent) for tool in functions(each)]
     recorded = [each for each in invocations if isinstance(each, DurableInvocation) and each.effect]
     known = {each.original.name: each for each in recorded}
-    declared = (each.compensation for each in known.values())
-    wanted = {each.tool for each in declared if each is not None and each.own_tool}
+    declared = [each.compensation for each in recorded if each.compensation and each.compensation.own_tool]
+    wanted = {each.tool for each in declared}
     if missing := sorted(wanted - known.keys()):
         what = f"a compensation calls {missing[0]}, which is not a recorded tool of the agent"
         raise ValueError(f"agent {agent.name}: {what}")
     for each in recorded:
         if each.original.name in wanted and each.original is not known[each.original.name].original:
             raise two_tools_of(agent.name, each.original.name)
+    for compensation in declared:
+        check_arguments(agent.name, compensation, known[compensation.tool].original.params_json_schema)
     return [known[name].undo_tool(context, given) for name in sorted(wanted)]
 
 

@@ -30,6 +30,7 @@ from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER, CallToMake
 from tenure.agents.own_calls import content_of, for_model, value_of
 from tenure.agents.prompts import FromInput, made_from
 from tenure.agents.shared_state import unchanged
+from tenure.agents.undo_tools import loose_schema
 from tenure.control.failures import NotReplayable
 from tenure.control.own_tools import (
     DEFAULT_OUTPUT_BYTES,
@@ -193,7 +194,8 @@ class DurableInvocation:
                 output = _recorded(await _raising(self.original)(context, arguments))
             return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
 
-        return replace(self.own_tool(), needs_approval=self.needs_approval, run=run)
+        schema = loose_schema(self._schema)
+        return replace(self.own_tool(), input_schema=schema, needs_approval=self.needs_approval, run=run)
 
     async def _needs_approval(self, context: ToolContext[Any], arguments: str) -> bool:
         """Whether the SDK would ask for an approval: also if it cannot evaluate the arguments."""

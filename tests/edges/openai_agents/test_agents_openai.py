@@ -264,6 +264,27 @@ async def test_a_number_is_recorded_as_one(result: Any, content: str) -> None:
     assert sent_to_the_model(script, "order") == [str(result)]
 
 
+def test_compensation_with_other_arguments_is_refused() -> None:
+    """The SDK's schema requires all arguments, also those with a default."""
+
+    @function_tool
+    def cancel(order_id: int, why: str = "undone", to: str | None = None) -> None: ...
+
+    @function_tool
+    def order(item: str) -> str:
+        return item
+
+    def undo_tools(names: str) -> Any:
+        shop = Agent[Any](name="shop", tools=[order, cancel])
+        undo = compensate_with(cancel, {names: "/outcome"})
+        return durable(shop, compensations={"order": undo}).undo_tools({})  # type: ignore[misc]
+
+    [tool] = undo_tools("order_id")
+    assert json.loads(tool.definition.input_schema_json)["required"] == ["order_id"]
+    with pytest.raises(ValueError, match="shop: a compensation calls cancel, which requires order_id; has no order"):
+        undo_tools("order")
+
+
 def test_two_undo_tools_of_one_name_are_refused() -> None:
     """An undo knows the tool of a compensation by its name. Agents may share one."""
 
