@@ -56,6 +56,7 @@ from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.close_out import no_reader
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.quotas import StartDecision
+from tenure.domain.replay import check_no_replay
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Source
 from tenure.domain.undo import note_of_undone
@@ -158,6 +159,7 @@ async def _planned(
     cut = await _cut(connection, tenant, request)
     pinned_spec = await pinned_fork(connection, tenant, overridden(cut.spec, request.overrides), request.overrides)
     spec = defaults.of_fork(pinned_spec)
+    check_no_replay(spec.agent.loop, "fork the recorded task")
     if spec.HasField("undo"):  # its calls would have other rights than those of the undo
         message = "an undo cannot be forked: undo the effects that it left with UndoTask"
         raise WrongState(message, reason="UNDO_NOT_FORKED", metadata={"undo_of": spec.undo.task_id})
