@@ -26,7 +26,7 @@ from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
-from tenure.agents.openai_agents.content import describe, functions, reachable
+from tenure.agents.openai_agents.content import content_of, functions, reachable
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
@@ -35,6 +35,7 @@ from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.undo_tools import check_arguments, two_tools_of
 from tenure.control.own_tools import OwnTool, checked_limits
 from tenure.control.work import Work
+from tenure.domain.agents import AgentContent
 from tenure.domain.effect_keys import EffectKey
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass
 
@@ -134,7 +135,10 @@ def durable(
             answer = await answer_messages(current, prompt_of(name, work, given), run_once)
         return to_jsonable_python(answer)
 
-    content = describe(agent, settings.effects, max_output_tokens, version)
+    def content() -> AgentContent:
+        _prepare(agent, settings, set())  # it may have got tools since
+        return content_of(agent, max_output_tokens, version)
+
     return DurableFunction(name, run, content, undo_tools=partial(_undo_tools, agent, context))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from agents import Agent
@@ -12,30 +12,24 @@ from agents.tool import FunctionTool
 from pydantic import PydanticUserError, TypeAdapter
 
 from tenure.agents.openai_agents.models import name_of
-from tenure.agents.openai_agents.tools import needs_approval
+from tenure.agents.openai_agents.tools import DurableInvocation, needs_approval
 from tenure.domain.agents import AgentContent, AgentKind, ToolContent
 from tenure.domain.tools import EffectClass
 
 
-def describe(
-    agent: Agent[Any], effects: Mapping[str, EffectClass | None], max_output_tokens: int, version: str
-) -> Callable[[], AgentContent]:
-    """Returns the function that describes the agent, with the instructions and tools of those it may hand over to."""
-
-    def content() -> AgentContent:
-        agents = list(reachable(agent))
-        tools = {tool.name: _tool(tool, effects) for each in agents for tool in functions(each)}
-        return AgentContent(
-            AgentKind.PYTHON,
-            model=_model(agent.model),
-            system="\n\n".join(_instructions(each, agent) for each in agents),
-            tools=tuple(tools.values()),
-            output_schema_json=_output_schema(agent),
-            max_output_tokens=max_output_tokens,
-            version=version,
-        )
-
-    return content
+def content_of(agent: Agent[Any], max_output_tokens: int, version: str) -> AgentContent:
+    """Describes a durable agent, with the instructions and tools of those it may hand over to."""
+    agents = list(reachable(agent))
+    tools = {tool.name: _tool(tool) for each in agents for tool in functions(each)}
+    return AgentContent(
+        AgentKind.PYTHON,
+        model=_model(agent.model),
+        system="\n\n".join(_instructions(each, agent) for each in agents),
+        tools=tuple(tools.values()),
+        output_schema_json=_output_schema(agent),
+        max_output_tokens=max_output_tokens,
+        version=version,
+    )
 
 
 def reachable(agent: Agent[Any], seen: set[int] | None = None) -> Iterator[Agent[Any]]:
@@ -67,13 +61,13 @@ def functions(agent: Agent[Any]) -> Iterator[FunctionTool]:
     yield from (tool for tool in agent.tools if isinstance(tool, FunctionTool))
 
 
-def _tool(tool: FunctionTool, effects: Mapping[str, EffectClass | None]) -> ToolContent:
-    is_agent = getattr(tool, "_agent_instance", None) is not None
+def _tool(tool: FunctionTool) -> ToolContent:
+    invocation = tool.on_invoke_tool
     return ToolContent(
         name=tool.name,
         description=tool.description,
         input_schema_json=json.dumps(tool.params_json_schema, sort_keys=True),
-        effect=effects.get(tool.name, None if is_agent else EffectClass.UNSAFE),
+        effect=invocation.effect if isinstance(invocation, DurableInvocation) else EffectClass.UNSAFE,
         needs_approval=needs_approval(tool),
     )
 

@@ -209,6 +209,26 @@ def test_an_agent_of_two_functions_has_one_effect_for_a_tool() -> None:
     durable(billing.clone(), effects={"refund": Effect.PURE})
 
 
+def test_facts_have_the_effect_that_calls_have() -> None:
+    """Also that of a clone, of an agent that was durable before, and of a tool that was added since."""
+
+    @function_tool
+    def refund() -> str:
+        return "ok"
+
+    @function_tool
+    def look() -> str:
+        return "ok"
+
+    billing = Agent[Any](name="billing", tools=[refund])
+    durable(billing, effects={"refund": Effect.KEYED})
+    front = Agent[Any](name="front", handoffs=[billing.clone()])
+    functions = [durable(front, effects={"look": Effect.PURE}), durable(billing)]
+    front.tools = [look]
+    facts = [{tool.name: tool.effect for tool in each.describe().tools} for each in functions]  # type: ignore[misc]
+    assert facts == [{"look": Effect.PURE, "refund": Effect.KEYED}, {"refund": Effect.KEYED}]
+
+
 async def test_a_tool_of_an_agent_has_its_effect_key() -> None:
     @function_tool
     def refund(order: str) -> str:
