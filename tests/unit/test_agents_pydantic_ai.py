@@ -19,6 +19,7 @@ from pydantic_ai import ModelRetry, RunContext
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
 from services.tools.schemas import untrusted_schema
 from services.worker.agents import definitions_of
@@ -121,6 +122,30 @@ async def test_undo_of_an_agent_runs_its_tool_without_a_run() -> None:
     assert (tool.name, tool.effect) == ("cancel", Effect.KEYED)
     made = await tool.run(Call("task", "7.0", 1, "task/7.0", 5), {"order": "2026-01-02"})
     assert json.loads(made) == ["ada", "2026", "task/7.0", "task/7.0"]
+
+
+@pytest.mark.parametrize("declared", [{"effects": {"reffund": Effect.KEYED}}, {"output_limits": {"reffund": 2000}}])
+def test_declaration_of_no_tool_is_refused(declared: dict[str, Any]) -> None:
+    """A misspelt name would leave the tool UNSAFE. An MCP server has tools that are not known here."""
+
+    def refund(order: str) -> str:
+        return order
+
+    class Remote(AbstractToolset[Any]):
+        id = "remote"
+
+        async def get_tools(self, ctx: Any) -> Any: ...
+
+        async def call_tool(self, *given: Any) -> Any: ...
+
+    tools = FunctionToolset(tools=[refund], id="money")
+    agent, other = Agent("a", toolsets=[tools], **declared), Agent("b", toolsets=[tools, Remote()], **declared)
+    [name] = declared
+    with pytest.raises(
+        ConfigurationError, match=f"a: {name}: there is no tool 'reffund'; did you mean refund"
+    ) as refused:
+        definitions_of(function_table([agent, other]), "")
+    assert len(refused.value.problems) == 1
 
 
 @pytest.mark.parametrize("text", ["12345", "true", '{"id": 7}', '"x"', "Ordered."])

@@ -23,10 +23,10 @@ from agents.tool import (
 from pydantic_core import to_jsonable_python
 
 from tenure.agents.conversation import answer_messages
-from tenure.agents.effects import effect_classes
+from tenure.agents.effects import check_declared, effect_classes
 from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction
-from tenure.agents.openai_agents.content import content_of, functions, reachable
+from tenure.agents.openai_agents.content import content_of, functions, known_tools, reachable, target_of
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
@@ -137,6 +137,9 @@ def durable(
 
     def content() -> AgentContent:
         _prepare(agent, settings, set())  # it may have got tools since
+        if (tools := known_tools(agent)) is not None:
+            declared = ("effects", "effect_keys", "compensations", "output_limits")
+            check_declared(name, tools, {each: getattr(settings, each) for each in declared})
         return content_of(agent, max_output_tokens, version)
 
     return DurableFunction(name, run, content, undo_tools=partial(_undo_tools, agent, context))
@@ -178,8 +181,8 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
         if isinstance(handoff, Handoff):
             handoff.on_invoke_handoff = _prepared_later(handoff.on_invoke_handoff, settings)
             alone.append(True)
-        else:
-            alone.append(_prepare(handoff, settings, seen))
+        if (target := target_of(handoff)) is not None:
+            alone.append(_prepare(target, settings, seen))
     return any(alone)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agents import Agent
+from agents.handoffs import Handoff
 from agents.models.interface import Model
 from agents.tool import FunctionTool
 from pydantic import PydanticUserError, TypeAdapter
@@ -18,7 +19,7 @@ from tenure.domain.tools import EffectClass
 
 
 def content_of(agent: Agent[Any], max_output_tokens: int, version: str) -> AgentContent:
-    """Describes a durable agent, with the instructions and tools of those it may hand over to."""
+    """Describes a durable agent, with the instructions and tools of those that it may run."""
     agents = list(reachable(agent))
     tools = {tool.name: _tool(tool) for each in agents for tool in functions(each)}
     return AgentContent(
@@ -33,15 +34,33 @@ def content_of(agent: Agent[Any], max_output_tokens: int, version: str) -> Agent
 
 
 def reachable(agent: Agent[Any], seen: set[int] | None = None) -> Iterator[Agent[Any]]:
-    """Yields the agent and those that it may hand over to."""
+    """Yields the agent, those that it may hand over to, and those among its tools."""
     seen = set() if seen is None else seen
     if id(agent) in seen:
         return
     seen.add(id(agent))
     yield agent
-    for handoff in agent.handoffs:
-        if isinstance(handoff, Agent):
-            yield from reachable(handoff, seen)
+    inner = (getattr(tool, "_agent_instance", None) for tool in functions(agent))
+    for each in (*map(target_of, agent.handoffs), *inner):
+        if each is not None:
+            yield from reachable(each, seen)
+
+
+def target_of(handoff: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | None:
+    """Returns the agent that a handoff leads to. None: it chooses the agent when it is called."""
+    if isinstance(handoff, Agent):
+        return handoff
+    known = handoff._agent_ref  # noqa: SLF001  the SDK states it nowhere else
+    agent = None if known is None else known()
+    return agent if isinstance(agent, Agent) else None
+
+
+def known_tools(agent: Agent[Any]) -> set[str] | None:
+    """Returns the names of the functions of these agents. None: a handoff may lead to other agents."""
+    agents = list(reachable(agent))
+    if any(target_of(handoff) is None for each in agents for handoff in each.handoffs):
+        return None
+    return {tool.name for each in agents for tool in functions(each)}
 
 
 def _model(model: Model | str | None) -> str:

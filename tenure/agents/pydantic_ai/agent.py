@@ -95,7 +95,7 @@ def durable(
             answer = await answer_messages(current, prompt_of(name, work, given), run_once)
         return to_jsonable_python(answer)
 
-    content = describe(agent, name, settings.effects, max_output_tokens, version)
+    content = describe(agent, name, settings, version)
     return DurableFunction(
         name, run, content, partial(_import_model, agent), undo_tools=partial(undo_tools, agent, name, settings, deps)
     )

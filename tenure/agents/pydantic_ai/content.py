@@ -12,6 +12,8 @@ from pydantic_ai.models import Model
 from pydantic_ai.tools import Tool
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
+from tenure.agents.effects import check_declared
+from tenure.agents.pydantic_ai.durability import DurableSettings
 from tenure.agents.pydantic_ai.tool_calls import Effects, effect_of
 from tenure.domain.agents import AgentContent, AgentKind, ToolContent
 
@@ -21,23 +23,27 @@ _WITH_ID: Final = frozenset({"pydantic_ai.toolsets.function", "pydantic_ai.tools
 
 
 def describe(
-    agent: pydantic_ai.Agent[Any, Any], name: str, effects: Effects, max_output_tokens: int, version: str
+    agent: pydantic_ai.Agent[Any, Any], name: str, settings: DurableSettings, version: str
 ) -> Callable[[], AgentContent]:
     """Returns the function that describes the agent as it is then: tools may be added until its worker starts.
 
-    It raises ValueError for an agent with a toolset that its steps cannot name.
+    It raises ValueError for an agent with a toolset that its steps cannot name, and for settings of a tool that it does
+    not have.
     """
 
     def content() -> AgentContent:
         for toolset in agent.toolsets:
             toolset.apply(lambda leaf: _check_id(name, leaf))
+        if all(isinstance(toolset, FunctionToolset) for toolset in agent.toolsets):
+            names = {tool.name for tool in function_tools(agent)}
+            check_declared(name, names, {"effects": settings.effects, "output_limits": settings.output_limits})
         return AgentContent(
             AgentKind.PYTHON,
             model=_model(agent.model),
             system="\n\n".join(_instructions(agent)),
-            tools=tuple(_tool(tool, effects) for tool in function_tools(agent)),
+            tools=tuple(_tool(tool, settings.effects) for tool in function_tools(agent)),
             output_schema_json=_output_schema(agent),
-            max_output_tokens=max_output_tokens,
+            max_output_tokens=settings.max_output_tokens,
             version=version,
         )
 

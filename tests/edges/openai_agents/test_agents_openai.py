@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from agents import Agent, ModelSettings, RunContextWrapper, Runner, function_tool, set_tracing_disabled
+from agents import Agent, ModelSettings, RunContextWrapper, Runner, function_tool, handoff, set_tracing_disabled
 from agents.items import ModelResponse
 from agents.tool import FunctionTool, LocalShellTool
 from pydantic import BaseModel
@@ -227,6 +227,55 @@ def test_facts_have_the_effect_that_calls_have() -> None:
     front.tools = [look]
     facts = [{tool.name: tool.effect for tool in each.describe().tools} for each in functions]  # type: ignore[misc]
     assert facts == [{"look": Effect.PURE, "refund": Effect.KEYED}, {"refund": Effect.KEYED}]
+
+
+@pytest.mark.parametrize("way", ["a handoff", "handoff(…)", "a tool"])
+async def test_undo_runs_tools_of_agents_that_it_reaches(way: str) -> None:
+    """They are in the facts, too, so that a task may have them in its approve_tools."""
+
+    @function_tool
+    def cancel(order: str) -> str:
+        return tool_call().idempotency_key
+
+    @function_tool
+    def order(item: str) -> str:
+        return item
+
+    shop = Agent[Any](name="shop", tools=[order, cancel])
+    ways = {
+        "a handoff": lambda: Agent[Any](name="front", handoffs=[shop]),
+        "handoff(…)": lambda: Agent[Any](name="front", handoffs=[handoff(shop)]),
+        "a tool": lambda: Agent[Any](name="front", tools=[shop.as_tool("ask_shop", "Asks the shop.")]),
+    }
+    front = ways[way]()
+    undo = compensate_with(cancel, {"order": "/outcome"})
+    function = durable(front, effects={"order": Effect.KEYED}, compensations={"order": undo})
+    facts = {tool.name: tool.effect for tool in function.describe().tools}  # type: ignore[misc]
+    assert {"order": Effect.KEYED, "cancel": Effect.UNSAFE}.items() <= facts.items()
+    [tool] = function.undo_tools({})  # type: ignore[misc]
+    assert await tool.run(Call("task", "7.0", 1, "task/7.0", 5), {"order": "tea"}) == "task/7.0"
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"effects": {"reffund": Effect.KEYED}},
+        {"effect_keys": {"reffund": EffectKey(("/order",), EffectScope.TREE)}},
+        {"compensations": {"reffund": compensate_with("pay", {})}},
+        {"output_limits": {"reffund": 2000}},
+    ],
+)
+def test_declaration_of_no_tool_is_refused(declared: dict[str, Any]) -> None:
+    """A misspelt name would leave the tool UNSAFE, without an effect key and a compensation."""
+
+    @function_tool
+    def refund(order: str) -> str:
+        return order
+
+    front = Agent[Any](name="front", handoffs=[Agent[Any](name="billing", tools=[refund])])
+    [name] = declared
+    with pytest.raises(ValueError, match=f"front: {name}: there is no tool 'reffund'; did you mean refund"):
+        durable(front, **declared).describe()  # type: ignore[misc]
 
 
 async def test_a_tool_of_an_agent_has_its_effect_key() -> None:
