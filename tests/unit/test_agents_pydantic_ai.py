@@ -19,7 +19,7 @@ from pydantic_ai import ModelRetry, RunContext
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
-from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
+from pydantic_ai.toolsets import AbstractToolset, CombinedToolset, FunctionToolset
 
 from services.tools.schemas import untrusted_schema
 from services.worker.agents import definitions_of
@@ -36,6 +36,7 @@ from tenure.agents import (
 )
 from tenure.agents.functions import function_table, undo_tools_of
 from tenure.agents.own_calls import for_model, value_of
+from tenure.agents.pydantic_ai.tool_calls import metadata_of
 from tenure.control import Work
 from tenure.control.failures import NotReplayable, failure_of
 from tenure.control.own_tools import ForModel
@@ -171,6 +172,45 @@ def test_a_long_text_of_json_is_recorded_as_it_is() -> None:
     assert for_model('{"id": 7}', 5) == '{"id": 7}'
     assert for_model({"id": 7}, 5) == '{"id": 7}'
     assert isinstance(for_model("x", 5), ForModel)
+
+
+def shop_tools() -> FunctionToolset[Any]:
+    """An order, and the tool that cancels it."""
+    tools = FunctionToolset[Any](id="shop")
+
+    @tools.tool_plain(metadata=metadata_of(Effect.KEYED))
+    async def cancel(order: str) -> str:
+        return order
+
+    @tools.tool_plain(metadata=metadata_of(Effect.KEYED, compensation=compensate_with(cancel, {"order": "/outcome"})))
+    async def order(item: str) -> str:
+        return item
+
+    return tools
+
+
+async def test_undo_runs_tools_of_wrapped_toolsets() -> None:
+    """A filter keeps the names of tools, and approval_required() asks a person in an undo, too."""
+    everything = shop_tools().filtered(lambda _context, _tool: True)
+    other = FunctionToolset[Any](id="other").prefixed("o")
+    for toolset, asks in ((everything, False), (everything.approval_required(), True)):
+        function = Agent("boss", toolsets=[CombinedToolset([toolset, other])]).durable_function
+        [tool] = undo_tools_of(function_table([function])["boss"])
+        assert (tool.name, tool.needs_approval) == ("cancel", asks)
+        assert await tool.run(Call("task", "7.0", 1, "task/7.0", 5), {"order": "tea"}) == "tea"
+        facts = {tool.name: (tool.effect, tool.needs_approval) for tool in function.describe().tools}  # type: ignore[misc]
+        assert facts == {"cancel": (Effect.KEYED, asks), "order": (Effect.KEYED, asks)}
+
+
+def test_undo_tools_of_an_agent_are_also_those_of_its_agents() -> None:
+    """An agent that an inline tool runs writes its calls into the ledger of the outer one."""
+    inner = Agent("shop", toolsets=[shop_tools()])
+    outer = Agent("boss", undo_tools=[inner])
+    plain = durable(pydantic_ai.Agent(name="chief"), undo_tools=[inner])
+    table = function_table([outer, plain])
+    assert [[tool.name for tool in undo_tools_of(run)] for run in table.values()] == [["cancel"], ["cancel"]]
+    with pytest.raises(ConfigurationError, match="chief has two tools cancel"):
+        definitions_of(function_table([durable(pydantic_ai.Agent(name="chief"), undo_tools=[inner, outer])]), "")
 
 
 def test_compensation_that_an_agent_cannot_make_is_refused() -> None:

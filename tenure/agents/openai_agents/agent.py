@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agents import Agent, RunConfig, Runner
@@ -25,7 +24,7 @@ from pydantic_core import to_jsonable_python
 from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import check_declared, effect_classes
 from tenure.agents.execution import executing
-from tenure.agents.functions import DurableFunction
+from tenure.agents.functions import DurableFunction, UndoTool, all_undo_tools
 from tenure.agents.openai_agents.content import content_of, functions, known_tools, reachable, target_of
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
@@ -88,6 +87,7 @@ def durable(
     output_limits: Mapping[str, int] = _USUAL_LIMITS,
     version: str = "",
     stream: bool = True,
+    undo_tools: Sequence[UndoTool] = (),
 ) -> DurableFunction:
     """Makes an agent, its handoffs and the agents among its tools durable, and returns the function that runs it.
 
@@ -99,7 +99,8 @@ def durable(
     `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. output_limits: how many bytes of a
     tool's result the model reads, by name; 65,536 by default. version: of the code; another version is another
     revision, also if the agent says the same of itself (docs/versions.md). stream: False for a server that cannot
-    stream its answers.
+    stream its answers. undo_tools: the agents that its inline tools run by `Runner.run`, and own tools, with which
+    compensations are made besides those of these agents.
 
     The agents are changed in place and get copies of their tools; outside of tasks they run as before, except tools
     that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, for one that is part of
@@ -142,7 +143,10 @@ def durable(
             check_declared(name, tools, {each: getattr(settings, each) for each in declared})
         return content_of(agent, max_output_tokens, version)
 
-    return DurableFunction(name, run, content, undo_tools=partial(_undo_tools, agent, context))
+    def undoing(given: Any) -> list[OwnTool]:
+        return all_undo_tools(name, [*_undo_tools(agent, context, given), *undo_tools], given)
+
+    return DurableFunction(name, run, content, undo_tools=undoing)
 
 
 def _checked(given: Mapping[str, Declared], kind: type[Declared], rule: str) -> dict[str, Declared]:

@@ -23,7 +23,7 @@ from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.domain.tools import USUAL_OUTPUT_BYTES
 
 
-def undo_tools(
+def own_undo_tools(
     agent: pydantic_ai.Agent[Any, Any], name: str, settings: DurableSettings, deps: FromInput | None, given: Any
 ) -> list[OwnTool]:
     """Returns the tools of the agent that its compensations name. `given`: the input of the undone task.

@@ -252,8 +252,10 @@ async def test_undo_runs_tools_of_agents_that_it_reaches(way: str) -> None:
     function = durable(front, effects={"order": Effect.KEYED}, compensations={"order": undo})
     facts = {tool.name: tool.effect for tool in function.describe().tools}  # type: ignore[misc]
     assert {"order": Effect.KEYED, "cancel": Effect.UNSAFE}.items() <= facts.items()
-    [tool] = function.undo_tools({})  # type: ignore[misc]
-    assert await tool.run(Call("task", "7.0", 1, "task/7.0", 5), {"order": "tea"}) == "task/7.0"
+    outer = durable(Agent(name="outer"), undo_tools=[function])
+    for each in (function, outer):
+        [tool] = each.undo_tools({})  # type: ignore[misc]
+        assert await tool.run(Call("task", "7.0", 1, "task/7.0", 5), {"order": "tea"}) == "task/7.0"
 
 
 @pytest.mark.parametrize(
