@@ -24,6 +24,7 @@ from edges.providers.settings import Providers, ProviderSettings
 from edges.web_search.settings import WebSearchSettings
 from services.tools.registry import SEPARATOR
 from services.tools.sources import CompensationSettings, EffectKeySettings, Section
+from tenure.domain.argument_mapping import problems_of_names
 from tenure.domain.tools import EffectClass, unknown_tool_text
 from tenure.runtime.settings import FILE_SUFFIX, ConfigurationError, secret_text
 
@@ -68,7 +69,7 @@ class ToolsConfig(Section):
             prefix, separator, _ = declared.tool.partition(SEPARATOR)
             http_tool = self.http_tools.get(declared.tool)
             if http_tool is not None:
-                for problem in http_tool.problems_of_arguments(declared.arguments.keys()):
+                for problem in problems_of_names(http_tool.input_schema, declared.arguments.keys()):
                     yield f"{place}: {declared.tool} {problem}"
             elif separator and prefix not in sources:
                 yield f"{place}: there is no source {prefix!r} for the tool {declared.tool}"

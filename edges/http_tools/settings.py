@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -120,16 +120,6 @@ class HttpToolSettings(Section):
     def places(self) -> list[str]:
         """The arguments that go into the URL."""
         return PLACE.findall(self.url)
-
-    def problems_of_arguments(self, names: Collection[str]) -> Iterator[str]:
-        """Yields why a call with arguments of these names would not fit the schema."""
-        known, required = self.input_schema.get("properties"), self.input_schema.get("required", ())
-        if missing := sorted(set(required) - set(names)):
-            yield f"requires {', '.join(missing)}"
-        if self.input_schema.get("additionalProperties") is not False or not isinstance(known, Mapping):
-            return
-        if unknown := sorted(set(names) - known.keys()):
-            yield f"has no {', '.join(unknown)}"
 
     def definition(self, name: str) -> ToolDefinition:
         """Returns the tool definition that agents see."""

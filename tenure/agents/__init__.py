@@ -23,6 +23,7 @@ output_report.py  the report of a model call while it runs: its usage, stated or
 vendor_clients.py by_runner: lets a client of a vendor's library make its model calls by the model runner
 whole_streams.py  tells a streamed answer that was cut off from a whole one
 failures.py       failures of model requests, as the ledger has them
+undo_tools.py     own tools that undo effects: names and arguments
 functions.py      @function, and what a worker runs: DurableFunction
 worker.py         Worker: a whole worker process with your agents and functions
 dev_stack.py      finds the stack of `tenure dev` that runs here

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final, Protocol, get_type_hints, overload, runtime_checkable
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -14,6 +14,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from tenure.agents.execution import executing
 from tenure.agents.own_calls import check_finite
+from tenure.agents.undo_tools import two_tools_of
 from tenure.control.own_tools import OwnTool
 from tenure.control.work import Function, Work
 from tenure.domain.agents import AgentContent, AgentKind
@@ -151,10 +152,16 @@ def _durable(body: Body, name: str, version: str, undo_tools: Sequence[UndoTool]
         check_finite(result, f"the function {name}")
         return result_type.dump_python(result, mode="json")
 
-    def undoing(given: Any) -> list[OwnTool]:
-        return [tool for item in undo_tools for tool in _own_tools(item, given)]
+    return DurableFunction(name, run, describe, undo_tools=partial(all_undo_tools, name, undo_tools))
 
-    return DurableFunction(name, run, describe, undo_tools=undoing)
+
+def all_undo_tools(name: str, items: Iterable[UndoTool], given: Any) -> list[OwnTool]:
+    """Returns the own tools of a function or an agent that undo effects. Raises ValueError for two of one name."""
+    tools: dict[str, OwnTool] = {}
+    for tool in (tool for item in items for tool in _own_tools(item, given)):
+        if tools.setdefault(tool.name, tool) is not tool:
+            raise two_tools_of(name, tool.name)
+    return list(tools.values())
 
 
 def _own_tools(item: UndoTool, given: Any) -> Sequence[OwnTool]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
-from tenure.control.own_tools import OwnTool, OwnToolContext
+from tenure.control.own_tools import ForModel, OwnTool, OwnToolContext
 from tenure.control.work import RecordedCall, Work
 from tenure.domain.tool_arguments import storable_json
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -40,6 +40,18 @@ def value_of(content: str) -> Any:
         return json.loads(content)
     except ValueError:
         return content
+
+
+def content_of(value: Any) -> str:
+    """Returns the content from which `value_of` makes the value again. A text that is no JSON is its own content."""
+    is_plain = isinstance(value, str) and value_of(value) == value
+    return str(value) if is_plain else json.dumps(value, ensure_ascii=False)
+
+
+def for_model(value: Any, limit_bytes: int) -> ForModel:
+    """Returns the content for a model that reads so many bytes of it: a longer text is shortened, so it is no JSON."""
+    is_long = isinstance(value, str) and len(value.encode(errors="surrogatepass")) > limit_bytes
+    return ForModel(value if is_long else content_of(value))
 
 
 def check_finite(value: Any, what: str) -> None:

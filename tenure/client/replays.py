@@ -114,8 +114,10 @@ def replay_request(
         replayed.agent.system = system
     if spec.limits.money_cap == task_pb2.MONEY_CAP_DEFAULT:  # the other model has its own default, or no price
         replayed.limits.max_nano_usd = 0
-    # A replay never waits. Approvers and webhooks of the recorded run need not exist where it is replayed.
+    # A replay never waits, and has no effects. Approvers and webhooks of the recorded run need not exist where it is
+    # replayed.
     replayed.policy.ClearField("escalations")
+    replayed.policy.ClearField("on_failure")
     del replayed.policy.approvers[:]
     if not is_code:  # the code makes recorded calls for the permissions of its inline tools
         del replayed.agent.approve_tools[:]

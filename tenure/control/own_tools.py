@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from tenure.domain.argument_mapping import problems_of_names
 from tenure.domain.effect_keys import EffectKey
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.domain.tool_arguments import well_formed
@@ -100,10 +101,13 @@ def compensate_with(tool: str | Any, arguments: Mapping[str, Any]) -> Compensati
     """Returns the compensation of a tool: the call that undoes the effect of its calls (docs/undo.md).
 
     tool: an own tool, or a function tool of the same agent, as the object; a tool of the tool service by its name.
-    arguments: each a JSON pointer (/arguments/…, /outcome/…) or a value. Raises ValueError for others.
+    arguments: each a JSON pointer (/arguments/…, /outcome/…) or a value. Raises ValueError for others, and for those
+    that the schema of an `OwnTool` does not have; a worker refuses those of function tools at its start.
     """
     if isinstance(tool, str):
         return Compensation.declared(tool, arguments)
+    if isinstance(tool, OwnTool) and (problems := "; ".join(problems_of_names(tool.input_schema, arguments.keys()))):
+        raise ValueError(f"{tool.name} {problems}")
     name = getattr(tool, "name", None) or getattr(tool, "__name__", "")
     return Compensation.declared(str(name), arguments, own_tool=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.states import TERMINAL, WITHOUT_SUCCESS, Reason, TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,7 @@ class Act:
 
 ACTS: Final[Mapping[str, Act]] = {
     "cancel": Act(frozenset(TaskState) - TERMINAL, frozenset({TaskState.CANCELLED})),
-    "requeue": Act(
-        TERMINAL - {TaskState.SUCCEEDED} | {TaskState.RETRY_SCHEDULED}, frozenset({TaskState.QUEUED, TaskState.RUNNING})
-    ),
+    "requeue": Act(WITHOUT_SUCCESS | {TaskState.RETRY_SCHEDULED}, frozenset({TaskState.QUEUED, TaskState.RUNNING})),
     "begin_wait": Act(
         frozenset({TaskState.QUEUED, TaskState.RUNNING, TaskState.RETRY_SCHEDULED}),
         frozenset({TaskState.WAITING_USER}),

@@ -32,6 +32,11 @@ class AgentKind(StrEnum):
     FUNCTION = "FUNCTION"
 
 
+def chosen_by_code(name: str) -> str:
+    """Returns why a submit or a fork cannot choose the model, its parameters, the system prompt or the tools."""
+    return f"cannot be chosen for {name}: its code chooses it"
+
+
 @dataclass(frozen=True, slots=True)
 class AgentPin:
     """The revision that a task is pinned to. `needs_build`: only workers with the code of this revision get the task.

@@ -8,8 +8,8 @@ else is taken as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
 
 from tenure.domain.json_pointers import JsonValue, value_at
 
@@ -59,6 +59,17 @@ def problems_of_mapping(mapping: Mapping[str, JsonValue], roots: tuple[str, ...]
         return
     if size > MAX_MAPPING_BYTES:
         yield f"it has {size} bytes as JSON, and may have {MAX_MAPPING_BYTES}"
+
+
+def problems_of_names(schema: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
+    """Yields why arguments of these names would not fit the schema of an object."""
+    known, required = schema.get("properties"), schema.get("required", ())
+    if missing := sorted(set(required) - set(names)):
+        yield f"requires {', '.join(missing)}"
+    if schema.get("additionalProperties") is not False or not isinstance(known, Mapping):
+        return
+    if unknown := sorted(set(names) - known.keys()):
+        yield f"has no {', '.join(unknown)}"
 
 
 def parsed(text: str) -> JsonValue:

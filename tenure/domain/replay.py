@@ -26,10 +26,12 @@ from tenure.domain.entries import (
     UserMessage,
     WaitResolution,
 )
+from tenure.domain.errors import WrongState
 from tenure.domain.fold import ResumePoint, text_of_approval
 from tenure.domain.next_action import CallModel, NextAction
 from tenure.domain.progress import CallKey, call_key
 from tenure.domain.states import TERMINAL
+from tenure.domain.task import REPLAY_LOOP
 from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus
 
 NOT_RECORDED_MARK: Final = "[not recorded]"
@@ -38,6 +40,12 @@ NOT_RECORDED: Final = (
     "not executed."
 )
 _SHOWN_CHARACTERS: Final = 200
+
+
+def check_no_replay(loop: str, advice: str) -> None:
+    """Raises WrongState (IS_REPLAY) for a replay, which has no effects, and whose worker ends with it."""
+    if loop == REPLAY_LOOP:
+        raise WrongState(f"the task is a replay, whose calls are answered from a record: {advice}", reason="IS_REPLAY")
 
 
 class RecordedRun:

@@ -7,7 +7,7 @@ that name. Tool calls are answered as those of agents without code (replay.py).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -109,9 +109,13 @@ class RecordedCode:
         return _failed(name, _OTHER_CALL.format(requests))
 
     def messages_due(self, step: int, read: Collection[UserMessage]) -> list[UserMessage]:
-        """Returns the messages that the recorded run read through this step, without those of the replay's ledger."""
-        known = {message.request_id for message in read}
-        return [message for number, message in self._messages if number <= step and message.request_id not in known]
+        """Returns the messages that the recorded run read through this step, without those of the replay's ledger.
+
+        They are counted: the notes of undone calls have no request ids, and may be equal.
+        """
+        known = Counter((message.request_id, message.text) for message in read)
+        due = [message for number, message in self._messages if number <= step]
+        return [message for message in due if not _taken(known, (message.request_id, message.text))]
 
     def _unrecorded(self, step: int, name: str, why: str) -> ControlStep:
         """Returns the failure of a step that the record does not have.
@@ -121,6 +125,12 @@ class RecordedCode:
         if self._failure is None or step != self._last_step + 1:
             return _failed(name, why)
         return ControlStep(name, failure=replace(self._failure, retryable=False))
+
+
+def _taken(known: Counter[tuple[str, str]], message: tuple[str, str]) -> bool:
+    """Takes one of the known messages, if there is such a one."""
+    known[message] -= 1
+    return known[message] >= 0
 
 
 def _repeat(point: ResumePoint, step: int, name: str) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tenure.domain.budget import Budget, BudgetRequest, complete_request, usd
 from tenure.domain.entries import GrantBudget, Requeue
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
-from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.states import TERMINAL, WITHOUT_SUCCESS, Reason, TaskState
 
 if TYPE_CHECKING:
     from tenure.domain.close_out import PendingEnding
@@ -44,7 +44,7 @@ def decide_requeue(
         return InvalidRequest(violations=[("extra_nano_usd", "the task has no cap in money that could be raised")])
     if state is TaskState.RETRY_SCHEDULED:
         return RequeueDecision(begins_attempt=False)
-    if state not in TERMINAL or state is TaskState.SUCCEEDED:
+    if state not in WITHOUT_SUCCESS:
         return WrongState(
             f"a {state} task cannot be requeued, only a task that ended without success or waits for its retry",
             metadata={"state": state.value},

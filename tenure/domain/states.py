@@ -117,6 +117,7 @@ class ReleaseReason(StrEnum):
 TERMINAL: Final = frozenset(
     {TaskState.SUCCEEDED, TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.COST_EXCEEDED}
 )
+WITHOUT_SUCCESS: Final = TERMINAL - {TaskState.SUCCEEDED}
 WAITING: Final = frozenset({TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL})
 
 MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {

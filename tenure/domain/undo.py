@@ -171,7 +171,13 @@ def _arguments(compensation: Compensation, call: EffectCall) -> str:
     document = {"arguments": arguments}
     if not call.outcome.truncated:
         document["outcome"] = parsed(call.outcome.content)
-    return json.dumps(mapped_arguments(mapping, document), ensure_ascii=False, separators=(",", ":"))
+    parts, outcome = document, document.get("outcome")
+    if isinstance(outcome, str):  # the text of a tool of an agent; its parts are those of the JSON that it may be
+        parts = {**document, "outcome": parsed(outcome)}
+    made = mapped_arguments(mapping, parts) | mapped_arguments(
+        {name: wanted for name, wanted in mapping.items() if wanted == "/outcome"}, document
+    )
+    return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
 
 
 def _of_outcome(outcome: Outcome | None) -> tuple[UndoVerdict, str]:

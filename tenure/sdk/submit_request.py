@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from tenure.domain.agents import chosen_by_code
 from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.sdk.option_values import agent_of_reference, json_text
 from tenure.sdk.submit_options import FORK_OPTIONS, OPTIONS, PARAMETERS, path_in_fork
@@ -35,7 +36,7 @@ def submit_request(
         return request
     for argument in ("model", "system", "tools", "max_output_tokens", *PARAMETERS):
         if options.get(argument) not in (None, ""):
-            raise invalid_argument(argument, f"cannot be chosen for the agent {name}: its code chooses it")
+            raise invalid_argument(argument, chosen_by_code(name))
     if not goal.strip():
         raise invalid_argument("goal", f"must not be blank: the agent {name} begins with it")
     return _of_code(request, name, revision, "" if input is None else json_text("input", input))

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tenure.client.replays import read_ledger
+from tenure.client.replays import UnreadableLedger, read_ledger
 from tenure.domain.conversation import text_of
 from tenure.domain.entries import AssistantMessage, ControlStep, Entry, ModelAttempt, ModelFailure
 from tenure.testing.script import OUTPUT_TOOL, ScriptedError, ScriptedTurn
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _NO_MORE: Final = "the recorded run made no further model call"
 _BAD_REQUEST: Final = 400
+_MAX_SHOWN: Final = 200
 
 
 class Recording:
@@ -54,7 +55,8 @@ class Recording:
 
         Failed calls that a later attempt repaired are left out. If the last call failed, the script ends with its
         failure. Answers to requests for a summary are not part of it. Of several agents in Python, whose conversations
-        are mixed here, a replay with `model=""` needs no script.
+        are mixed here, a replay with `model=""` needs no script. Raises UnreadableLedger for a call whose arguments
+        are no JSON object.
         """
         return _answers(entries_to_domain(self.entries))
 
@@ -83,7 +85,11 @@ def _answers(entries: Sequence[Entry]) -> list[ScriptedTurn | ScriptedError]:
                     answers.append(_turn(entry.body))
                     text, answered_step = text_of(entry.body.content), entry.step
             case ControlStep(result_json=result) if result and entry.step == answered_step:
-                calls = tuple(_calls_of_code(json.loads(result)))
+                try:
+                    calls = tuple(_calls_of_code(json.loads(result)))
+                except ValueError as error:
+                    why = f"step {entry.step}: the arguments of a call are {error}, and a script has no other"
+                    raise UnreadableLedger(f'{why}: replay the run with model="", by its record') from None
                 answers[-1] = ScriptedTurn(text=text, calls=calls, is_literal=True)
     if failure is not None:
         return [*answers, _error(failure.status_code, failure.message)]
@@ -109,7 +115,14 @@ def _calls_of_code(result: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _arguments(given: Any) -> dict[str, Any]:
-    return dict(json.loads(given or "{}") if isinstance(given, str | None) else given)
+    """Returns the arguments of a call. Raises ValueError for those that a model wrote as another text."""
+    try:
+        arguments = json.loads(given or "{}") if isinstance(given, str | None) else given
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError(f"no JSON object: {str(given)[:_MAX_SHOWN]!r}")  # noqa: TRY004  the model's text
+    return arguments
 
 
 def _turn(answer: AssistantMessage) -> ScriptedTurn:

@@ -68,7 +68,7 @@ class AdminServiceStub:
     calls stay as they are; steps and the use of the budget continue; the timeout begins again. A task that waits for
     its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or
     STEP_LIMIT when nothing is left to continue with: repeat it with extras; EFFECTS_UNDONE {undo_task_id} when effects of
-    the task were undone: fork it, or submit its goal again.
+    the task were undone: fork it, or submit its goal again; IS_REPLAY: replay the recorded task again.
     """
     GrantBudget: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GrantBudgetRequest, _admin_service_pb2.GrantBudgetResponse]
     """Raises the caps of a task's whole tree, at its root; the answer is the root. A root that ended as COST_EXCEEDED is

@@ -2033,7 +2033,9 @@ class ForkOverrides(message.Message):
     AGENT_REVISION_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """The provider's model id; empty: the default, as in AgentSpec."""
+    """The provider's model id; empty: the default, as in AgentSpec. INVALID_ARGUMENT for a function or an agent in Python,
+    as are the system prompt and the parameters; the tools for an agent in Python.
+    """
     system: builtins.str
     """The system prompt; at most 256 KiB."""
     all_tools: builtins.bool

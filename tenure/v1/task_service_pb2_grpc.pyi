@@ -96,7 +96,8 @@ class TaskServiceStub:
     FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
     message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:
     more than 20,000 entries or 64 MiB. Of calls that were undone the history gets a message; FAILED_PRECONDITION /
-    EFFECTS_UNDONE if a function would have to read it. NOT_FOUND.
+    EFFECTS_UNDONE if a function would have to read it. FAILED_PRECONDITION / IS_REPLAY: fork the recorded task.
+    NOT_FOUND.
     """
     ResumeTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ResumeTaskRequest, _task_service_pb2.ResumeTaskResponse]
     """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: a repeat
@@ -141,7 +142,8 @@ class TaskServiceStub:
     PlanUndo: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.PlanUndoRequest, _task_service_pb2.PlanUndoResponse]
     """Lists the effects of a task in the order in which an undo would undo them, the newest first, with what can be undone
     and why the others cannot. Changes nothing. NOT_FOUND; FAILED_PRECONDITION / UNDO_TOO_LARGE: more can be undone than
-    one undo takes, see since_step. Of the calls that cannot be undone the list has the newest.
+    one undo takes, see since_step. FAILED_PRECONDITION / IS_REPLAY: a replay has no effects. Of the calls that cannot
+    be undone the list has the newest.
     """
     UndoTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.UndoTaskRequest, _task_service_pb2.UndoTaskResponse]
     """Creates a task that undoes the effects of another task: it makes the call that each tool declares as its compensation,
@@ -149,8 +151,8 @@ class TaskServiceStub:
     succeeded, or may have happened, is not repeated. What an undo left or failed to undo can be undone by another one.
     The same request_id returns the same undo; ALREADY_EXISTS / REQUEST_ID_REUSED for another task.
     FAILED_PRECONDITION / WRONG_STATE {state}: the task has not ended, or, with since_step, neither has ended nor waits
-    for a person; NOTHING_TO_UNDO; PLAN_CHANGED: the effects are no longer those of plan_digest; UNDO_TOO_LARGE. The undo
-    cannot be forked or requeued. NOT_FOUND.
+    for a person; NOTHING_TO_UNDO; PLAN_CHANGED: the effects are no longer those of plan_digest; UNDO_TOO_LARGE;
+    IS_REPLAY. The undo cannot be forked or requeued. NOT_FOUND.
     """
     GetReceipts: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.GetReceiptsRequest, _task_service_pb2.GetReceiptsResponse]
     """Returns the signed receipts of a task's effects, in the order of their chain, in pages. NOT_FOUND.

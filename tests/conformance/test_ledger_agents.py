@@ -229,6 +229,26 @@ async def test_a_requeue_keeps_the_pin_and_a_fork_may_ask_for_another(replica: C
     assert changed.spec.agent.system == "own"
 
 
+async def test_fork_cannot_choose_what_code_chooses(replica: Checkpoint) -> None:
+    """As a submit. A function takes tools: those of the tool service that it may call."""
+    named = task_pb2.ToolAllowlist(names=["read_file"])
+    spec = task_pb2.AgentSpec(parameters=task_pb2.ModelParameters(temperature=0.5), model="m", system="s", tools=named)
+    await Agents(replica).register(pb.AgentDefinition(kind=pb.AGENT_KIND_PYTHON, code_version="1"), build="b1")
+    await Agents(replica).register(function(), build="b1", name="close_order")
+    for name in ("support", "close_order"):
+        task = await replica.create(goal="Help", control=task_pb2.ControlWork(function=name))
+        for field, value in spec.ListFields():
+            made = task_pb2.ForkOverrides()
+            getattr(made, field.name).CopyFrom(value) if field.message_type else setattr(made, field.name, value)
+            if (name, field.name) == ("close_order", "tools"):
+                forked = await fork(replica, task.task_id, field.name, at_sequence=2, overrides=made)
+                assert forked.spec.agent.tools == named
+                continue
+            with pytest.raises(InvalidRequest, match="its code chooses it") as refused:
+                await fork(replica, task.task_id, field.name, at_sequence=2, overrides=made)
+            assert [one.field for one in refused.value.violations] == [f"overrides.{field.name}"]
+
+
 async def test_a_fork_to_another_revision_has_its_tools_and_schema(replica: Checkpoint) -> None:
     """Nothing of the former revision stays, and what the fork itself asks for goes before the definition."""
     agents = Agents(replica)

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, NotFound, WrongState
+from tenure.domain.task import REPLAY_LOOP
 from tenure.domain.undo import MAX_CALLS
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -194,14 +195,17 @@ async def test_ended_undo_neither_forks_nor_runs_again(replica: Checkpoint) -> N
             tasks_pb.ForkTaskRequest(request_id=str(uuid4()), task_id=undone.task_id, actor="alice"),
             timeout=TIMEOUT_SECONDS,
         )
-    again = pb.AppendForeignRequest(
-        task_id=undone.task_id,
-        request_id=str(uuid4()),
-        actor="alice",
-        operator_request=ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue()),
-    )
     with pytest.raises(WrongState, match="does not run again"):
-        await replica.stub.AppendForeign(again, timeout=TIMEOUT_SECONDS)
+        await requeue(replica, undone.task_id)
+
+
+async def test_replay_is_neither_undone_nor_run_again(replica: Checkpoint) -> None:
+    """Its calls are those of the record, and it has no worker any more."""
+    task_id = await paid(replica, agent=task_pb2.AgentSpec(model="m", loop=REPLAY_LOOP))
+    for refused in (plan, undo, fork, requeue):
+        with pytest.raises(WrongState, match="replay") as refusal:
+            await refused(replica, task_id)
+        assert refusal.value.reason == "IS_REPLAY"
 
 
 async def fork(replica: Checkpoint, task_id: str, **fields: Any) -> task_pb2.Task:
@@ -215,23 +219,23 @@ async def messages(replica: Checkpoint, task_id: str) -> list[str]:
     return [one.body.user_message.text for one in entries if one.body.HasField("user_message")]
 
 
+async def requeue(replica: Checkpoint, task_id: str) -> task_pb2.Task:
+    again = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
+    request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid4()), actor="alice", operator_request=again)
+    response: pb.AppendForeignResponse = await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+    return response.task
+
+
 async def test_undone_task_does_not_run_again(replica: Checkpoint) -> None:
     """Its agent would count on the payments."""
     task_id = await paid(replica)
 
-    async def requeued() -> Any:
-        again = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
-        request = pb.AppendForeignRequest(
-            task_id=task_id, request_id=str(uuid4()), actor="alice", operator_request=again
-        )
-        return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
-
     undone = await undo(replica, task_id)
     with pytest.raises(WrongState, match="2 effects of the task were undone") as refused:
-        await requeued()
+        await requeue(replica, task_id)
     assert (refused.value.reason, refused.value.metadata["undo_task_id"]) == ("EFFECTS_UNDONE", undone.task_id)
     await replica.cancel(undone.task_id)
-    assert (await requeued()).state == task_pb2.TASK_STATE_QUEUED, "that undo did nothing"
+    assert (await requeue(replica, task_id)).state == task_pb2.TASK_STATE_QUEUED, "that undo did nothing"
 
 
 async def test_fork_reads_what_was_undone_once(replica: Checkpoint) -> None:
@@ -301,3 +305,15 @@ async def test_policy_undoes_a_task_without_success(checkpoint: MakeCheckpoint, 
     assert (await replica.get(rows[0][1])).undo_of == task_id
     assert await verdicts(replica, succeeded) != {}
     assert await replica.query("select count(*) from ledger.due_undos") == [(0,)]
+
+
+async def test_policy_undoes_no_requeued_task_that_succeeded(checkpoint: MakeCheckpoint) -> None:
+    """Its end without success is still due, because a quota postponed the undo until the next attempt had ended."""
+    replica = await checkpoint()
+    policy = task_pb2.TaskPolicy(on_failure=task_pb2.FAILURE_POLICY_UNDO)
+    task_id = await paid(replica, task_pb2.TASK_STATE_SUCCEEDED, policy=policy)
+    await replica.query("insert into ledger.due_undos (task_id) values (%s::uuid)", task_id)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await replica.query("select 1 from ledger.due_undos"):
+            await asyncio.sleep(0.05)
+    assert await replica.query("select undo_task_id::text from ledger.undone_calls") == []

@@ -88,7 +88,7 @@ def big() -> str:
     return BIG
 
 
-pydantic_big = Agent("pydantic-big", model="anthropic:sim-python-big", output_limits={"other": 2048})
+pydantic_big = Agent("pydantic-big", model="anthropic:sim-python-big")
 pydantic_big.tool_plain(effect=Effect.PURE)(big)
 inline_big = Agent("inline-big", model="anthropic:sim-python-big")
 inline_big.tool_plain(effect=None)(big)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.worker.agents import definitions_of
 from services.worker.control.functions import load_functions
 from services.worker.main import OwnFunctionsSettings
 from tenure.agents import Agent, DurableFunction, Effect, Work, Worker, compensate_with, function
@@ -115,3 +116,32 @@ def test_undo_tools_of_a_function_are_also_those_of_its_agents() -> None:
     settings = load(OwnFunctionsSettings, {}, prefix="TENURE_WORKER_")
     loops = settings.identity(1, dict.fromkeys(table, ""), b"", undoing=["shopping"]).loops
     assert [loop for loop in loops if "undo" in loop] == ["tenure.undo", "undo.shopping"]
+
+
+def test_two_undo_tools_of_one_name_are_refused() -> None:
+    """An undo knows the tool of a compensation by its name: it would release the other one's room."""
+
+    def clerk(name: str) -> Agent:
+        made = Agent(name)
+
+        @made.tool_plain(effect=Effect.KEYED)
+        async def release() -> None: ...
+
+        @made.tool_plain(effect=Effect.KEYED, compensation=compensate_with(release, {}))
+        async def book() -> None: ...
+
+        return made
+
+    @function(undo_tools=[clerk("north"), clerk("south")])
+    async def shopping(work: Work) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="shopping has two tools release"):
+        definitions_of(function_table([shopping]), "")
+
+
+def test_compensation_with_other_arguments_is_refused() -> None:
+    schema = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+    own = OwnTool(name="cancel", description="", input_schema=schema, effect=Effect.KEYED, run=runs_nowhere)
+    assert compensate_with(own, {"order": "/outcome/id"}).tool == "cancel"
+    with pytest.raises(ValueError, match="cancel requires order"):
+        compensate_with(own, {"id": "/outcome/id"})

@@ -92,6 +92,15 @@ def test_messages_are_due_at_the_steps_that_read_them() -> None:
     assert code.messages_due(0, []) == []
 
 
+def test_each_note_of_undone_calls_is_due_once() -> None:
+    """Notes have no request ids. A message to the replay itself is none of the record."""
+    notes = [UserMessage("undone: 1.0", ""), UserMessage("undone: 2.0", ""), UserMessage("undone: 2.0", "")]
+    code = RecordedCode(ledger(*((0, note) for note in notes), step(1, MESSAGES, "3")))
+    other = UserMessage("hello", "r-hello")
+    for read in range(4):
+        assert code.messages_due(1, [*notes[:read], other]) == notes[read:]
+
+
 def test_a_replay_of_code_names_the_first_other_step() -> None:
     recorded = ledger(step(1, "pay"), call(2, "refund"), message("a"), step(3, MESSAGES, "1"), step(4, "mail"), END)
     assert divergences(recorded, recorded) == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tenure.client.replays import replay_request
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import (
     AssistantMessage,
@@ -29,6 +30,7 @@ from tenure.domain.sub_agents import spawns_at_once
 from tenure.domain.task import REPLAY_LOOP, AgentSpec, TaskSpec
 from tenure.domain.tools import UNUSABLE_CALL, Outcome, OutcomeStatus
 from tenure.domain.waits import WaitAnswerKind, WaitKind
+from tenure.v1 import task_pb2
 
 SUBMIT: tuple[int, Body] = (0, Submitted(TaskSpec("Count")))
 QUEUED: tuple[int, Body] = (0, Transition(TaskState.QUEUED, "SUBMITTED"))
@@ -159,3 +161,13 @@ def test_each_kind_of_difference_is_named() -> None:
 def test_the_ledger_spawns_nothing_for_a_replay() -> None:
     assert spawns_at_once(TaskSpec("Count"), "spawn_sub_agents")
     assert not spawns_at_once(TaskSpec("Count", AgentSpec(loop=REPLAY_LOOP)), "spawn_sub_agents")
+
+
+def test_a_replay_undoes_nothing_when_it_fails() -> None:
+    """The effects that its ledger lists are those of the recorded run."""
+    policy = task_pb2.TaskPolicy(
+        on_failure=task_pb2.FAILURE_POLICY_UNDO, on_in_doubt=task_pb2.IN_DOUBT_POLICY_TELL_MODEL
+    )
+    made = replay_request(task_pb2.TaskSpec(goal="Pay", policy=policy), "run.jsonl", "m").spec.policy
+    assert made.on_failure == task_pb2.FAILURE_POLICY_UNSPECIFIED
+    assert made.on_in_doubt == policy.on_in_doubt

@@ -70,6 +70,14 @@ def tool(name: str, effect: EffectClass = EffectClass.UNSAFE, undo: str = "") ->
 TOOLS = ToolsDefined((tool("pay", undo="refund"), tool("mail"), tool("look", EffectClass.PURE)))
 
 
+def arguments_of(content: str, pointer: str) -> str:
+    """The arguments of a compensation that takes a part of the outcome."""
+    compensation = Compensation("refund", json.dumps({"id": pointer}))
+    defined = ToolsDefined((ToolDefinition("pay", "", "{}", EffectClass.UNSAFE, compensation=compensation),))
+    (effect,) = planned(defined, *call(1, outcome=Outcome(OutcomeStatus.SUCCEEDED, content)))
+    return effect.undo_arguments_json or effect.why
+
+
 def entries(*bodies: Body) -> list[Entry]:
     """A ledger in which each intent is a step of its own."""
     step, made = 0, []
@@ -337,3 +345,17 @@ def test_only_an_ended_task_is_undone_as_a_whole(state: TaskState) -> None:
     ended = state in {"SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED", "COST_EXCEEDED"}
     assert bool(obstacle_of(state, 0)) is not ended
     assert bool(obstacle_of(state, 3)) is not (ended or state is TaskState.WAITING_USER)
+
+
+@pytest.mark.parametrize(
+    ("content", "whole", "part"),
+    [
+        ('{"id": 7}', '{"id":{"id":7}}', '{"id":7}'),
+        (json.dumps('{"id": 7}'), '{"id":"{\\"id\\": 7}"}', '{"id":7}'),
+        ('"12345"', '{"id":"12345"}', "refund: the argument id: there is no value at /outcome/id"),
+        ("12345", '{"id":12345}', "refund: the argument id: there is no value at /outcome/id"),
+    ],
+)
+def test_text_of_json_as_an_outcome_has_its_parts(content: str, whole: str, part: str) -> None:
+    """A tool of an agent that returns such a text is recorded as the JSON of a text."""
+    assert (arguments_of(content, "/outcome"), arguments_of(content, "/outcome/id")) == (whole, part)

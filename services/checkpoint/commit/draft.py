@@ -24,7 +24,7 @@ from tenure.domain.in_doubt import (
     settle_lost,
     stays_open,
 )
-from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_transition
+from tenure.domain.states import TERMINAL, WAITING, WITHOUT_SUCCESS, Reason, TaskState, check_transition
 from tenure.domain.task import FailurePolicy
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.waits import BeginWait
@@ -357,9 +357,7 @@ class Draft:
     @property
     def wants_undo(self) -> bool:
         """Whether the task ended without success, and its policy undoes its effects then."""
-        if self.row.state not in TERMINAL or self.row.state is TaskState.SUCCEEDED:
-            return False
-        return self.row.task_policy.on_failure is FailurePolicy.UNDO
+        return self.row.state in WITHOUT_SUCCESS and self.row.task_policy.on_failure is FailurePolicy.UNDO
 
     @property
     def has_work(self) -> bool:

@@ -14,6 +14,7 @@ from tenure.domain.close_out import CLOSED_OUT_AS, PendingEnding, refuse_operato
 from tenure.domain.entries import GrantBudget, OperatorCloseOut, Requeue
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.in_doubt import ResolveCall
+from tenure.domain.replay import check_no_replay
 from tenure.domain.requeue import RequeueDecision, decide_grant, decide_requeue
 from tenure.domain.result_schema import refuse_result
 from tenure.domain.states import TERMINAL, Reason, TaskState
@@ -97,6 +98,7 @@ async def _prepare(
         await check_no_rival(connection, row.task_id)
         await _check_tree_kept(connection, row)
         task = await read_task(connection, row.tenant, row.task_id)
+        check_no_replay(task.spec.agent.loop, "replay the recorded task again")
         if task.undo_of:  # another undo may have its calls by now
             message = "an undo that has ended does not run again: undo the effects that it left with UndoTask"
             raise WrongState(message, reason="UNDO_ENDED", metadata={"undo_of": task.undo_of})

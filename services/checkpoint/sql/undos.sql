@@ -3,13 +3,13 @@
 -- name: lock_source
 -- The task whose effects are undone, locked: it neither ends nor begins an attempt meanwhile, and no other undo of it is
 -- created.
-select state, queue, priority, attempt, tools from tasks
+select state, queue, priority, attempt, tools, loop from tasks
  where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b
    for update;
 
 -- name: unlocked_source
 -- The same without the lock, for a list.
-select state, queue, priority, attempt, tools from tasks
+select state, queue, priority, attempt, tools, loop from tasks
  where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b;
 
 -- name: undos_of

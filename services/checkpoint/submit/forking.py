@@ -53,9 +53,11 @@ from services.checkpoint.submit.undone_history import EFFECTS_UNDONE, MAX_NAMED,
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit
 from services.checkpoint.watch.announcement import Announcement
+from tenure.domain.agents import AgentKind, chosen_by_code
 from tenure.domain.close_out import no_reader
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.quotas import StartDecision
+from tenure.domain.replay import check_no_replay
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Source
 from tenure.domain.undo import note_of_undone
@@ -70,6 +72,8 @@ from tenure.wire.task import source_to_domain, spec_to_domain
 _NAMES: Final = {number: name for name, number in KINDS.items()}
 _HEAD: Final = 2
 """The number of entries before the copied ones."""
+_OF_THE_MODEL: Final = ("model", "system", "parameters")
+"""The overrides that no code reads. A function reads its list of tools."""
 _MAX_STEPS: Final = 2**31 - 1
 LONGEST: Final = 4 * MAX_ENTRIES
 """The longest ledger that is searched for a fork point, in entries."""
@@ -158,10 +162,12 @@ async def _planned(
     cut = await _cut(connection, tenant, request)
     pinned_spec = await pinned_fork(connection, tenant, overridden(cut.spec, request.overrides), request.overrides)
     spec = defaults.of_fork(pinned_spec)
+    check_no_replay(spec.agent.loop, "fork the recorded task")
     if spec.HasField("undo"):  # its calls would have other rights than those of the undo
         message = "an undo cannot be forked: undo the effects that it left with UndoTask"
         raise WrongState(message, reason="UNDO_NOT_FORKED", metadata={"undo_of": spec.undo.task_id})
-    _check_result(spec)
+    if spec.HasField("control"):
+        _check_overrides_of_code(request, spec, (await reader_of(connection, request.task_id)).kind)
     _check_has_something_to_do(cut, spec, request)
     if (request.message or cut.note) and spec.HasField("control"):
         reader = await reader_of(connection, request.task_id)
@@ -269,13 +275,20 @@ async def _bodies(connection: Connection, task_id: str, sequences: set[int]) -> 
     return {sequence: ledger_pb2.EntryBody.FromString(body) for sequence, body in rows}
 
 
-def _check_result(spec: task_pb2.TaskSpec) -> None:
-    """Refuses a result schema for control functions. A submit checks it too, but only the other task's spec shows it
-    here.
+def _check_overrides_of_code(
+    request: tasks_pb.ForkTaskRequest, spec: task_pb2.TaskSpec, kind: AgentKind | None
+) -> None:
+    """Refuses what the code of a function, or of an agent in Python, chooses. A submit is checked too, but only the
+    other task's spec shows it here.
     """
-    if spec.HasField("control") and spec.result_schema_json:
+    if spec.result_schema_json:
         message = "is only for agents: a control function defines its own result"
         raise InvalidRequest(violations=[("overrides.result_schema_json", message)])
+    given = {field.name for field, _ in request.overrides.ListFields()}
+    chosen = _OF_THE_MODEL if kind is not AgentKind.PYTHON else (*_OF_THE_MODEL, "tools", "all_tools")
+    if refused := [name for name in chosen if name in given]:
+        rule = chosen_by_code(spec.control.function)
+        raise InvalidRequest(violations=[(f"overrides.{name}", rule) for name in refused])
 
 
 def _check_has_something_to_do(cut: _Cut, spec: task_pb2.TaskSpec, request: tasks_pb.ForkTaskRequest) -> None:

@@ -18,7 +18,7 @@ from services.checkpoint.submit.undoing import undo_in
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.errors import NotFound, WrongState
-from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.states import WITHOUT_SUCCESS, TaskState
 from tenure.runtime.process import heed_cancellation, note_progress
 from tenure.runtime.store.postgres import Connection, Pool, in_transaction, pool_connection
 from tenure.v1 import task_service_pb2 as tasks_pb
@@ -65,13 +65,13 @@ class UndoSweeper:
         await in_transaction(self._pool, lambda connection: connection.execute(UNDOS.postpone, postponed))
 
     async def _undo(self, task_id: str, connection: Connection) -> Announcement:
-        """Creates the undo of a task, unless the task has no effect to undo, or goes on because it was requeued."""
+        """Creates the undo of a task, unless it has no effect to undo, or was requeued and goes on or succeeded."""
         due = await fetch_one(connection, UNDOS.take_due, {"task_id": task_id})
         if due is None or due[0] is None:
             return Announcement()
         tenant: str = due[0]
         row = await fetch_one(connection, UNDOS.lock_source, {"task_id": task_id, "tenant": tenant})
-        if row is None or TaskState(row[0]) not in TERMINAL:
+        if row is None or TaskState(row[0]) not in WITHOUT_SUCCESS:
             return Announcement()
         request = tasks_pb.UndoTaskRequest(request_id=f"on_failure/{task_id}/{row[3]}", task_id=task_id)
         try:

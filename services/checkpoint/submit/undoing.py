@@ -24,6 +24,7 @@ from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.effects_of_task import PLAN_KINDS, EffectsOfTask, Present
 from tenure.domain.entries import Entry, ToolOutcome, ToolsDefined
 from tenure.domain.errors import AlreadyExists, WrongState
+from tenure.domain.replay import check_no_replay
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import Priority, UndoCall
 from tenure.domain.tools import Outcome, ToolDefinition
@@ -142,6 +143,7 @@ async def _source(connection: Connection, statement: bytes, tenant: str, task_id
     row = await fetch_one(connection, statement, {"task_id": task_id, "tenant": tenant})
     if row is None:
         raise await task_not_found(connection, tenant, task_id)
+    check_no_replay(row[5], "it has no effects that could be undone")
     return _Source(task_id, TaskState(row[0]), row[1], Priority(row[2]), row[4])
 
 

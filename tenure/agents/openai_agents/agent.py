@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agents import Agent, RunConfig, Runner
@@ -23,17 +22,19 @@ from agents.tool import (
 from pydantic_core import to_jsonable_python
 
 from tenure.agents.conversation import answer_messages
-from tenure.agents.effects import effect_classes
+from tenure.agents.effects import check_declared, effect_classes
 from tenure.agents.execution import executing
-from tenure.agents.functions import DurableFunction
-from tenure.agents.openai_agents.content import describe, functions, reachable
+from tenure.agents.functions import DurableFunction, UndoTool, all_undo_tools
+from tenure.agents.openai_agents.content import content_of, functions, known_tools, reachable, target_of
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
+from tenure.agents.undo_tools import check_arguments, two_tools_of
 from tenure.control.own_tools import OwnTool, checked_limits
 from tenure.control.work import Work
+from tenure.domain.agents import AgentContent
 from tenure.domain.effect_keys import EffectKey
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass
 
@@ -86,6 +87,7 @@ def durable(
     output_limits: Mapping[str, int] = _USUAL_LIMITS,
     version: str = "",
     stream: bool = True,
+    undo_tools: Sequence[UndoTool] = (),
 ) -> DurableFunction:
     """Makes an agent, its handoffs and the agents among its tools durable, and returns the function that runs it.
 
@@ -97,7 +99,8 @@ def durable(
     `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. output_limits: how many bytes of a
     tool's result the model reads, by name; 65,536 by default. version: of the code; another version is another
     revision, also if the agent says the same of itself (docs/versions.md). stream: False for a server that cannot
-    stream its answers.
+    stream its answers. undo_tools: the agents that its inline tools run by `Runner.run`, and own tools, with which
+    compensations are made besides those of these agents.
 
     The agents are changed in place and get copies of their tools; outside of tasks they run as before, except tools
     that need an approval. Raises ValueError for an agent with tools that Tenure cannot record, for one that is part of
@@ -133,8 +136,17 @@ def durable(
             answer = await answer_messages(current, prompt_of(name, work, given), run_once)
         return to_jsonable_python(answer)
 
-    content = describe(agent, settings.effects, max_output_tokens, version)
-    return DurableFunction(name, run, content, undo_tools=partial(_undo_tools, agent, context))
+    def content() -> AgentContent:
+        _prepare(agent, settings, set())  # it may have got tools since
+        if (tools := known_tools(agent)) is not None:
+            declared = ("effects", "effect_keys", "compensations", "output_limits")
+            check_declared(name, tools, {each: getattr(settings, each) for each in declared})
+        return content_of(agent, max_output_tokens, version)
+
+    def undoing(given: Any) -> list[OwnTool]:
+        return all_undo_tools(name, [*_undo_tools(agent, context, given), *undo_tools], given)
+
+    return DurableFunction(name, run, content, undo_tools=undoing)
 
 
 def _checked(given: Mapping[str, Declared], kind: type[Declared], rule: str) -> dict[str, Declared]:
@@ -173,8 +185,8 @@ def _prepare(agent: Agent[Any], settings: _Settings, seen: set[int]) -> bool:
         if isinstance(handoff, Handoff):
             handoff.on_invoke_handoff = _prepared_later(handoff.on_invoke_handoff, settings)
             alone.append(True)
-        else:
-            alone.append(_prepare(handoff, settings, seen))
+        if (target := target_of(handoff)) is not None:
+            alone.append(_prepare(target, settings, seen))
     return any(alone)
 
 
@@ -246,16 +258,22 @@ _NOTHING: Final = _Declared(None)
 def _undo_tools(agent: Agent[Any], context: FromInput | None, given: Any) -> list[OwnTool]:
     """Returns the tools of the agent, and of those that it hands over to, that compensations name.
 
-    Raises ValueError for a compensation whose tool is not a recorded tool of these agents.
+    Raises ValueError for a compensation whose tool is not a recorded tool of these agents, is two of them, or has
+    other arguments.
     """
-    tools = (tool for each in reachable(agent) for tool in functions(each))
-    invocations = {tool.name: tool.on_invoke_tool for tool in tools}
-    known = {name: each for name, each in invocations.items() if isinstance(each, DurableInvocation) and each.effect}
-    declared = (each.compensation for each in known.values())
-    wanted = {each.tool for each in declared if each is not None and each.own_tool}
+    invocations = [tool.on_invoke_tool for each in reachable(agent) for tool in functions(each)]
+    recorded = [each for each in invocations if isinstance(each, DurableInvocation) and each.effect]
+    known = {each.original.name: each for each in recorded}
+    declared = [each.compensation for each in recorded if each.compensation and each.compensation.own_tool]
+    wanted = {each.tool for each in declared}
     if missing := sorted(wanted - known.keys()):
         what = f"a compensation calls {missing[0]}, which is not a recorded tool of the agent"
         raise ValueError(f"agent {agent.name}: {what}")
+    for each in recorded:
+        if each.original.name in wanted and each.original is not known[each.original.name].original:
+            raise two_tools_of(agent.name, each.original.name)
+    for compensation in declared:
+        check_arguments(agent.name, compensation, known[compensation.tool].original.params_json_schema)
     return [known[name].undo_tool(context, given) for name in sorted(wanted)]
 
 

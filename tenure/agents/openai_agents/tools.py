@@ -27,14 +27,14 @@ from tenure.agents.approvals import ANY_OBJECT, inline_tool, permission
 from tenure.agents.calls import running_call
 from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.openai_agents.one_answer import NEWEST_ANSWER, CallToMake
-from tenure.agents.own_calls import value_of
+from tenure.agents.own_calls import content_of, for_model, value_of
 from tenure.agents.prompts import FromInput, made_from
 from tenure.agents.shared_state import unchanged
+from tenure.agents.undo_tools import loose_schema
 from tenure.control.failures import NotReplayable
 from tenure.control.own_tools import (
     DEFAULT_OUTPUT_BYTES,
     EffectUnknown,
-    ForModel,
     OwnTool,
     OwnToolContext,
     ToolError,
@@ -161,9 +161,7 @@ class DurableInvocation:
                         raise
                     raise ToolError(await self._explain(context, error)) from error
             recorded = _recorded(output)
-            is_plain = isinstance(recorded, str) and value_of(recorded) == recorded
-            text = recorded if is_plain else json.dumps(recorded, ensure_ascii=False)
-            return text if _has_media(recorded) else ForModel(text)
+            return content_of(recorded) if _has_media(recorded) else for_model(recorded, self._limit_bytes)
 
         return await current.call_own_tool(replace(self.own_tool(), needs_approval=asks, run=run), sent)
 
@@ -196,7 +194,8 @@ class DurableInvocation:
                 output = _recorded(await _raising(self.original)(context, arguments))
             return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
 
-        return replace(self.own_tool(), needs_approval=self.needs_approval, run=run)
+        schema = loose_schema(self._schema)
+        return replace(self.own_tool(), input_schema=schema, needs_approval=self.needs_approval, run=run)
 
     async def _needs_approval(self, context: ToolContext[Any], arguments: str) -> bool:
         """Whether the SDK would ask for an approval: also if it cannot evaluate the arguments."""
@@ -311,4 +310,5 @@ def _recorded(output: Any) -> Any:
         return [_recorded(each) for each in output]
     if isinstance(output, dict):  # the call has had its effect: no value in it may make it fail
         return to_jsonable_python(output, fallback=str)
-    return output if isinstance(output, str) else str(output)
+    is_number = isinstance(output, int) and not isinstance(output, bool)
+    return output if is_number or isinstance(output, str) else str(output)

@@ -20,14 +20,14 @@ from tenure.agents.conversation import answer_messages
 from tenure.agents.effects import effect_classes
 from tenure.agents.execution import executing, execution_of, execution_of_undeclared
 from tenure.agents.failures import UnfinishedRun
-from tenure.agents.functions import DurableFunction
+from tenure.agents.functions import DurableFunction, UndoTool, all_undo_tools
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.pydantic_ai.content import describe
 from tenure.agents.pydantic_ai.durability import DurableSettings, ReadsMessages, TenureDurability
 from tenure.agents.pydantic_ai.model_calls import DEFAULT_MAX_OUTPUT_TOKENS, model_named
 from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
-from tenure.agents.pydantic_ai.undo_tools import undo_tools
-from tenure.control.own_tools import checked_limits
+from tenure.agents.pydantic_ai.undo_tools import own_undo_tools
+from tenure.control.own_tools import OwnTool, checked_limits
 from tenure.control.work import Work
 from tenure.domain.tools import EffectClass
 
@@ -51,6 +51,7 @@ def durable(
     output_limits: Mapping[str, int] = _USUAL_LIMITS,
     version: str = "",
     stream: bool = True,
+    undo_tools: Sequence[UndoTool] = (),
 ) -> DurableFunction:
     """Makes an agent's runs in durable functions durable, and returns the function that runs it as a task.
 
@@ -60,7 +61,8 @@ def durable(
     settings name no `max_tokens`. tool_timeout_seconds: of a tool without a timeout of its own. output_limits: how
     many bytes of a tool's result the model reads, by name; 65,536 by default. version: of the code; another version is
     another revision, also if the agent says the same of itself (docs/versions.md). stream: False for a server that
-    cannot stream its answers.
+    cannot stream its answers. undo_tools: the agents that its inline tools run, and own tools, with which compensations
+    are made besides its own (docs/undo.md).
 
     The agent is changed in place: code that runs it within a task needs no change, and elsewhere it runs as before.
     Raises ValueError for an agent without a name, and for one that is durable already.
@@ -95,10 +97,11 @@ def durable(
             answer = await answer_messages(current, prompt_of(name, work, given), run_once)
         return to_jsonable_python(answer)
 
-    content = describe(agent, name, settings.effects, max_output_tokens, version)
-    return DurableFunction(
-        name, run, content, partial(_import_model, agent), undo_tools=partial(undo_tools, agent, name, settings, deps)
-    )
+    def undoing(given: Any) -> list[OwnTool]:
+        return all_undo_tools(name, [*own_undo_tools(agent, name, settings, deps, given), *undo_tools], given)
+
+    content = describe(agent, name, settings, version)
+    return DurableFunction(name, run, content, partial(_import_model, agent), undo_tools=undoing)
 
 
 def _import_model(agent: pydantic_ai.Agent[Any, Any]) -> None:
@@ -173,6 +176,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
         output_limits: Mapping[str, int] = _USUAL_LIMITS,
         version: str = "",
         stream: bool = True,
+        undo_tools: Sequence[UndoTool] = (),
         **options: Any,
     ) -> None:
         options.setdefault("defer_model_check", True)  # the worker may find the model's settings after this
@@ -186,6 +190,7 @@ class Agent(pydantic_ai.Agent[AgentDepsT, OutputDataT]):
             output_limits=output_limits,
             version=version,
             stream=stream,
+            undo_tools=undo_tools,
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -10,8 +11,18 @@ import pydantic_ai
 from pydantic import PydanticUserError
 from pydantic_ai.models import Model
 from pydantic_ai.tools import Tool
-from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
+from pydantic_ai.toolsets import (
+    AbstractToolset,
+    ApprovalRequiredToolset,
+    CombinedToolset,
+    FunctionToolset,
+    PrefixedToolset,
+    RenamedToolset,
+    WrapperToolset,
+)
 
+from tenure.agents.effects import check_declared
+from tenure.agents.pydantic_ai.durability import DurableSettings
 from tenure.agents.pydantic_ai.tool_calls import Effects, effect_of
 from tenure.domain.agents import AgentContent, AgentKind, ToolContent
 
@@ -21,23 +32,27 @@ _WITH_ID: Final = frozenset({"pydantic_ai.toolsets.function", "pydantic_ai.tools
 
 
 def describe(
-    agent: pydantic_ai.Agent[Any, Any], name: str, effects: Effects, max_output_tokens: int, version: str
+    agent: pydantic_ai.Agent[Any, Any], name: str, settings: DurableSettings, version: str
 ) -> Callable[[], AgentContent]:
     """Returns the function that describes the agent as it is then: tools may be added until its worker starts.
 
-    It raises ValueError for an agent with a toolset that its steps cannot name.
+    It raises ValueError for an agent with a toolset that its steps cannot name, and for settings of a tool that it does
+    not have.
     """
 
     def content() -> AgentContent:
         for toolset in agent.toolsets:
             toolset.apply(lambda leaf: _check_id(name, leaf))
+        if all(isinstance(toolset, FunctionToolset) for toolset, _ in _leaves(agent)):
+            names = {tool.name for tool in function_tools(agent)}
+            check_declared(name, names, {"effects": settings.effects, "output_limits": settings.output_limits})
         return AgentContent(
             AgentKind.PYTHON,
             model=_model(agent.model),
             system="\n\n".join(_instructions(agent)),
-            tools=tuple(_tool(tool, effects) for tool in function_tools(agent)),
+            tools=tuple(_tool(tool, settings.effects) for tool in function_tools(agent)),
             output_schema_json=_output_schema(agent),
-            max_output_tokens=max_output_tokens,
+            max_output_tokens=settings.max_output_tokens,
             version=version,
         )
 
@@ -71,10 +86,25 @@ def _instructions(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
 
 
 def function_tools(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[Tool[Any]]:
-    """Yields the tools that are functions. Other toolsets know their tools only when they run."""
-    for toolset in agent.toolsets:
-        if isinstance(toolset, FunctionToolset):
-            yield from toolset.tools.values()
+    """Yields the tools that are functions, as calls name them. Other toolsets know their tools only when they run."""
+    for toolset, asks in _leaves(agent):
+        for tool in toolset.tools.values() if isinstance(toolset, FunctionToolset) else ():
+            made = copy.copy(tool)
+            made.requires_approval = tool.requires_approval or asks
+            yield made
+
+
+def _leaves(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[tuple[AbstractToolset[Any], bool]]:
+    """Yields the toolsets in those that wrap others, and whether their calls ask a person, or may."""
+    left: list[tuple[AbstractToolset[Any], bool]] = [(each, False) for each in reversed(agent.toolsets)]
+    while left:
+        toolset, asks = left.pop()
+        if isinstance(toolset, CombinedToolset):
+            left += [(each, asks) for each in reversed(toolset.toolsets)]
+        elif isinstance(toolset, WrapperToolset) and not isinstance(toolset, PrefixedToolset | RenamedToolset):
+            left.append((toolset.wrapped, asks or isinstance(toolset, ApprovalRequiredToolset)))
+        else:
+            yield toolset, asks
 
 
 def _tool(tool: Tool[Any], effects: Effects) -> ToolContent:

@@ -17,11 +17,10 @@ from tenure.agents.approvals import ANY_OBJECT
 from tenure.agents.calls import running_call
 from tenure.agents.effects import effect_class
 from tenure.agents.execution import Execution, unit
-from tenure.agents.own_calls import check_finite, value_of
+from tenure.agents.own_calls import check_finite, content_of, for_model, value_of
 from tenure.agents.shared_state import unchanged
 from tenure.control.own_tools import (
     DEFAULT_OUTPUT_BYTES,
-    ForModel,
     OwnTool,
     OwnToolContext,
     ToolError,
@@ -175,7 +174,7 @@ async def call_tool(
         with unit(what), running_call(call), unchanged(params.ctx.deps, what):
             result = await operation.handler(replace(called, ctx=_context(params.ctx, call, needs_approval)))
             check_finite(getattr(result, "result", result), what)  # without the frame of Pydantic AI
-            return _written(operation, operation.result_codec.dump(result))
+            return _written(operation, operation.result_codec.dump(result), tool.model_limit_bytes)
 
     needs_approval = bool((definition.metadata or {}).get(NEEDS_APPROVAL))
     outcome = await execution.call_own_tool(replace(tool, needs_approval=needs_approval, run=run), sent)
@@ -186,7 +185,7 @@ async def call_tool(
     return _framed(operation, value_of(outcome.content))
 
 
-def _written(operation: DurableOperation[Any, Any, Any], encoded: Any) -> str:
+def _written(operation: DurableOperation[Any, Any, Any], encoded: Any, limit_bytes: int) -> str:
     """Returns the content of the outcome: the tool's result, without Pydantic AI's frame where it can be made again.
 
     That is a text for the model; a frame has images, for example. Raises ToolError for a failure that the tool raised
@@ -199,9 +198,9 @@ def _written(operation: DurableOperation[Any, Any, Any], encoded: Any) -> str:
     if kind.upper() in _RAISED:
         raise ToolError(str(encoded["message"]) if len(encoded) == 2 else framed, detail=kind.upper())
     value = encoded.get("result")
-    plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     load = operation.result_codec.load  # of values: the frame of an object also has a list of its files
-    return ForModel(plain) if load(_framed(operation, value_of(plain))) == load(encoded) else framed
+    is_plain = load(_framed(operation, value_of(content_of(value)))) == load(encoded)
+    return for_model(value, limit_bytes) if is_plain else framed
 
 
 def _framed_failure(operation: DurableOperation[Any, Any, Any], outcome: Outcome) -> Any:

@@ -18,28 +18,32 @@ from tenure.agents.prompts import FromInput, made_from
 from tenure.agents.pydantic_ai.content import function_tools
 from tenure.agents.pydantic_ai.durability import DurableSettings
 from tenure.agents.pydantic_ai.tool_calls import ToolContext, compensation_of, effect_of, own_tool
+from tenure.agents.undo_tools import check_arguments, loose_schema
 from tenure.control.own_tools import OwnTool, OwnToolContext
 from tenure.domain.tools import USUAL_OUTPUT_BYTES
 
 
-def undo_tools(
+def own_undo_tools(
     agent: pydantic_ai.Agent[Any, Any], name: str, settings: DurableSettings, deps: FromInput | None, given: Any
 ) -> list[OwnTool]:
     """Returns the tools of the agent that its compensations name. `given`: the input of the undone task.
 
-    Raises ValueError for a compensation whose tool is not a recorded tool of the agent.
+    Raises ValueError for a compensation whose tool is not a recorded tool of the agent, or has other arguments.
     """
     known = {tool.name: tool for tool in function_tools(agent)}
-    declared = [compensation_of(tool.tool_def) for tool in known.values()]
-    wanted = sorted({each.tool for each in declared if each is not None and each.own_tool})
-    made = []
+    stated = (compensation_of(tool.tool_def) for tool in known.values())
+    declared = [each for each in stated if each is not None and each.own_tool]
+    wanted, made = sorted({each.tool for each in declared}), []
     for each in wanted:
         effect = effect_of(known[each].tool_def, settings.effects) if each in known else None
         if effect is None:
             raise ValueError(f"agent {name}: a compensation calls {each}, which is not a recorded tool of the agent")
         tool, limit_bytes = known[each], settings.output_limits.get(each, USUAL_OUTPUT_BYTES)
         shown = own_tool(each, tool.tool_def, effect, settings.tool_timeout_seconds, limit_bytes)
-        made.append(replace(shown, needs_approval=tool.requires_approval, run=_run_of(agent, tool, deps, given)))
+        schema, run = loose_schema(tool.function_schema.json_schema), _run_of(agent, tool, deps, given)
+        made.append(replace(shown, input_schema=schema, needs_approval=tool.requires_approval, run=run))
+    for compensation in declared:
+        check_arguments(name, compensation, known[compensation.tool].function_schema.json_schema)
     return made
 
 
