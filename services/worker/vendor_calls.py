@@ -22,6 +22,8 @@ NO_ENDPOINT_REMEDY: Final = (
     "or set TENURE_WORKER_FUNCTIONS_USE_RUNNER=false for a worker that has the key, and whose functions and agents in "
     "Python call the provider themselves"
 )
+END_SECONDS: Final = 10.0
+"""How long an answer waits for the runner's count of its usage. Without it the client's count is billed."""
 MAX_OUTPUT_TOKENS: Final = 64_000
 """The limit of the request's field. The runner estimates by it how much of a rate limit the call takes."""
 
@@ -69,6 +71,15 @@ class VendorCalls:
         following.add_done_callback(self._following.discard)
         await response.begun()
         return response
+
+    async def answered(self) -> ModelAnswer | None:
+        """Waits for the end of a response that the client has read. None: the runner did not say that it is whole.
+
+        Many clients read to the last event, and the runner sends the end once it is recorded.
+        """
+        if self._following:
+            await asyncio.wait(self._following, timeout=END_SECONDS)
+        return self.ended if isinstance(self.ended, ModelAnswer) else None
 
     async def _follow(self, response: RunnerResponse) -> None:
         """Reads a response to its end, however fast the client reads it."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from tenure.domain.budget import TokenUsage
 from tenure.model_providers.dialects import KEPT_OF_CALLS
 from tenure.model_providers.stream import (
     AnswerFold,
@@ -35,6 +36,8 @@ _STOP_REASONS: Final = {
     _CUT_OFF: "max_tokens",
     "content_filter": "refusal",
 }
+_CHAT_COUNTS: Final = ("prompt_tokens", "completion_tokens")
+_RESPONSE_COUNTS: Final = ("input_tokens", "output_tokens")
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
 """The thoughts of some servers. They are billed as output, and kept only for a server that wants them back."""
 
@@ -239,21 +242,23 @@ class ChatStream(EventStream):
 
 
 def usage_of(usage: object) -> dict[str, Any]:
-    """Returns a usage in the members of the Messages API, which count cached input apart.
+    """Returns a usage of Chat Completions or Responses in the members of the Messages API, which count caches apart.
 
-    Counts that cannot be read are absent. A server that counts reasoning apart (xAI) states it in the total only.
+    Counts that cannot be read are absent.
     """
     if not isinstance(usage, dict):
         return {}
-    prompt, output, total = map(count_of, map(usage.get, ("prompt_tokens", "completion_tokens", "total_tokens")))
-    details = usage.get("prompt_tokens_details")
-    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
-    if prompt is not None and output is not None and total is not None:
-        output = max(output, total - prompt)
-    if prompt is not None and cached is not None:
-        cached = min(cached, prompt)
-        return {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "output_tokens": output}
-    return {"input_tokens": prompt, "cache_read_input_tokens": cached, "output_tokens": output}
+    names = _CHAT_COUNTS if _CHAT_COUNTS[0] in usage else _RESPONSE_COUNTS
+    given, output, total = map(count_of, map(usage.get, (*names, "total_tokens")))
+    details = usage.get(f"{names[0]}_details")
+    caches = details if isinstance(details, dict) else {}
+    read, written = map(count_of, map(caches.get, ("cached_tokens", "cache_write_tokens")))
+    if given is None:
+        return {"output_tokens": output, "cache_creation_input_tokens": written, "cache_read_input_tokens": read}
+    read = min(read or 0, given)
+    written = min(written or 0, given - read)
+    counted = TokenUsage.of_whole_input(given, output or 0, total or 0, written=written, read=read)
+    return {**asdict(counted), "output_tokens": None if output is None else counted.output_tokens}
 
 
 def _text_of(content: object) -> str:

@@ -17,7 +17,6 @@ from tenure.model_providers.stream import (
     ErrorEvent,
     Event,
     EventStream,
-    count_of,
     parsed_object,
 )
 
@@ -29,6 +28,8 @@ _LAST: Final = frozenset(
 _HOLDERS: Final = ("message", "response")
 """The members of an event that may hold the usage and the model, in place of the event itself."""
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
+_OPENAI_MEMBERS: Final = frozenset({"prompt_tokens", "input_tokens_details"})
+"""The members by which a usage is one of OpenAI's APIs. Anthropic's has others."""
 _NOT_OUTPUT: Final = frozenset({"type", "id", "name", "role", "stop_reason", "finish_reason"})
 
 
@@ -92,34 +93,24 @@ class VendorFold(AnswerFold):
         holder = next((event[name] for name in _HOLDERS if isinstance(event.get(name), dict)), event)
         if isinstance(model := holder.get("model"), str) and not self.model:
             self.model = model[:MAX_MODEL_CHARACTERS]
-        if isinstance(usage := holder.get("usage"), dict) and self._take_usage({"usage": _normal(usage)}):
-            self._final_usage = self._final_usage or kind != "message_start"
+        if isinstance(usage := holder.get("usage"), dict):
+            is_openai = not usage.keys().isdisjoint(_OPENAI_MEMBERS)
+            if self._take_usage({"usage": usage_of(usage) if is_openai else usage}):
+                self._final_usage = self._final_usage or kind != "message_start"
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
-                self.size_bytes += _output_bytes(choice.get("delta"))
+                self.size_bytes += _output_bytes(choice.get("delta") or choice.get("message"))
                 self.stop_reason = self.stop_reason or (choice.get("finish_reason") and "stop")
         self.size_bytes += _output_bytes(event.get("delta"))
         self.stopped = self.stopped or kind in _LAST
+        if self.stopped and not self.size_bytes:  # no delta came before
+            self.size_bytes = _output_bytes(holder.get("content") or holder.get("output"))
         return ""
 
 
-def _normal(usage: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a usage in the members of the Messages API, which count cached input apart."""
-    if "prompt_tokens" in usage:
-        return usage_of(usage)
-    details = usage.get("input_tokens_details")
-    read, total = (
-        count_of(details.get("cached_tokens")) if isinstance(details, dict) else None,
-        usage.get("input_tokens"),
-    )
-    if read is None or (count := count_of(total)) is None:
-        return usage
-    return {**usage, "input_tokens": max(0, count - read), "cache_read_input_tokens": min(read, count)}
-
-
 def _output_bytes(delta: object) -> int:
-    """Returns the size of the output in a delta, from which tokens are estimated until the vendor states them."""
+    """Returns the size of the output in a delta or a message, from which tokens are estimated until they are stated."""
     match delta:
         case str():
             return len(delta.encode("utf-8", "surrogatepass"))

@@ -13,11 +13,13 @@ import openai
 import pytest
 from anthropic import AsyncAnthropic
 
+from services.worker.control.model_calls import AttemptReport
 from services.worker.vendor_calls import VendorCalls
 from tenure.agents import vendor_clients
 from tenure.agents.vendor_clients import by_runner, name_missing_keys, sending
-from tenure.control.model_calls import VendorCallFailed, VendorRequest
+from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, VendorCallFailed, VendorRequest
 from tenure.domain.budget import TokenUsage
+from tenure.domain.entries import ModelAttempt
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed
@@ -112,6 +114,20 @@ async def test_whole_response_has_its_id_and_its_beta() -> None:
     assert (message.content[0].type, message._request_id) == ("text", "req_1")
     sent = runner.requests[0].vendor_request
     assert (sent.path, sent.beta) == ("/v1/messages", "files-api-2025-04-14")
+
+
+async def test_answer_is_billed_as_the_runner_read_it() -> None:
+    """The client reads up to [DONE], and the runner's end comes later."""
+    runner = ScriptedRunner([parts(SENT, body(events("Hello")), body(b"", len(events("Hello"))), END)])
+    async with calls_of(runner) as calls:
+        attempt = ModelAttempt(2, "openai/gpt-5", 10, 20, 30)
+        report = AttemptReport("task", 3, attempt, 30.0, lambda *_: None, lambda: None, vendor_calls=calls)
+
+        async def run(_report: ModelCallReport) -> ModelCallAnswer:
+            return ModelCallAnswer(result=1, text=await said(client()), usage=TokenUsage(7, 1))
+
+        answer = await report.make(run)
+    assert answer.usage == report.usage == TokenUsage(7, 3)
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,9 @@ def _token_usage(usage: Usage) -> TokenUsage:
     """Returns the usage as the ledger counts it: the SDK's input includes the tokens of caches."""
     details = usage.input_tokens_details
     read, written = details.cached_tokens or 0, getattr(details, "cache_write_tokens", 0) or 0
-    return TokenUsage(max(0, usage.input_tokens - read - written), usage.output_tokens, written, read)
+    return TokenUsage.of_whole_input(
+        usage.input_tokens, usage.output_tokens, usage.total_tokens, written=written, read=read
+    )
 
 
 def input_bound(

@@ -87,12 +87,8 @@ def model_named(name: str) -> str:
 
 def token_usage(usage: RequestUsage) -> TokenUsage:
     """Returns the usage as the ledger counts it: Pydantic AI's input includes the tokens of caches."""
-    cached = usage.cache_write_tokens + usage.cache_read_tokens
-    return TokenUsage(
-        input_tokens=max(0, usage.input_tokens - cached),
-        output_tokens=usage.output_tokens,
-        cache_creation_input_tokens=usage.cache_write_tokens,
-        cache_read_input_tokens=usage.cache_read_tokens,
+    return TokenUsage.of_whole_input(
+        usage.input_tokens, usage.output_tokens, written=usage.cache_write_tokens, read=usage.cache_read_tokens
     )
 
 
