@@ -30,6 +30,16 @@ class VendorCall(ModelCall):
     content_type: str = ""
     body: bytearray = field(default_factory=bytearray)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the response so far."""
+        return len(self.body)
+
+    def forget_response(self) -> None:
+        """Drops the response, of which readers get the rest from its record."""
+        ModelCall.forget_response(self)
+        self.body = bytearray()
+
     def observe(self, chunk: bytes) -> None:
         """Takes the next bytes. Raises MalformedAnswer and ErrorEvent, whose bytes are not passed on."""
         if len(self.body) + len(chunk) > MAX_RESPONSE_BYTES:
