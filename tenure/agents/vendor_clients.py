@@ -17,7 +17,7 @@ import httpx2
 
 from tenure.agents.whole_streams import check_end
 from tenure.control.model_calls import SendVendorRequest, VendorCallFailed, VendorRequest, VendorResponse
-from tenure.domain.models import VENDOR_PATHS
+from tenure.domain.models import vendor_of_path
 
 _CLIENTS: Final = frozenset({"anthropic.AsyncAnthropic", "openai.AsyncOpenAI"})
 """The clients whose requests the model runner understands."""
@@ -86,7 +86,7 @@ def _send_of(http: httpx2.AsyncClient) -> Any:
     async def send(request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         to_runner, url = _SEND.get(), str(request.url)
         path = next((url.removeprefix(base) for base in bases if url.startswith(base)), "")
-        if to_runner is None or request.method != "POST" or path not in VENDOR_PATHS:
+        if to_runner is None or request.method != "POST" or vendor_of_path(path) is None:
             response = await plain(request, stream=stream, **options)
             if stream and _IS_MODEL_CALL.get():
                 check_end(response)

@@ -20,7 +20,7 @@ MESSAGES: Final = [{"role": "user", "content": "Say hello."}]
 BODIES: Final[dict[str, dict[str, Any]]] = {
     "/v1/messages?beta=true": {"messages": MESSAGES, "max_tokens": 500},
     "/chat/completions": {"messages": MESSAGES, "max_completion_tokens": 500},
-    "/responses": {"input": "Say hello.", "max_output_tokens": 500},
+    "/responses?api-version=preview": {"input": "Say hello.", "max_output_tokens": 500},
 }
 USAGE: Final = {"stream_options": {"include_usage": True}}
 PATHS: Final = pytest.mark.parametrize("path", BODIES)
@@ -108,7 +108,10 @@ async def test_another_request_of_an_attempt_is_refused(
     owner = grants.claim()
     call = await runner.send(request_of(owner, model=SLOW)).has(output)
     for ended in (False, True):
-        for other in (request_of(owner, model=SLOW, temperature=0.5), request_of(owner, "/responses", model=SLOW)):
+        for other in (
+            request_of(owner, model=SLOW, temperature=0.5),
+            request_of(owner, "/responses?api-version=preview", model=SLOW),
+        ):
             with pytest.raises(WrongState, match="in a step") as refused:
                 await runner.send(other).ended()
             assert refused.value.reason == "REQUEST_DIFFERS"

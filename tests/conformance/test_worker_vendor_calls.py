@@ -130,6 +130,15 @@ async def test_answer_is_billed_as_the_runner_read_it() -> None:
     assert answer.usage == report.usage == TokenUsage(7, 3)
 
 
+async def test_request_with_a_query_goes_to_the_runner() -> None:
+    """As that of Azure. Sent directly, it would be paid again by the next owner, which joins no direct request."""
+    runner = ScriptedRunner([parts(SENT, body(events("Hello")), END)])
+    made = client().with_options(default_query={"api-version": "preview"})
+    async with calls_of(runner):
+        assert await said(made) == "Hello"
+    assert runner.requests[0].vendor_request.path == "/chat/completions?api-version=preview"
+
+
 @pytest.mark.parametrize(
     ("end", "error", "status"),
     [
