@@ -233,5 +233,12 @@ def test_missing_keys_name_the_runner() -> None:
     environment = {"OPENAI_API_KEY": "sk-mine"}
     name_missing_keys(environment)
     assert environment == {"OPENAI_API_KEY": "sk-mine", "ANTHROPIC_API_KEY": "ANTHROPIC_API_KEY-is-at-the-model-runner"}
-    name_missing_keys(keyless := dict[str, str]())
-    assert keyless["OPENAI_AGENTS_DISABLE_TRACING"] == "1"
+    for keyless in (dict[str, str](), {"OPENAI_API_KEY": "", "ANTHROPIC_API_KEY": ""}):
+        name_missing_keys(keyless)
+        assert keyless == {
+            "ANTHROPIC_API_KEY": "ANTHROPIC_API_KEY-is-at-the-model-runner",
+            "OPENAI_API_KEY": "OPENAI_API_KEY-is-at-the-model-runner",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        }
+    name_missing_keys(with_token := {"ANTHROPIC_AUTH_TOKEN": "token"})
+    assert "ANTHROPIC_API_KEY" not in with_token
