@@ -19,9 +19,9 @@ from tenure.model_providers.client import ModelRequest
 from tenure.model_providers.vendor_calls import VendorCall
 from tenure.model_providers.vendor_stream import VendorBody
 from tenure.v1 import model_service_pb2 as pb
+from tenure.wire.model_service import REQUEST_DIFFERS
 from tenure.wire.task import usage_to_wire
 
-REQUEST_DIFFERS: Final = "REQUEST_DIFFERS"
 MAX_PIECE_BYTES: Final = 256 * 1024
 _SHORTEST_MEDIUM: Final = 4096
 _MEDIA: Final = frozenset({"data", "file_data", "image_url", "url"})

@@ -10,6 +10,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest, StaleEpoch, WrongState
 from tenure.v1 import model_service_pb2 as pb
+from tenure.wire.model_service import MAX_BODY_BYTES
 from tests.support.fix_models import ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
@@ -188,3 +189,13 @@ async def test_request_of_no_vendor_is_refused(
     request.vendor_request.MergeFrom(pb.VendorRequest(path=path, body=body))
     with pytest.raises(InvalidRequest, match="vendor_request"):
         await runner.send(request).ended()
+
+
+async def test_largest_body_fits_into_a_message(
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
+) -> None:
+    """With its token. The request of a larger one would get no answer but that of gRPC."""
+    request = request_of(grants.claim())
+    request.vendor_request.body += b" " * (MAX_BODY_BYTES - len(request.vendor_request.body))
+    assert (await runner.send(request).ended()).HasField("vendor_end")
+    assert len(simulator.calls()) == 1

@@ -16,7 +16,10 @@ from anthropic import AsyncAnthropic
 from services.worker.control.model_calls import AttemptReport
 from services.worker.vendor_calls import VendorCalls
 from tenure.agents import vendor_clients
+from tenure.agents.failures import ModelRequestFailed, refuses_images
+from tenure.agents.openai_agents.model_errors import recorded_failures
 from tenure.agents.vendor_clients import by_runner, name_missing_keys, sending
+from tenure.control.failures import failure_of_call
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, VendorCallFailed, VendorRequest
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import ModelAttempt
@@ -137,6 +140,16 @@ async def test_request_with_a_query_goes_to_the_runner() -> None:
     async with calls_of(runner):
         assert await said(made) == "Hello"
     assert runner.requests[0].vendor_request.path == "/chat/completions?api-version=preview"
+
+
+async def test_too_large_request_is_refused_as_by_the_provider() -> None:
+    """So the agent makes it again without its images. The limit of a message would be an error of gRPC."""
+    runner = ScriptedRunner([])
+    async with calls_of(runner):
+        with pytest.raises(ModelRequestFailed, match=r"413: .* 33554432 bytes") as refused, recorded_failures():
+            await said(client(), "x" * 33_554_432)
+    assert refuses_images(failure_of_call(refused.value).failure)
+    assert runner.requests == []
 
 
 @pytest.mark.parametrize(
