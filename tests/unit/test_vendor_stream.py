@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.budget import TokenUsage
+from tenure.model_providers.client import ModelCallFailed
 from tenure.model_providers.stream import ErrorEvent, MalformedAnswer
 from tenure.model_providers.vendor_calls import MAX_RESPONSE_BYTES, VendorCall
 
@@ -133,7 +134,8 @@ def test_error_in_a_stream_is_not_passed_on(event: bytes) -> None:
 def test_response_is_bounded_and_json() -> None:
     made = call()
     made.observe(b"{")
-    with pytest.raises(MalformedAnswer, match="more than"):
+    with pytest.raises(ModelCallFailed, match="more than 16777216 bytes; a model runner passes on no more") as failed:
         made.observe(b" " * MAX_RESPONSE_BYTES)
+    assert not failed.value.retryable, "another attempt gets as many bytes, and is paid for"
     with pytest.raises(MalformedAnswer):
         made.observe_end()
