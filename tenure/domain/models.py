@@ -11,6 +11,10 @@ LIMITS_REMEDY: Final = (
     "(docs/models.md)"
 )
 _VENDORS: Final = (OPENAI, ANTHROPIC)
+DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
+"""The most output of a model call that states none."""
+ATTEMPT_HEADER: Final = "x-tenure-attempt"
+"""The header of a request that names its attempt in the provider's logs."""
 VENDOR_PATHS: Final = {"/v1/messages": ANTHROPIC, "/chat/completions": OPENAI, "/responses": OPENAI}
 """The methods of the vendors that generate, below the base URLs of their libraries: what a model runner passes on."""
 

@@ -24,7 +24,7 @@ from tenure.model_providers.stream import (
     shown,
 )
 
-_DONE: Final = "[DONE]"
+DONE: Final = "[DONE]"
 _CUT_OFF: Final = "length"
 _TEXTS: Final = frozenset({"text", "output_text"})
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
@@ -51,7 +51,26 @@ class _Call:
 
 
 @dataclass(slots=True)
-class ChatStream(EventStream):
+class JsonOrEvents(EventStream):
+    """Splits bytes into events. Bytes that begin a JSON object are an answer as a whole, without events."""
+
+    _is_recognised: bool = False
+    _whole: bytearray | None = None
+
+    def keeps(self, chunk: bytes) -> bool:
+        """Keeps bytes of a whole answer; False: they are of a stream. Raises MalformedAnswer for too many."""
+        if not self._is_recognised and (start := chunk.lstrip(_BEFORE_JSON)):
+            self._is_recognised = True
+            self._whole = bytearray() if start.startswith(b"{") else None
+        if self._whole is None:
+            return False
+        self.count(chunk)
+        self._whole += chunk if self._whole else chunk.lstrip(_BEFORE_JSON)
+        return True
+
+
+@dataclass(slots=True)
+class ChatStream(JsonOrEvents):
     """Splits bytes into chunks and yields events of the Messages API: `feed` takes bytes as they come.
 
     The end of the answer is the line [DONE], or the end of the stream after a finish reason. The usage comes between.
@@ -72,17 +91,10 @@ class ChatStream(EventStream):
     _finish_reason: str = ""
     _usage: dict[str, Any] | None = None
     _is_done: bool = False
-    _is_recognised: bool = False
-    _whole: bytearray | None = None
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yields the events that end in these bytes. Raises MalformedAnswer and ErrorEvent."""
-        if not self._is_recognised and (start := chunk.lstrip(_BEFORE_JSON)):
-            self._is_recognised = True
-            self._whole = bytearray() if start.startswith(b"{") else None
-        if self._whole is not None:
-            self.count(chunk)
-            self._whole += chunk if self._whole else chunk.lstrip(_BEFORE_JSON)
+        if self.keeps(chunk):
             return
         for event in EventStream.feed(self, chunk):
             yield from self._events(event)
@@ -112,7 +124,7 @@ class ChatStream(EventStream):
         yield {"type": "message_stop"}
 
     def _read(self, name: str, data: str) -> Event | None:
-        if data.strip() == _DONE:
+        if data.strip() == DONE:
             self._is_done = True
             return {}
         if name == "error":

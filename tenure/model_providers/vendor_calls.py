@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import httpx2
 
+from tenure.domain.models import ATTEMPT_HEADER
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelRequest, read_answer
 from tenure.model_providers.endpoint import ModelOptions
@@ -89,7 +90,7 @@ async def pass_on(
     vendor = request.vendor
     assert vendor is not None, "a request of a vendor's library"
     assert isinstance(call, VendorCall), "its call"
-    headers = {**options.extra_headers, "x-tenure-attempt": request.attempt}
+    headers = {**options.extra_headers, ATTEMPT_HEADER: request.attempt}
     response: httpx2.Response = await client.post(
         vendor.path,
         cast_to=httpx2.Response,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tenure.model_providers.chat_stream import usage_of
+from tenure.model_providers.chat_stream import DONE, JsonOrEvents, usage_of
 from tenure.model_providers.stream import (
     MAX_MODEL_CHARACTERS,
     AnswerFold,
@@ -20,14 +20,10 @@ from tenure.model_providers.stream import (
     parsed_object,
 )
 
-_DONE: Final = "[DONE]"
 _WHOLE: Final = "whole"
-_LAST: Final = frozenset(
-    {_DONE, _WHOLE, "message_stop", "response.completed", "response.incomplete", "response.failed"}
-)
+_LAST: Final = frozenset({DONE, _WHOLE, "message_stop", "response.completed", "response.incomplete", "response.failed"})
 _HOLDERS: Final = ("message", "response")
 """The members of an event that may hold the usage and the model, in place of the event itself."""
-_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 _OPENAI_MEMBERS: Final = frozenset({"prompt_tokens", "input_tokens_details"})
 """The members by which a usage is one of OpenAI's APIs. Anthropic's has others."""
 _NOT_OUTPUT: Final = frozenset({"type", "id", "name", "role", "stop_reason", "finish_reason"})
@@ -48,22 +44,13 @@ class VendorBody:
 
 
 @dataclass(slots=True)
-class VendorStream(EventStream):
+class VendorStream(JsonOrEvents):
     """Splits a response into events; a response without a stream is one event."""
-
-    _is_recognised: bool = False
-    _whole: bytearray | None = None
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yields the events that end in these bytes. Raises MalformedAnswer and ErrorEvent."""
-        if not self._is_recognised and (start := chunk.lstrip(_BEFORE_JSON)):
-            self._is_recognised = True
-            self._whole = bytearray() if start.startswith(b"{") else None
-        if self._whole is None:
+        if not self.keeps(chunk):
             yield from EventStream.feed(self, chunk)
-            return
-        self.count(chunk)
-        self._whole += chunk if self._whole else chunk.lstrip(_BEFORE_JSON)
 
     def end(self) -> Iterator[Event]:
         """Yields a whole response. Raises MalformedAnswer and ErrorEvent."""
@@ -71,8 +58,8 @@ class VendorStream(EventStream):
             yield {**event, "type": _WHOLE}
 
     def _read(self, name: str, data: str) -> Event | None:
-        if data.strip() == _DONE:
-            return {"type": _DONE}
+        if data.strip() == DONE:
+            return {"type": DONE}
         if name == "ping" or not data:
             return None
         if name == "error":

@@ -46,12 +46,10 @@ from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, PromptPart
 from tenure.control.own_tools import OwnTool
 from tenure.domain.budget import TokenUsage
-from tenure.domain.models import OPENAI
+from tenure.domain.models import ATTEMPT_HEADER, DEFAULT_MAX_OUTPUT_TOKENS, OPENAI
 from tenure.domain.texts import text_tokens
 from tenure.domain.tools import ToolDefinition
 
-DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
-ATTEMPT_HEADER: Final = "x-tenure-attempt"
 TOKENS_PER_REQUEST: Final = 512
 TOKENS_PER_ITEM: Final = 16
 TOKENS_PER_MEDIUM: Final = 5_000

@@ -39,10 +39,9 @@ from tenure.agents.vendor_clients import by_runner
 from tenure.control.failures import StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
-from tenure.domain.models import ANTHROPIC
+from tenure.domain.models import ANTHROPIC, ATTEMPT_HEADER
 from tenure.domain.tools import ToolDefinition
 
-DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
 _PRICED_AS: Final = {
     "azure-openai": "azure",
     "bedrock": "aws",
@@ -56,7 +55,6 @@ _FOUND_AS: Final = {"aws": "bedrock", "google": "google-gla", "x-ai": "xai"}
 _STOP_REASONS: Final[dict[str, str]] = {"stop": "end_turn", "tool_call": "tool_use", "length": "max_tokens"}
 """The names of the ledger, which all loops and the command line share."""
 
-ATTEMPT_HEADER: Final = "x-tenure-attempt"
 _REPORT: ContextVar[ModelCallReport | None] = ContextVar("tenure.agents.report", default=None)
 
 Handler = Callable[[ModelRequestParams], Awaitable[ModelResponse]]
