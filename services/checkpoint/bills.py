@@ -15,7 +15,7 @@ from services.checkpoint.queries import QUERIES, USAGE_REPORTS, fetch_all, fetch
 from services.checkpoint.reads import position_of
 from tenure.domain.budget import Prices, TokenUsage, cost
 from tenure.domain.fencing import Claims, Fence
-from tenure.domain.in_doubt import RecordedModelCall, decide_report, with_input
+from tenure.domain.in_doubt import RecordedModelCall, bill_of_report, decide_report
 from tenure.runtime.observability import metrics
 from tenure.runtime.store.postgres import Connection, Pool, pool_connection
 from tenure.runtime.store.sql_arrays import Int4s, Uuids
@@ -71,16 +71,13 @@ class _Attempt(NamedTuple):
 
     made_under: Fence
     input_tokens: int
-    reserved_tokens: int
-    reserved_nano_usd: int
+    max_output_tokens: int
     outlives_worker: bool
     prices: Prices | None
 
     def call(self, *, is_settled: bool = False, is_lost: bool = False, is_reported: bool = False) -> RecordedModelCall:
         return RecordedModelCall(
             self.made_under,
-            self.reserved_tokens,
-            self.reserved_nano_usd,
             is_settled=is_settled,
             is_lost=is_lost,
             is_reported=is_reported,
@@ -90,9 +87,8 @@ class _Attempt(NamedTuple):
 
 @ledger_transaction
 async def report_usage(connection: Connection, claims: Claims, request: pb.ReportUsageRequest) -> None:
-    """Bills the reported usage, once. Raises NotFound, WrongState or InvalidRequest; then nothing has changed."""
+    """Bills the reported usage, once. Raises NotFound or WrongState; then nothing has changed."""
     task_id = task_of(claims)
-    stated = usage_to_domain(request.usage)
     place = {"task_id": task_id, "step": request.step, "attempt_number": request.attempt_number}
     tasks, _ = await lock_tasks(connection, [task_id])
     row = tasks.get(task_id)
@@ -100,15 +96,15 @@ async def report_usage(connection: Connection, claims: Claims, request: pb.Repor
         raise await task_not_found(connection, claims.tenant, task_id)
     attempt = await _find_attempt(connection, place)
     call = None if attempt is None else await _find_call(connection, place, attempt)
-    usage = stated if attempt is None else with_input(stated, attempt.input_tokens, attempt.reserved_tokens)
-    nano_usd = 0 if attempt is None else cost(attempt.prices, usage)
-    if not decide_report(call, claims.fence, usage, nano_usd):
+    if not decide_report(call, claims.fence) or attempt is None:
         return
+    reservation = attempt.input_tokens, attempt.max_output_tokens, attempt.prices
+    usage = bill_of_report(usage_to_domain(request.usage), *reservation)
     report = {
         "holder": clean(claims.holder),
         "locked_at": row.locked_at,
         "provider_request_id": clean(request.provider_request_id),
-        "nano_usd": nano_usd,
+        "nano_usd": cost(attempt.prices, usage),
         **asdict(usage),
     }
     await connection.execute(USAGE_REPORTS.keep_report, {**place, **report})
@@ -136,7 +132,7 @@ async def _find_attempt(connection: Connection, place: dict[str, Any]) -> _Attem
         attempt = ledger_pb2.EntryBody.FromString(body).model_attempt
         if attempt.attempt_number == place["attempt_number"]:
             prices = prices_to_domain(attempt.prices)
-            reserved = attempt.input_tokens, attempt.reserved_tokens, attempt.reserved_nano_usd
+            reserved = attempt.input_tokens, attempt.max_output_tokens
             return _Attempt(Fence(epoch, claim_id), *reserved, attempt.outlives_worker, prices)
     return None
 

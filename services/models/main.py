@@ -29,6 +29,7 @@ from services.models.store import RequestBatcher, end_batcher, sent_batcher
 from services.models.sweeping import GenerationSweep
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
+from tenure.domain.task import MAX_TIMEOUT_SECONDS
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc.client import TenureChannel, open_channel
@@ -55,7 +56,8 @@ SILENCE_SECONDS: Final = 120.0
 """The longest silence of a duty that runs statements. Each statement is given up after seconds."""
 LAST_REPORTS_SECONDS: Final = 5.0
 MAX_WAITING_REPORTS: Final = 10_000
-REPORTS_TRIED_SECONDS: Final = 3600.0
+REPORTS_TRIED_SECONDS: Final = MAX_TIMEOUT_SECONDS
+"""The ledger takes no report while the task waits for its next owner, which a task does for as long as it may live."""
 
 
 def main() -> int:

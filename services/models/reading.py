@@ -120,5 +120,5 @@ class RunReader:
             self._has_head = True
             head = pb.VendorPart(content_type=call.content_type, provider_request_id=call.request_id)
             yield pb.GenerateResponse(vendor_part=head)
-        start, self._sent_bytes = self._sent_bytes, len(call.body)
+        start, self._sent_bytes = self._sent_bytes, max(self._sent_bytes, len(call.body))  # an ended call has no body
         yield from body_parts(call.content_type, call.request_id, call.body, start)

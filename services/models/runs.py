@@ -85,6 +85,12 @@ class GenerationRun:
         self.over.set()
         self.wake()
 
+    def forget_content(self) -> None:
+        """Drops what was sent and what has arrived, once readers get the end: a run is kept for a while."""
+        self.work.forget_prompt()
+        self.call.forget_response()
+        self.failure = None  # its traceback has both
+
     def stop(self, why: FailureClass) -> None:
         """Stops the call; its end follows. Repeatable."""
         if self.calling is not None and not self.over.is_set() and self.stopped is None:
@@ -104,10 +110,10 @@ class RunWriters(NamedTuple):
 
 
 class RunBounds(NamedTuple):
-    """The bounds of the calls at one time and of the size of their prompts, and the delay of a report after an end."""
+    """The bounds of the calls at one time and of their bytes, and the delay of a report after an end."""
 
     max_calls: int
-    max_prompt_bytes: int
+    max_bytes: int
     kept_seconds: float
 
 
@@ -132,7 +138,7 @@ class Runs:
         self._running: dict[asyncio.Task[None], GenerationRun] = {}
         self._unreported: set[GenerationRun] = set()
         self._of_tenant: Counter[str] = Counter()
-        self._prompt_bytes = 0
+        self._prompt_bytes = self._end_bytes = 0
         self._is_draining = False
 
     def find(self, key: ModelCallKey) -> GenerationRun | None:
@@ -150,9 +156,16 @@ class Runs:
         if self._of_tenant[call.tenant] >= TENANT_SHARE * free:
             own = self._of_tenant[call.tenant]
             return _too_many(f"{own} of the {most} calls of this model runner are this tenant's, and others need some")
-        if self._running and self._prompt_bytes + call.input_bytes > self._bounds.max_prompt_bytes:
-            return _too_many(f"the prompts of this model runner's calls have {self._prompt_bytes} bytes already")
+        if self._running and self._held_bytes + call.input_bytes > self._bounds.max_bytes:
+            return _too_many(
+                f"prompts and responses of this model runner's calls have {self._held_bytes} bytes already"
+            )
         return None
+
+    @property
+    def _held_bytes(self) -> int:
+        """The bytes of prompts, of responses that are passed on, and of ends that are kept for readers."""
+        return self._prompt_bytes + self._end_bytes + sum(run.call.held_bytes for run in self._running.values())
 
     def begin(self, admitted: AdmittedRequest, begun: BeginCall) -> None:
         """Begins a call whose row says that this runner makes it."""
@@ -259,9 +272,12 @@ class Runs:
             message = "the model runner could not record the end of the call: repeat the request later"
             unrecorded = Unavailable(message, reason="NOT_RECORDED", retry_after_seconds=1.0)
             run.conclude(None, error if isinstance(error, TryLater) else unrecorded)
+        run.forget_content()
+        end_bytes = len(run.end or b"")
+        self._end_bytes += end_bytes
         if run.is_settled:
             self._report_usage(run)
-        asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run)
+        asyncio.get_running_loop().call_later(self._bounds.kept_seconds, self._forget, run, end_bytes)
 
     async def _ended(self, run: GenerationRun) -> bytes | None:
         """Returns the end of the call; None: this process gave it up before it was sent."""
@@ -343,9 +359,10 @@ class Runs:
                 _log.warning("could not read the end of a call: %s", error)
                 await asyncio.sleep(_AGAIN_SECONDS)
 
-    def _forget(self, run: GenerationRun) -> None:
+    def _forget(self, run: GenerationRun, end_bytes: int) -> None:
         self._report_usage(run)
         self._unreported.discard(run)
+        self._end_bytes -= end_bytes
         if self._newest.get(run.key.task_id) is run:
             del self._newest[run.key.task_id]
 

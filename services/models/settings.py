@@ -39,7 +39,7 @@ class ModelsSettings:
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged commits", default=False)
     max_calls: int = setting("model calls that are made at once", default=2048, minimum=1, maximum=MAX_CALLS)
     max_prompt_megabytes: int = setting(
-        "the prompts of the calls that are made at once; in memory they take several times as much",
+        "prompts and passed-on responses of the calls that are made at once; they take several times as much in memory",
         default=512,
         minimum=64,
         maximum=65_536,

@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from tenure.domain.conversation import IMAGE_BYTES
 from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.domain.models import VENDOR_PATHS, full_name, vendor_of
+from tenure.domain.models import full_name, vendor_of, vendor_of_path
 from tenure.domain.tool_arguments import MAX_JSON_DEPTH, depth_of
 from tenure.model_providers.client import ModelRequest
 from tenure.model_providers.vendor_calls import VendorCall
 from tenure.model_providers.vendor_stream import VendorBody
 from tenure.v1 import model_service_pb2 as pb
+from tenure.wire.model_service import REQUEST_DIFFERS
 from tenure.wire.task import usage_to_wire
 
-REQUEST_DIFFERS: Final = "REQUEST_DIFFERS"
 MAX_PIECE_BYTES: Final = 256 * 1024
 _SHORTEST_MEDIUM: Final = 4096
 _MEDIA: Final = frozenset({"data", "file_data", "image_url", "url"})
@@ -39,7 +39,8 @@ def read_vendor_request(request: pb.VendorRequest, attempt: str, **bounds: Any) 
     name = members.get("model") if isinstance(members, dict) else None
     if not isinstance(name, str) or not 0 < len(name) <= 200:
         raise _invalid("body", "must be an object with the name of a model")
-    vendor = VENDOR_PATHS[request.path]
+    vendor = vendor_of_path(request.path)
+    assert vendor is not None, "the request was checked"
     model = full_name(vendor, name)
     if vendor_of(model) != (vendor, name):
         raise _invalid("body", f"the model {name[:100]} is not one of {vendor}")

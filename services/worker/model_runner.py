@@ -31,6 +31,7 @@ from tenure.v1 import model_service_pb2 as pb
 from tenure.v1 import model_service_pb2_grpc as grpc_pb
 from tenure.wire.common import PRIORITIES, duration
 from tenure.wire.ledger import body_to_domain
+from tenure.wire.model_service import REQUEST_DIFFERS
 from tenure.wire.task import parameters_to_wire, usage_to_domain
 
 _log: Final = logging.getLogger(__name__)
@@ -45,7 +46,6 @@ STILL_WAITING_SECONDS: Final = 10.0
 
 CANCEL_TIMEOUT_SECONDS: Final = 30.0
 COUNT_TIMEOUT_SECONDS: Final = 10.0
-REQUEST_DIFFERS: Final = "REQUEST_DIFFERS"
 _MAYBE_ANSWERED: Final = frozenset({"BROKEN_STREAM", "UNUSABLE_ANSWER", "LOST"})
 """Failures of calls that the provider took: they are billed for their input at least."""
 

@@ -13,15 +13,22 @@ from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed
 from tenure.v1 import model_service_pb2 as pb
 from tenure.wire.common import duration
+from tenure.wire.model_service import MAX_BODY_BYTES
 
 SECOND_REQUEST: Final = (
     "a model call made two different requests: make each request a model call of its own, and let the client not retry "
     "or change a request by itself"
 )
+TOO_LARGE: Final = (
+    f"the request has more than {MAX_BODY_BYTES} bytes, the most that a model runner passes on: send fewer or smaller "
+    "images and files, or refer to files that the provider stores"
+)
 NO_ENDPOINT_REMEDY: Final = (
     "or set TENURE_WORKER_FUNCTIONS_USE_RUNNER=false for a worker that has the key, and whose functions and agents in "
     "Python call the provider themselves"
 )
+END_SECONDS: Final = 10.0
+"""How long an answer waits for the runner's count of its usage. Without it the client's count is billed."""
 MAX_OUTPUT_TOKENS: Final = 64_000
 """The limit of the request's field. The runner estimates by it how much of a rate limit the call takes."""
 
@@ -57,6 +64,8 @@ class VendorCalls:
         """
         if self._sent not in {None, request}:
             raise VendorCallFailed(SECOND_REQUEST, status_code=0, retryable=False, retry_after_seconds=None)
+        if len(request.body) > MAX_BODY_BYTES:
+            raise VendorCallFailed(TOO_LARGE, status_code=413, retryable=False, retry_after_seconds=None)
         self._sent = request
         sent = {
             "vendor_request": pb.VendorRequest(path=request.path, beta=request.beta, body=request.body),
@@ -69,6 +78,15 @@ class VendorCalls:
         following.add_done_callback(self._following.discard)
         await response.begun()
         return response
+
+    async def answered(self) -> ModelAnswer | None:
+        """Waits for the end of a response that the client has read. None: the runner did not say that it is whole.
+
+        Many clients read to the last event, and the runner sends the end once it is recorded.
+        """
+        if self._following:
+            await asyncio.wait(self._following, timeout=END_SECONDS)
+        return self.ended if isinstance(self.ended, ModelAnswer) else None
 
     async def _follow(self, response: RunnerResponse) -> None:
         """Reads a response to its end, however fast the client reads it."""

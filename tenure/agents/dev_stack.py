@@ -10,7 +10,13 @@ from typing import Final
 from tenure.client import Client
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc.status import PeerFailed
-from tenure.runtime.running_stack import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, SIMULATOR, find_addresses
+from tenure.runtime.running_stack import (
+    DEFAULT_ADDRESS,
+    DEFAULT_DATA_DIR,
+    SIMULATOR,
+    find_addresses,
+    given_vendors,
+)
 from tenure.v1.admin_service_pb2 import GetCallerRequest
 
 _SERVICES: Final = {
@@ -21,23 +27,21 @@ _SERVICES: Final = {
 _PROBE_SECONDS: Final = 2.0
 _MODEL_RUNNER: Final = "TENURE_WORKER_MODELS_ADDRESS"
 _USES_RUNNER: Final = "TENURE_WORKER_FUNCTIONS_USE_RUNNER"
-_MODELS: Final = ("ANTHROPIC_", "OPENAI_")
 
 
 def dev_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables with which a worker joins the stack that runs on TENURE_DATA, else in this folder or above.
 
-    Empty if an address is given, or if no stack runs. If the stack's model is simulated and `environment` has no
-    setting of a model, they also send the libraries of the providers to the simulator. All tasks use the stack's model
-    runner, as at its own workers, but functions with settings of their own for the model only if the stack's model is
-    not simulated.
+    Empty if an address is given, or if no stack runs. If the stack's model is simulated and `environment` gives no
+    provider, they also send the libraries of the providers to the simulator. All tasks use the stack's model runner, as
+    at its own workers, but functions with a provider of their own only if the stack's model is not simulated.
     """
     if any(environment.get(name) for name in _SERVICES.values()):
         return {}
     addresses = find_addresses(_data_dir(environment))
     if addresses is None:
         return {}
-    is_simulated = SIMULATOR in addresses and not any(name.startswith(_MODELS) for name in environment)
+    is_simulated = SIMULATOR in addresses and not given_vendors(environment)
     models = _simulated(addresses[SIMULATOR]) if is_simulated else {}
     runner = {_MODEL_RUNNER: addresses["models"]} if "models" in addresses and _MODEL_RUNNER not in environment else {}
     if SIMULATOR in addresses and not is_simulated:  # its runner would send the calls to the simulator
@@ -82,7 +86,7 @@ def advice_without_stack(environment: Mapping[str, str]) -> str:
     data = _data_dir(environment)
     if any(environment.get(name) for name in _SERVICES.values()) or find_addresses(data) is not None:
         return ""
-    models = "" if any(name.startswith(_MODELS) for name in environment) else ", and no simulator plays its models"
+    models = "" if given_vendors(environment) else ", and no simulator plays its models"
     where = f"on {data.resolve()}" if environment.get("TENURE_DATA") else "in this folder or above"
     return (
         f"no `tenure dev` runs {where}, so this worker looks for the services at their usual ports on this"

@@ -17,12 +17,13 @@ import httpx2
 
 from tenure.agents.whole_streams import check_end
 from tenure.control.model_calls import SendVendorRequest, VendorCallFailed, VendorRequest, VendorResponse
-from tenure.domain.models import VENDOR_PATHS
+from tenure.domain.models import vendor_of_path
 
 _CLIENTS: Final = frozenset({"anthropic.AsyncAnthropic", "openai.AsyncOpenAI"})
 """The clients whose requests the model runner understands."""
 _PACKAGES: Final = frozenset({"anthropic", "openai"})
-_KEYS: Final = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
+_KEYS: Final = {"ANTHROPIC_API_KEY": "ANTHROPIC_AUTH_TOKEN", "OPENAI_API_KEY": ""}
+"""The variables of the keys, each with the one of a token in its place."""
 _BASES: Final = "_tenure_base_urls"
 """The attribute of a prepared HTTP client with the base URLs of the clients that use it."""
 _SEND: ContextVar[SendVendorRequest | None] = ContextVar("tenure.agents.send", default=None)
@@ -69,15 +70,17 @@ def usual_address(kind: Any) -> str:
 
 
 def name_missing_keys(environment: MutableMapping[str, str]) -> None:
-    """Sets the variables of keys that are missing: the libraries refuse to make a client without one.
+    """Sets the variables of keys that are missing or empty: the libraries refuse to make a client without one.
 
     The runner has the keys. A request that goes another way gets the provider's refusal, which quotes this text. As
-    soon as the SDK of OpenAI has a key, it would send traces of the agents to OpenAI.
+    soon as the SDK of OpenAI has a key, it would send traces of the agents to OpenAI. Anthropic's library sends a key
+    beside its token, so a token needs none.
     """
-    if "OPENAI_API_KEY" not in environment:
+    if not environment.get("OPENAI_API_KEY"):
         environment.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
-    for name in _KEYS:
-        environment.setdefault(name, f"{name}-is-at-the-model-runner")
+    for name, other in _KEYS.items():
+        if not (environment.get(name) or environment.get(other)):
+            environment[name] = f"{name}-is-at-the-model-runner"
 
 
 def _send_of(http: httpx2.AsyncClient) -> Any:
@@ -86,7 +89,7 @@ def _send_of(http: httpx2.AsyncClient) -> Any:
     async def send(request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         to_runner, url = _SEND.get(), str(request.url)
         path = next((url.removeprefix(base) for base in bases if url.startswith(base)), "")
-        if to_runner is None or request.method != "POST" or path not in VENDOR_PATHS:
+        if to_runner is None or request.method != "POST" or vendor_of_path(path) is None:
             response = await plain(request, stream=stream, **options)
             if stream and _IS_MODEL_CALL.get():
                 check_end(response)

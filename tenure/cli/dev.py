@@ -23,6 +23,8 @@ from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS, SETTING
 from tenure.cli.questions import confirm, is_interactive
+from tenure.runtime.running_stack import given_vendors
+from tenure.runtime.settings import secret_text
 from tenure.runtime.task_group import TaskGroup
 from tenure.server_packages import server_packages
 
@@ -141,10 +143,10 @@ def dev(
 
     Each PROGRAM.py runs your workers beside it, with the output in this terminal.
 
-    The model is the model simulator unless ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL, OPENAI_API_KEY or OPENAI_BASE_URL is
-    set. Tasks, files, logs and keys are kept in the data directory, .tenure by default; the next start with the same
-    directory continues with them. `tenure dev --reset` deletes it, and nothing else of Tenure is on this machine's
-    disk.
+    The model is the model simulator unless ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL, OPENAI_API_KEY or OPENAI_BASE_URL has
+    a value; ANTHROPIC_API_KEY_FILE and OPENAI_API_KEY_FILE name files with keys. Tasks, files, logs and keys are kept
+    in the data directory, .tenure by default; the next start with the same directory continues with them. `tenure dev
+    --reset` deletes it, and nothing else of Tenure is on this machine's disk.
     """
     with server_packages("`tenure dev`", extra="dev"):
         from devstack import StackError
@@ -201,6 +203,7 @@ def stack_options(
     environment["tools"] |= named_in(fields["tools_config"], context.environment)
     for service, variable, value in settings:
         environment.setdefault(service, {})[variable] = value
+    vendors = vendor_values(context.environment)
     options = StackOptions(
         data_dir=data or context.data_dir,
         model_runner=not fields.pop("direct_models"),
@@ -209,10 +212,10 @@ def stack_options(
         metrics=True,
         http=True,
         forked=True,
-        anthropic_api_key=context.environment.get("ANTHROPIC_API_KEY", ""),
-        anthropic_base_url=context.environment.get("ANTHROPIC_BASE_URL", ""),
-        openai_api_key=context.environment.get("OPENAI_API_KEY", ""),
-        openai_base_url=context.environment.get("OPENAI_BASE_URL", ""),
+        anthropic_api_key=vendors.get("ANTHROPIC_API_KEY", ""),
+        anthropic_base_url=vendors.get("ANTHROPIC_BASE_URL", ""),
+        openai_api_key=vendors.get("OPENAI_API_KEY", ""),
+        openai_base_url=vendors.get("OPENAI_BASE_URL", ""),
         model_latency_ms=latency_ms,
         environment=environment,
         **fields,
@@ -253,6 +256,17 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     others = environment.get("NO_PROXY") or environment.get("no_proxy")
     passed["NO_PROXY"] = ",".join(filter(None, (others, NOT_PROXIED)))  # the simulator is on this machine
     return passed
+
+
+def vendor_values(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the values of the variables that give a model provider. Raises click.UsageError for a wrong file."""
+    values: dict[str, str] = {}
+    for name in given_vendors(environment):
+        try:
+            values[name] = secret_text(name, environment)
+        except ValueError as error:
+            raise click.UsageError(f"{name} {error}") from error
+    return values
 
 
 def named_in(tools_config: Path | None, environment: Mapping[str, str]) -> dict[str, str]:

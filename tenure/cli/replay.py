@@ -40,7 +40,7 @@ from tenure.client.replays import (
 )
 from tenure.domain.errors import WrongState
 from tenure.domain.replay import NOT_RECORDED_MARK
-from tenure.runtime.running_stack import find_addresses
+from tenure.runtime.running_stack import find_addresses, given_vendors
 from tenure.serve import command_line
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -187,15 +187,14 @@ def worker_environment(context: Context, queue: str) -> dict[str, str]:
     if set(context.address.split(",")).isdisjoint(running.get("gateway", "").split(",")):
         running = {}
     known = {variable: running[part] for variable, part in _STACK.items() if part in running}
-    given = {**known, **_model_of(running, context.environment), **context.environment}
-    return {**given, "TENURE_WORKER_ID": queue, "TENURE_WORKER_SLOTS": "1"}
+    model = _model_of(running, context.environment)
+    return {**known, **context.environment, **model, "TENURE_WORKER_ID": queue, "TENURE_WORKER_SLOTS": "1"}
 
 
 def _model_of(running: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the simulator of the stack that runs here as the model provider, unless there is a key."""
+    """Returns the simulator of the stack that runs here as the model provider, unless the command gives one."""
     url = running.get("model", "")
-    has_key = any(name.startswith(("ANTHROPIC_", "OPENAI_", "TENURE_WORKER_ANTHROPIC_")) for name in environment)
-    if has_key or not url.startswith("http://127.0.0.1:"):
+    if given_vendors(environment) or not url.startswith("http://127.0.0.1:"):
         return {}
     libraries = {"OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}  # of agents in Python; without traces
     return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", **libraries}

@@ -161,6 +161,17 @@ class TokenUsage:
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
 
+    @classmethod
+    def of_whole_input(
+        cls, input_tokens: int, output_tokens: int, total_tokens: int = 0, *, written: int = 0, read: int = 0
+    ) -> TokenUsage:
+        """Returns a usage of an API that counts cached input within its input, as those of OpenAI do.
+
+        Some servers count reasoning in the total only. `written`, `read`: the input that caches took and gave.
+        """
+        uncached = max(0, input_tokens - written - read)
+        return cls(uncached, max(output_tokens, total_tokens - input_tokens), written, read)
+
     @property
     def total(self) -> int:
         return self.input_tokens + self.output_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from tenure.domain.budget import TokenUsage
-from tenure.domain.errors import InvalidRequest, NotFound, WrongState
+from tenure.domain.budget import Prices, TokenUsage, cost, most_cost
+from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.fencing import Fence
 from tenure.domain.repeated_effects import NOT_RUN
 from tenure.domain.states import TERMINAL, Reason, TaskState
@@ -240,11 +240,6 @@ class ReportedCall:
     attempt_number: int
     usage: TokenUsage
 
-    @property
-    def input_tokens(self) -> int:
-        """The tokens of the whole input, cached or not."""
-        return self.usage.total - self.usage.output_tokens
-
 
 def stays_open(to_state: TaskState, *, outlives_worker: bool) -> bool:
     """Whether an open model attempt stays open when its task moves to another state.
@@ -260,25 +255,33 @@ def settle_lost(input_tokens: int, max_output_tokens: int, reported: ReportedCal
     `input_tokens` and `max_output_tokens` are the reservation. Reported usage beyond the reservation is reduced to it:
     the report comes from a worker, and a wrong report must not prevent the requeue of the task.
     """
-    if reported is None:
-        return TokenUsage(input_tokens)
-    output = _within(reported.usage.output_tokens, max_output_tokens)
-    if reported.input_tokens <= 0:
+    usage = TokenUsage() if reported is None else reported.usage
+    return _reduced(usage, input_tokens, max_output_tokens)
+
+
+def _reduced(usage: TokenUsage, input_tokens: int, max_output_tokens: int) -> TokenUsage:
+    """Returns a usage reduced to a reservation, with the reserved input if it has none."""
+    output = _within(usage.output_tokens, max_output_tokens)
+    if usage.total <= usage.output_tokens:
         return TokenUsage(input_tokens, output)
-    cache_read = _within(reported.usage.cache_read_input_tokens, input_tokens)
-    cache_creation = _within(reported.usage.cache_creation_input_tokens, input_tokens - cache_read)
-    uncached = _within(reported.usage.input_tokens, input_tokens - cache_read - cache_creation)
+    cache_read = _within(usage.cache_read_input_tokens, input_tokens)
+    cache_creation = _within(usage.cache_creation_input_tokens, input_tokens - cache_read)
+    uncached = _within(usage.input_tokens, input_tokens - cache_read - cache_creation)
     return TokenUsage(uncached, output, cache_creation, cache_read)
 
 
-def with_input(usage: TokenUsage, input_tokens: int, reserved_tokens: int) -> TokenUsage:
-    """Returns a reported usage with the reserved input, as far as it fits, if the provider stated no input.
+def bill_of_report(usage: TokenUsage, input_tokens: int, max_output_tokens: int, prices: Prices | None) -> TokenUsage:
+    """Returns the usage to bill for a report: as it states, and reduced to the reservation if it exceeds that.
 
-    Some providers state the input at the end of the answer only, and a stopped call has no end.
+    The report may come from a fenced worker, whose mistake must not use up the budget. Some providers state the input
+    at the end of the answer only, and a stopped call has no end: then the reserved input is billed, as far as it fits.
     """
-    if usage.total > usage.output_tokens:
-        return usage
-    return replace(usage, input_tokens=_within(input_tokens, reserved_tokens - usage.output_tokens))
+    reserved, stated = input_tokens + max_output_tokens, usage
+    if usage.total <= usage.output_tokens:
+        stated = replace(usage, input_tokens=_within(input_tokens, reserved - usage.total))
+    most = most_cost(prices, input_tokens, max_output_tokens)
+    fits = stated.total <= reserved and cost(prices, stated) <= most
+    return stated if fits else _reduced(usage, input_tokens, max_output_tokens)
 
 
 def _within(tokens: int, most: int) -> int:
@@ -287,15 +290,13 @@ def _within(tokens: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RecordedModelCall:
-    """A model attempt in the ledger: its reservation, the claim that made it, and its settlement.
+    """A model attempt in the ledger: the claim that made it, and its settlement.
 
     `is_lost`: the attempt was settled as lost. `is_reported`: a usage report has corrected its bill.
     `outlives_worker`: a model runner made the call, which may have begun under a later claim.
     """
 
     made_under: Fence
-    reserved_tokens: int
-    reserved_nano_usd: int
     is_settled: bool = False
     is_lost: bool = False
     is_reported: bool = False
@@ -309,10 +310,10 @@ class RecordedModelCall:
         return self.made_under == claim or (self.outlives_worker and self.made_under.epoch < claim.epoch)
 
 
-def decide_report(call: RecordedModelCall | None, claim: Fence, usage: TokenUsage, nano_usd: int) -> bool:
+def decide_report(call: RecordedModelCall | None, claim: Fence) -> bool:
     """Whether a usage report corrects the bill of a lost call; False: an earlier report already did.
 
-    Raises NotFound, WrongState or InvalidRequest. The claim need not hold the task any longer: the report changes only
+    Raises NotFound or WrongState. The claim need not hold the task any longer: the report changes only
     the bill of the call.
     """
     if call is None or not call.may_have_begun_under(claim):
@@ -321,9 +322,4 @@ def decide_report(call: RecordedModelCall | None, claim: Fence, usage: TokenUsag
         raise WrongState("the model attempt is not settled yet: report its usage again later", reason=ATTEMPT_OPEN)
     if not call.is_lost:
         raise WrongState("the model attempt was settled by its own answer, not as lost", reason=ATTEMPT_SETTLED)
-    if usage.total > call.reserved_tokens:
-        message = f"must be at most the call's reservation of {call.reserved_tokens} tokens, not {usage.total}"
-        raise InvalidRequest(violations=[("usage", message)])
-    if nano_usd > call.reserved_nano_usd:
-        raise InvalidRequest(violations=[("usage", "must not cost more than the call's reservation")])
     return not call.is_reported

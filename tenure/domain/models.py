@@ -11,13 +11,17 @@ LIMITS_REMEDY: Final = (
     "(docs/models.md)"
 )
 _VENDORS: Final = (OPENAI, ANTHROPIC)
-VENDOR_PATHS: Final = {
-    "/v1/messages": ANTHROPIC,
-    "/v1/messages?beta=true": ANTHROPIC,
-    "/chat/completions": OPENAI,
-    "/responses": OPENAI,
-}
+DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
+"""The most output of a model call that states none."""
+ATTEMPT_HEADER: Final = "x-tenure-attempt"
+"""The header of a request that names its attempt in the provider's logs."""
+VENDOR_PATHS: Final = {"/v1/messages": ANTHROPIC, "/chat/completions": OPENAI, "/responses": OPENAI}
 """The methods of the vendors that generate, below the base URLs of their libraries: what a model runner passes on."""
+
+
+def vendor_of_path(path: str) -> str | None:
+    """Returns the vendor of a method that a model runner passes on, with any query; None: it passes on none such."""
+    return VENDOR_PATHS.get(path.partition("?")[0])
 
 
 def vendor_of(model: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ import httpx2
 
 from tenure.domain.conversation import Message
 from tenure.domain.model_parameters import ANY_TOOL, AUTO, MIN_THINKING_TOKENS, NO_TOOL, Effort, ModelParameters
+from tenure.domain.models import ATTEMPT_HEADER
 from tenure.domain.retry import says_unpaid
 from tenure.model_providers.chat_messages import without_chat_parts
 from tenure.model_providers.client import (
@@ -202,7 +203,7 @@ class AnthropicProvider:
             "/v1/messages",
             cast_to=httpx2.Response,
             options={
-                "headers": {**options.extra_headers, "x-tenure-attempt": request.attempt},
+                "headers": {**options.extra_headers, ATTEMPT_HEADER: request.attempt},
                 "timeout": timeout_of(request.silence_seconds),
             },
             stream=True,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from tenure.domain.budget import TokenUsage
 from tenure.model_providers.dialects import KEPT_OF_CALLS
 from tenure.model_providers.stream import (
     AnswerFold,
@@ -23,7 +24,7 @@ from tenure.model_providers.stream import (
     shown,
 )
 
-_DONE: Final = "[DONE]"
+DONE: Final = "[DONE]"
 _CUT_OFF: Final = "length"
 _TEXTS: Final = frozenset({"text", "output_text"})
 _BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
@@ -35,6 +36,8 @@ _STOP_REASONS: Final = {
     _CUT_OFF: "max_tokens",
     "content_filter": "refusal",
 }
+_CHAT_COUNTS: Final = ("prompt_tokens", "completion_tokens")
+_RESPONSE_COUNTS: Final = ("input_tokens", "output_tokens")
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
 """The thoughts of some servers. They are billed as output, and kept only for a server that wants them back."""
 
@@ -48,7 +51,26 @@ class _Call:
 
 
 @dataclass(slots=True)
-class ChatStream(EventStream):
+class JsonOrEvents(EventStream):
+    """Splits bytes into events. Bytes that begin a JSON object are an answer as a whole, without events."""
+
+    _is_recognised: bool = False
+    _whole: bytearray | None = None
+
+    def keeps(self, chunk: bytes) -> bool:
+        """Keeps bytes of a whole answer; False: they are of a stream. Raises MalformedAnswer for too many."""
+        if not self._is_recognised and (start := chunk.lstrip(_BEFORE_JSON)):
+            self._is_recognised = True
+            self._whole = bytearray() if start.startswith(b"{") else None
+        if self._whole is None:
+            return False
+        self.count(chunk)
+        self._whole += chunk if self._whole else chunk.lstrip(_BEFORE_JSON)
+        return True
+
+
+@dataclass(slots=True)
+class ChatStream(JsonOrEvents):
     """Splits bytes into chunks and yields events of the Messages API: `feed` takes bytes as they come.
 
     The end of the answer is the line [DONE], or the end of the stream after a finish reason. The usage comes between.
@@ -69,17 +91,10 @@ class ChatStream(EventStream):
     _finish_reason: str = ""
     _usage: dict[str, Any] | None = None
     _is_done: bool = False
-    _is_recognised: bool = False
-    _whole: bytearray | None = None
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yields the events that end in these bytes. Raises MalformedAnswer and ErrorEvent."""
-        if not self._is_recognised and (start := chunk.lstrip(_BEFORE_JSON)):
-            self._is_recognised = True
-            self._whole = bytearray() if start.startswith(b"{") else None
-        if self._whole is not None:
-            self.count(chunk)
-            self._whole += chunk if self._whole else chunk.lstrip(_BEFORE_JSON)
+        if self.keeps(chunk):
             return
         for event in EventStream.feed(self, chunk):
             yield from self._events(event)
@@ -109,7 +124,7 @@ class ChatStream(EventStream):
         yield {"type": "message_stop"}
 
     def _read(self, name: str, data: str) -> Event | None:
-        if data.strip() == _DONE:
+        if data.strip() == DONE:
             self._is_done = True
             return {}
         if name == "error":
@@ -239,21 +254,23 @@ class ChatStream(EventStream):
 
 
 def usage_of(usage: object) -> dict[str, Any]:
-    """Returns a usage in the members of the Messages API, which count cached input apart.
+    """Returns a usage of Chat Completions or Responses in the members of the Messages API, which count caches apart.
 
-    Counts that cannot be read are absent. A server that counts reasoning apart (xAI) states it in the total only.
+    Counts that cannot be read are absent.
     """
     if not isinstance(usage, dict):
         return {}
-    prompt, output, total = map(count_of, map(usage.get, ("prompt_tokens", "completion_tokens", "total_tokens")))
-    details = usage.get("prompt_tokens_details")
-    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
-    if prompt is not None and output is not None and total is not None:
-        output = max(output, total - prompt)
-    if prompt is not None and cached is not None:
-        cached = min(cached, prompt)
-        return {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "output_tokens": output}
-    return {"input_tokens": prompt, "cache_read_input_tokens": cached, "output_tokens": output}
+    names = _CHAT_COUNTS if _CHAT_COUNTS[0] in usage else _RESPONSE_COUNTS
+    given, output, total = map(count_of, map(usage.get, (*names, "total_tokens")))
+    details = usage.get(f"{names[0]}_details")
+    caches = details if isinstance(details, dict) else {}
+    read, written = map(count_of, map(caches.get, ("cached_tokens", "cache_write_tokens")))
+    if given is None:
+        return {"output_tokens": output, "cache_creation_input_tokens": written, "cache_read_input_tokens": read}
+    read = min(read or 0, given)
+    written = min(written or 0, given - read)
+    counted = TokenUsage.of_whole_input(given, output or 0, total or 0, written=written, read=read)
+    return {**asdict(counted), "output_tokens": None if output is None else counted.output_tokens}
 
 
 def _text_of(content: object) -> str:

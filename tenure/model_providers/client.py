@@ -195,6 +195,15 @@ class ModelCall:
         """The billed usage so far."""
         return self.fold.usage()
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of a response that is kept as it came."""
+        return 0
+
+    def forget_response(self) -> None:
+        """Drops what has arrived, once the call is over. The usage stays."""
+        self.stream = EventStream()
+
     def check_may_go_on(self) -> None:
         """Raises ModelCallFailed (INTERRUPTED) if the refused request may not be sent again."""
         if not self.may_go_on():

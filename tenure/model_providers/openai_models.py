@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import openai
 
+from tenure.domain.models import ATTEMPT_HEADER
 from tenure.domain.retry import UNPAID_CODES
 from tenure.model_providers.chat_messages import chat_messages, chat_tools
 from tenure.model_providers.chat_stream import ChatStream
@@ -119,7 +120,7 @@ class OpenAIProvider:
         async with completions.with_streaming_response.create(
             model=request.model,
             messages=chat_messages(request.system, request.messages, dialect),
-            extra_headers={**options.extra_headers, "x-tenure-attempt": request.attempt},
+            extra_headers={**options.extra_headers, ATTEMPT_HEADER: request.attempt},
             extra_body=extra_body or None,
             timeout=timeout_of(request.silence_seconds if self._streams else None),
             **arguments,

@@ -48,6 +48,10 @@ class StreamBroken(MalformedAnswer):
     """The stream ended before the end of the answer."""
 
 
+class AnswerTooLong(MalformedAnswer):
+    """The answer exceeds a limit in bytes."""
+
+
 class ForeignAnswer(MalformedAnswer):
     """Something that is not the provider has answered, such as the sign-in page of a proxy."""
 
@@ -97,7 +101,7 @@ class EventStream:
         """Counts received bytes. Raises MalformedAnswer for too many."""
         self.size_bytes += len(chunk)
         if self.size_bytes > MAX_STREAM_BYTES:
-            raise MalformedAnswer(f"the answer's stream has more than {MAX_STREAM_BYTES} bytes")
+            raise AnswerTooLong(f"the answer's stream has more than {MAX_STREAM_BYTES} bytes")
 
     def end(self) -> Iterator[Event]:
         """Yields the events that only the end of the stream completes: none in this protocol."""
@@ -112,7 +116,7 @@ class EventStream:
         self._waiting_bytes += len(chunk)
         if b"\n" not in chunk and b"\r" not in chunk:
             if self._waiting_bytes > MAX_EVENT_BYTES:
-                raise MalformedAnswer(f"an event has more than {MAX_EVENT_BYTES} bytes")
+                raise AnswerTooLong(f"an event has more than {MAX_EVENT_BYTES} bytes")
             return []
         lines = b"".join(self._pieces).splitlines()
         rest = b"" if chunk.endswith((b"\n", b"\r")) else lines.pop()
@@ -124,7 +128,7 @@ class EventStream:
             return self._end_event()
         self._event_bytes += len(line)
         if self._event_bytes > MAX_EVENT_BYTES:
-            raise MalformedAnswer(f"an event has more than {MAX_EVENT_BYTES} bytes")
+            raise AnswerTooLong(f"an event has more than {MAX_EVENT_BYTES} bytes")
         try:
             name, _, value = line.decode().partition(":")
         except UnicodeDecodeError as error:

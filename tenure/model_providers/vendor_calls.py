@@ -9,14 +9,20 @@ from typing import Any, Final
 
 import httpx2
 
-from tenure.model_providers.client import ModelCall, ModelRequest, read_answer
+from tenure.domain.models import ATTEMPT_HEADER
+from tenure.domain.retry import FailureClass
+from tenure.model_providers.client import ModelCall, ModelCallFailed, ModelRequest, read_answer
 from tenure.model_providers.endpoint import ModelOptions
 from tenure.model_providers.http import timeout_of
-from tenure.model_providers.stream import AnswerFold, Event, EventStream, MalformedAnswer
+from tenure.model_providers.stream import AnswerFold, AnswerTooLong, Event, EventStream
 from tenure.model_providers.vendor_stream import VendorFold, VendorStream
 
 MAX_RESPONSE_BYTES: Final = 16 * 1024 * 1024
 """The limit of a response: its record and every reader's copy of it is as large."""
+TOO_LONG_REMEDY: Final = (
+    "a model runner passes on no more: ask for less output, or set TENURE_WORKER_FUNCTIONS_USE_RUNNER=false for a "
+    "worker that has the key"
+)
 
 Chunks = AsyncIterator[bytes]
 
@@ -30,11 +36,27 @@ class VendorCall(ModelCall):
     content_type: str = ""
     body: bytearray = field(default_factory=bytearray)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the response so far."""
+        return len(self.body)
+
+    def forget_response(self) -> None:
+        """Drops the response, of which readers get the rest from its record."""
+        ModelCall.forget_response(self)
+        self.body = bytearray()
+
     def observe(self, chunk: bytes) -> None:
-        """Takes the next bytes. Raises MalformedAnswer and ErrorEvent, whose bytes are not passed on."""
+        """Takes the next bytes. Raises MalformedAnswer and ErrorEvent, whose bytes are not passed on.
+
+        Raises ModelCallFailed for too many: the same request would get as many again, and is paid for each time.
+        """
         if len(self.body) + len(chunk) > MAX_RESPONSE_BYTES:
-            raise MalformedAnswer(f"the response has more than {MAX_RESPONSE_BYTES} bytes")
-        ModelCall.observe(self, chunk)
+            raise _too_long(f"the response has more than {MAX_RESPONSE_BYTES} bytes")
+        try:
+            ModelCall.observe(self, chunk)
+        except AnswerTooLong as error:
+            raise _too_long(str(error)) from error
         self.body += chunk
         self.on_usage()
 
@@ -45,6 +67,10 @@ class VendorCall(ModelCall):
 
     def _take_event(self, event: Event) -> None:
         self.fold.take(event)
+
+
+def _too_long(why: str) -> ModelCallFailed:
+    return ModelCallFailed(FailureClass.INVALID_REQUEST, f"{why}; {TOO_LONG_REMEDY}")
 
 
 async def pass_on(
@@ -64,7 +90,7 @@ async def pass_on(
     vendor = request.vendor
     assert vendor is not None, "a request of a vendor's library"
     assert isinstance(call, VendorCall), "its call"
-    headers = {**options.extra_headers, "x-tenure-attempt": request.attempt}
+    headers = {**options.extra_headers, ATTEMPT_HEADER: request.attempt}
     response: httpx2.Response = await client.post(
         vendor.path,
         cast_to=httpx2.Response,

@@ -10,25 +10,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tenure.model_providers.chat_stream import usage_of
+from tenure.model_providers.chat_stream import DONE, JsonOrEvents, usage_of
 from tenure.model_providers.stream import (
     MAX_MODEL_CHARACTERS,
     AnswerFold,
     ErrorEvent,
     Event,
     EventStream,
-    count_of,
     parsed_object,
 )
 
-_DONE: Final = "[DONE]"
 _WHOLE: Final = "whole"
-_LAST: Final = frozenset(
-    {_DONE, _WHOLE, "message_stop", "response.completed", "response.incomplete", "response.failed"}
-)
+_LAST: Final = frozenset({DONE, _WHOLE, "message_stop", "response.completed", "response.incomplete", "response.failed"})
 _HOLDERS: Final = ("message", "response")
 """The members of an event that may hold the usage and the model, in place of the event itself."""
-_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
+_OPENAI_MEMBERS: Final = frozenset({"prompt_tokens", "input_tokens_details"})
+"""The members by which a usage is one of OpenAI's APIs. Anthropic's has others."""
 _NOT_OUTPUT: Final = frozenset({"type", "id", "name", "role", "stop_reason", "finish_reason"})
 
 
@@ -47,22 +44,13 @@ class VendorBody:
 
 
 @dataclass(slots=True)
-class VendorStream(EventStream):
+class VendorStream(JsonOrEvents):
     """Splits a response into events; a response without a stream is one event."""
-
-    _is_recognised: bool = False
-    _whole: bytearray | None = None
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yields the events that end in these bytes. Raises MalformedAnswer and ErrorEvent."""
-        if not self._is_recognised and (start := chunk.lstrip(_BEFORE_JSON)):
-            self._is_recognised = True
-            self._whole = bytearray() if start.startswith(b"{") else None
-        if self._whole is None:
+        if not self.keeps(chunk):
             yield from EventStream.feed(self, chunk)
-            return
-        self.count(chunk)
-        self._whole += chunk if self._whole else chunk.lstrip(_BEFORE_JSON)
 
     def end(self) -> Iterator[Event]:
         """Yields a whole response. Raises MalformedAnswer and ErrorEvent."""
@@ -70,8 +58,8 @@ class VendorStream(EventStream):
             yield {**event, "type": _WHOLE}
 
     def _read(self, name: str, data: str) -> Event | None:
-        if data.strip() == _DONE:
-            return {"type": _DONE}
+        if data.strip() == DONE:
+            return {"type": DONE}
         if name == "ping" or not data:
             return None
         if name == "error":
@@ -92,34 +80,24 @@ class VendorFold(AnswerFold):
         holder = next((event[name] for name in _HOLDERS if isinstance(event.get(name), dict)), event)
         if isinstance(model := holder.get("model"), str) and not self.model:
             self.model = model[:MAX_MODEL_CHARACTERS]
-        if isinstance(usage := holder.get("usage"), dict) and self._take_usage({"usage": _normal(usage)}):
-            self._final_usage = self._final_usage or kind != "message_start"
+        if isinstance(usage := holder.get("usage"), dict):
+            is_openai = not usage.keys().isdisjoint(_OPENAI_MEMBERS)
+            if self._take_usage({"usage": usage_of(usage) if is_openai else usage}):
+                self._final_usage = self._final_usage or kind != "message_start"
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
-                self.size_bytes += _output_bytes(choice.get("delta"))
+                self.size_bytes += _output_bytes(choice.get("delta") or choice.get("message"))
                 self.stop_reason = self.stop_reason or (choice.get("finish_reason") and "stop")
         self.size_bytes += _output_bytes(event.get("delta"))
         self.stopped = self.stopped or kind in _LAST
+        if self.stopped and not self.size_bytes:  # no delta came before
+            self.size_bytes = _output_bytes(holder.get("content") or holder.get("output"))
         return ""
 
 
-def _normal(usage: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a usage in the members of the Messages API, which count cached input apart."""
-    if "prompt_tokens" in usage:
-        return usage_of(usage)
-    details = usage.get("input_tokens_details")
-    read, total = (
-        count_of(details.get("cached_tokens")) if isinstance(details, dict) else None,
-        usage.get("input_tokens"),
-    )
-    if read is None or (count := count_of(total)) is None:
-        return usage
-    return {**usage, "input_tokens": max(0, count - read), "cache_read_input_tokens": min(read, count)}
-
-
 def _output_bytes(delta: object) -> int:
-    """Returns the size of the output in a delta, from which tokens are estimated until the vendor states them."""
+    """Returns the size of the output in a delta or a message, from which tokens are estimated until they are stated."""
     match delta:
         case str():
             return len(delta.encode("utf-8", "surrogatepass"))

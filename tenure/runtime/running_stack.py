@@ -8,10 +8,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tenure.runtime.security.tls import ClientTls
+from tenure.runtime.settings import FILE_SUFFIX
 
 FILE_NAME: Final = "dev.json"
 LOCK_FILE_NAME: Final = "dev.lock"
@@ -24,6 +26,24 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:8470"
 """The usual address of a gateway on this machine."""
 DEFAULT_DATA_DIR: Final = Path(".tenure")
 """The data directory of a stack, in the folder where `tenure dev` was started."""
+
+
+_VENDOR_VARIABLES: Final = (
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_AUTH_TOKEN",
+    "ANTHROPIC_BASE_URL",
+    "OPENAI_API_KEY",
+    "OPENAI_BASE_URL",
+)
+
+
+def given_vendors(environment: Mapping[str, str]) -> list[str]:
+    """Returns the variables with a value that give a model provider. Without any, a simulator plays the models.
+
+    A key may be in the file that the variable with `_FILE` at its end names.
+    """
+    given = {name for name, value in environment.items() if value.strip()}
+    return [name for name in _VENDOR_VARIABLES if name in given or f"{name}{FILE_SUFFIX}" in given]
 
 
 class FoundGateway(NamedTuple):

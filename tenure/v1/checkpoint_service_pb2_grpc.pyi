@@ -159,7 +159,7 @@ class CheckpointServiceStub:
     made the call, which may be fenced by now, or from the model runner under the claim that began the call. The report
     replaces the estimate, once: a repeat changes nothing.
     NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
-    repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
+    repeat later; ATTEMPT_SETTLED: it was not lost. Usage beyond the call's reservation is reduced to it.
     """
     InspectModelCalls: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.InspectModelCallsRequest, _checkpoint_service_pb2.InspectModelCallsResponse]
     """Returns for model calls of any tenants whether the ledger has settled their attempts. An attempt is settled once: no

@@ -444,7 +444,7 @@ class VendorRequest(message.Message):
     BETA_FIELD_NUMBER: builtins.int
     BODY_FIELD_NUMBER: builtins.int
     path: builtins.str
-    """The address of the method below the vendor's base URL, with its query: one of those in tenure/domain/models.py."""
+    """The address of the method below the vendor's base URL, one of those in tenure/domain/models.py, with any query."""
     beta: builtins.str
     """The features in beta that the request asks for: the header `anthropic-beta`; empty: none."""
     body: builtins.bytes

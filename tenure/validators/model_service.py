@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tenure.domain.models import VENDOR_PATHS
+from tenure.domain.models import VENDOR_PATHS, vendor_of_path
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import model_service_pb2 as models
 from tenure.validators.common import Check, check_duration, check_token
 from tenure.validators.rules import TOOL_NAME, Violations
 
-_PATHS: Final = f"must be one of {', '.join(VENDOR_PATHS)}"
+_PATHS: Final = f"must be one of {', '.join(VENDOR_PATHS)}, with any query"
 
 
 def _generate(request: models.GenerateRequest, v: Violations) -> None:
     _attempt(request, v)
     if request.HasField("vendor_request"):
         v.require(not request.HasField("prompt"), "prompt", "must not be set beside vendor_request")
-        v.require(request.vendor_request.path in VENDOR_PATHS, "vendor_request.path", _PATHS)
+        v.require(vendor_of_path(request.vendor_request.path) is not None, "vendor_request.path", _PATHS)
     else:
         _prompt(request, v)
     check_duration("timeout", request.timeout, MAX_PHASE_SECONDS, v)

@@ -149,9 +149,26 @@ AS_MANY_BUT_DEARER = {"output_tokens": 200}
 
 
 @pytest.mark.parametrize(
-    "usage", [{"input_tokens": 201}, {"output_tokens": 2**62}, {"input_tokens": -1}, AS_MANY_BUT_DEARER, {}]
+    ("usage", "billed"),
+    [
+        ({"input_tokens": 201}, (100, 0)),
+        ({"output_tokens": 2**62}, (100, 100)),
+        (AS_MANY_BUT_DEARER, (100, 100)),
+        ({"input_tokens": 50, "output_tokens": 120}, (50, 100)),
+        ({"input_tokens": 120, "output_tokens": 20}, (120, 20)),
+    ],
 )
-async def test_a_report_never_exceeds_the_reservation(replica: Checkpoint, usage: Any) -> None:
+async def test_a_report_never_exceeds_the_reservation(replica: Checkpoint, usage: Any, billed: tuple[int, int]) -> None:
+    owner, _ = await fenced(replica)
+    await report(replica, owner.token, usage=usage)
+    (bill,) = await bills(replica, owner.task.task_id)
+    assert (bill.usage.input_tokens, bill.usage.output_tokens) == billed
+    assert bill.nano_usd <= 100 * 3_000 + 100 * 15_000
+    assert (await replica.get(owner.task.task_id)).budget.used_tokens == sum(billed)
+
+
+@pytest.mark.parametrize("usage", [{"input_tokens": -1}, {}])
+async def test_a_report_needs_a_usage(replica: Checkpoint, usage: Any) -> None:
     owner, _ = await fenced(replica)
     before = await rows(replica, owner.task.task_id)
     with pytest.raises(InvalidRequest):

@@ -10,6 +10,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest, StaleEpoch, WrongState
 from tenure.v1 import model_service_pb2 as pb
+from tenure.wire.model_service import MAX_BODY_BYTES
 from tests.support.fix_models import ModelRunnerClient, ReadCall, StartModels
 from tests.support.fix_simulator import SimulatorControl
 from tests.support.fix_tools import Grants, Owner
@@ -20,7 +21,7 @@ MESSAGES: Final = [{"role": "user", "content": "Say hello."}]
 BODIES: Final[dict[str, dict[str, Any]]] = {
     "/v1/messages?beta=true": {"messages": MESSAGES, "max_tokens": 500},
     "/chat/completions": {"messages": MESSAGES, "max_completion_tokens": 500},
-    "/responses": {"input": "Say hello.", "max_output_tokens": 500},
+    "/responses?api-version=preview": {"input": "Say hello.", "max_output_tokens": 500},
 }
 USAGE: Final = {"stream_options": {"include_usage": True}}
 PATHS: Final = pytest.mark.parametrize("path", BODIES)
@@ -108,7 +109,10 @@ async def test_another_request_of_an_attempt_is_refused(
     owner = grants.claim()
     call = await runner.send(request_of(owner, model=SLOW)).has(output)
     for ended in (False, True):
-        for other in (request_of(owner, model=SLOW, temperature=0.5), request_of(owner, "/responses", model=SLOW)):
+        for other in (
+            request_of(owner, model=SLOW, temperature=0.5),
+            request_of(owner, "/responses?api-version=preview", model=SLOW),
+        ):
             with pytest.raises(WrongState, match="in a step") as refused:
                 await runner.send(other).ended()
             assert refused.value.reason == "REQUEST_DIFFERS"
@@ -185,3 +189,13 @@ async def test_request_of_no_vendor_is_refused(
     request.vendor_request.MergeFrom(pb.VendorRequest(path=path, body=body))
     with pytest.raises(InvalidRequest, match="vendor_request"):
         await runner.send(request).ended()
+
+
+async def test_largest_body_fits_into_a_message(
+    runner: ModelRunnerClient, grants: Grants, simulator: SimulatorControl
+) -> None:
+    """With its token. The request of a larger one would get no answer but that of gRPC."""
+    request = request_of(grants.claim())
+    request.vendor_request.body += b" " * (MAX_BODY_BYTES - len(request.vendor_request.body))
+    assert (await runner.send(request).ended()).HasField("vendor_end")
+    assert len(simulator.calls()) == 1

@@ -13,11 +13,16 @@ import openai
 import pytest
 from anthropic import AsyncAnthropic
 
+from services.worker.control.model_calls import AttemptReport
 from services.worker.vendor_calls import VendorCalls
 from tenure.agents import vendor_clients
+from tenure.agents.failures import ModelRequestFailed, refuses_images
+from tenure.agents.openai_agents.model_errors import recorded_failures
 from tenure.agents.vendor_clients import by_runner, name_missing_keys, sending
-from tenure.control.model_calls import VendorCallFailed, VendorRequest
+from tenure.control.failures import failure_of_call
+from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, VendorCallFailed, VendorRequest
 from tenure.domain.budget import TokenUsage
+from tenure.domain.entries import ModelAttempt
 from tenure.domain.errors import StaleEpoch
 from tenure.domain.retry import FailureClass
 from tenure.model_providers.client import ModelAnswer, ModelCallFailed
@@ -114,6 +119,39 @@ async def test_whole_response_has_its_id_and_its_beta() -> None:
     assert (sent.path, sent.beta) == ("/v1/messages", "files-api-2025-04-14")
 
 
+async def test_answer_is_billed_as_the_runner_read_it() -> None:
+    """The client reads up to [DONE], and the runner's end comes later."""
+    runner = ScriptedRunner([parts(SENT, body(events("Hello")), body(b"", len(events("Hello"))), END)])
+    async with calls_of(runner) as calls:
+        attempt = ModelAttempt(2, "openai/gpt-5", 10, 20, 30)
+        report = AttemptReport("task", 3, attempt, 30.0, lambda *_: None, lambda: None, vendor_calls=calls)
+
+        async def run(_report: ModelCallReport) -> ModelCallAnswer:
+            return ModelCallAnswer(result=1, text=await said(client()), usage=TokenUsage(7, 1))
+
+        answer = await report.make(run)
+    assert answer.usage == report.usage == TokenUsage(7, 3)
+
+
+async def test_request_with_a_query_goes_to_the_runner() -> None:
+    """As that of Azure. Sent directly, it would be paid again by the next owner, which joins no direct request."""
+    runner = ScriptedRunner([parts(SENT, body(events("Hello")), END)])
+    made = client().with_options(default_query={"api-version": "preview"})
+    async with calls_of(runner):
+        assert await said(made) == "Hello"
+    assert runner.requests[0].vendor_request.path == "/chat/completions?api-version=preview"
+
+
+async def test_too_large_request_is_refused_as_by_the_provider() -> None:
+    """So the agent makes it again without its images. The limit of a message would be an error of gRPC."""
+    runner = ScriptedRunner([])
+    async with calls_of(runner):
+        with pytest.raises(ModelRequestFailed, match=r"413: .* 33554432 bytes") as refused, recorded_failures():
+            await said(client(), "x" * 33_554_432)
+    assert refuses_images(failure_of_call(refused.value).failure)
+    assert runner.requests == []
+
+
 @pytest.mark.parametrize(
     ("end", "error", "status"),
     [
@@ -208,5 +246,12 @@ def test_missing_keys_name_the_runner() -> None:
     environment = {"OPENAI_API_KEY": "sk-mine"}
     name_missing_keys(environment)
     assert environment == {"OPENAI_API_KEY": "sk-mine", "ANTHROPIC_API_KEY": "ANTHROPIC_API_KEY-is-at-the-model-runner"}
-    name_missing_keys(keyless := dict[str, str]())
-    assert keyless["OPENAI_AGENTS_DISABLE_TRACING"] == "1"
+    for keyless in (dict[str, str](), {"OPENAI_API_KEY": "", "ANTHROPIC_API_KEY": ""}):
+        name_missing_keys(keyless)
+        assert keyless == {
+            "ANTHROPIC_API_KEY": "ANTHROPIC_API_KEY-is-at-the-model-runner",
+            "OPENAI_API_KEY": "OPENAI_API_KEY-is-at-the-model-runner",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        }
+    name_missing_keys(with_token := {"ANTHROPIC_AUTH_TOKEN": "token"})
+    assert "ANTHROPIC_API_KEY" not in with_token

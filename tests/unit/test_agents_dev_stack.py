@@ -6,11 +6,14 @@ import asyncio
 from pathlib import Path
 from unittest.mock import Mock
 
+import click
 import pytest
 
 from devstack.data_dir import hold_folder, write_addresses
 from services.gateway.admin import AdminServicer, Identity
 from tenure.agents.dev_stack import advice_without_stack, dev_settings, stack_of_another_folder
+from tenure.cli.dev import vendor_values
+from tenure.cli.replay import worker_environment
 from tenure.runtime.rpc.server import RpcServer
 
 
@@ -48,3 +51,39 @@ def test_a_worker_without_a_stack_uses_defaults(tmp_path: Path) -> None:
             "the simulator does not get the calls"
         )
         assert "TENURE_WORKER_FUNCTIONS_USE_RUNNER" not in dev_settings({"TENURE_DATA": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_given"),
+    [
+        ("ANTHROPIC_API_KEY", "", False),
+        ("ANTHROPIC_MODEL", "x", False),
+        ("ANTHROPIC_LOG", "debug", False),
+        ("OPENAI_AGENTS_DISABLE_TRACING", "1", False),
+        ("OPENAI_BASE_URL", "http://own/v1", True),
+        ("ANTHROPIC_AUTH_TOKEN", "token", True),
+        ("OPENAI_API_KEY_FILE", "key.txt", True),
+    ],
+)
+def test_only_a_given_provider_replaces_the_simulator(
+    tmp_path: Path, variable: str, value: str, is_given: bool
+) -> None:
+    """The same for the worker beside a stack, for a replay, and for the stack itself."""
+    addresses = {"coordinator": "a:1", "checkpoint": "a:2", "tools": "a:3", "models": "a:4", "simulator": "http://a:5"}
+    given = {"TENURE_DATA": str(tmp_path), variable: value}
+    assert ("simulator" in advice_without_stack(given)) == (not is_given)
+    with hold_folder(tmp_path):
+        write_addresses(tmp_path, addresses | {"model": "http://127.0.0.1:5"})
+        found = dev_settings(given)
+        replayed = worker_environment(Mock(data_dir=tmp_path, environment=given), "q")
+    assert ("TENURE_WORKER_FUNCTIONS_USE_RUNNER" in found) == is_given
+    assert (found.get("ANTHROPIC_API_KEY") == "simulated") == (not is_given)
+    assert (replayed.get("ANTHROPIC_API_KEY") == "none") == (not is_given)
+
+
+def test_development_stack_reads_keys_of_files(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-file\n")
+    assert vendor_values({"OPENAI_API_KEY_FILE": str(tmp_path / "key")}) == {"OPENAI_API_KEY": "sk-file"}
+    assert vendor_values({"ANTHROPIC_API_KEY": "", "OPENAI_LOG": "debug"}) == {}
+    with pytest.raises(click.UsageError, match="ANTHROPIC_API_KEY cannot be read"):
+        vendor_values({"ANTHROPIC_API_KEY_FILE": str(tmp_path / "none")})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.budget import TokenUsage
-from tenure.domain.in_doubt import ReportedCall, settle_lost, with_input
+from tenure.domain.in_doubt import ReportedCall, bill_of_report, settle_lost
 
 tokens = st.integers(-(2**40), 2**40)
 
@@ -31,10 +31,10 @@ def test_output_without_input_leaves_the_input_estimated() -> None:
 
 
 def test_a_report_without_input_is_billed_the_reserved_input() -> None:
-    assert with_input(TokenUsage(90, 20), 100, 150) == TokenUsage(90, 20)
-    assert with_input(TokenUsage(0, 20, 0, 30), 100, 150) == TokenUsage(0, 20, 0, 30)
-    assert with_input(TokenUsage(0, 20), 100, 150) == TokenUsage(100, 20)
-    assert with_input(TokenUsage(0, 120), 100, 150) == TokenUsage(30, 120)
+    assert bill_of_report(TokenUsage(90, 20), 100, 50, None) == TokenUsage(90, 20)
+    assert bill_of_report(TokenUsage(0, 20, 0, 30), 100, 50, None) == TokenUsage(0, 20, 0, 30)
+    assert bill_of_report(TokenUsage(0, 20), 100, 50, None) == TokenUsage(100, 20)
+    assert bill_of_report(TokenUsage(0, 120), 100, 50, None) == TokenUsage(30, 120)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.tuples(tokens, tokens, tokens, tokens))

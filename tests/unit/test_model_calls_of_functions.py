@@ -238,6 +238,19 @@ async def test_nothing_is_shown_after_the_end_of_an_attempt() -> None:
     assert (shown, report.usage) == (["in ? time"], TokenUsage(3, 4))
 
 
+@pytest.mark.parametrize("streamed", ["x" * 8000, ""])
+async def test_answer_without_usage_is_billed_by_its_size(streamed: str) -> None:
+    report = report_of()
+
+    async def run(given: ModelCallReport) -> ModelCallAnswer:
+        given.on_text(0, streamed)
+        return ModelCallAnswer(result=1, text="x" * 8000, usage=TokenUsage())
+
+    (_, message), _ = answer_entries(report, await report.make(run), ControlStep("ask", "1"))
+    assert isinstance(message, AssistantMessage)
+    assert (message.usage, message.usage_estimated) == (TokenUsage(10, 2000), True)
+
+
 async def test_late_attempt_names_its_timeout() -> None:
     report = AttemptReport("task", 2, attempt(), 0.01, lambda _block, _text: None, lambda: None)
 

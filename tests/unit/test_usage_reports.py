@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from services.models.main import REPORTS_TRIED_SECONDS
 from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import Unavailable, WrongState
 from tenure.domain.in_doubt import ATTEMPT_OPEN, ATTEMPT_SETTLED, ReportedCall
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.task import MAX_TIMEOUT_SECONDS
 from tenure.runtime import usage_reports
 from tenure.runtime.usage_reports import UsageReport, UsageReports
 from tests.support.patience import PATIENCE_SECONDS
@@ -101,3 +103,8 @@ async def test_close_sends_waiting_reports() -> None:
     await reports.try_once(0.5)
     assert sorted(sent) == [1, 2, 3]
     assert results == {"TAKEN": 2}
+
+
+def test_runners_try_as_long_as_a_task_may_live() -> None:
+    """Its task may be queued until its deadline, and only then is the call settled."""
+    assert REPORTS_TRIED_SECONDS >= MAX_TIMEOUT_SECONDS

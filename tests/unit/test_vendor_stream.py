@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.budget import TokenUsage
+from tenure.model_providers.client import ModelCallFailed
 from tenure.model_providers.stream import ErrorEvent, MalformedAnswer
 from tenure.model_providers.vendor_calls import MAX_RESPONSE_BYTES, VendorCall
 
@@ -70,6 +71,43 @@ def test_whole_usage_is_read(response: dict[str, Any]) -> None:
     assert (made.usage, made.fold.stopped, bytes(made.body)) == (USED, True, b"\n " + sent)
 
 
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({"prompt_tokens": 82, "completion_tokens": 17, "total_tokens": 199}, TokenUsage(82, 117)),
+        (
+            {
+                "input_tokens": 45,
+                "output_tokens": 9,
+                "input_tokens_details": {"cached_tokens": 30, "cache_write_tokens": 10},
+            },
+            TokenUsage(5, 9, 10, 30),
+        ),
+    ],
+    ids=["reasoning in the total only", "written to the cache"],
+)
+def test_counts_of_openais_apis_are_read(usage: dict[str, Any], counted: TokenUsage) -> None:
+    made = call()
+    made.observe(json.dumps({"choices": [{}], "usage": usage}).encode())
+    made.observe_end()
+    assert made.usage == counted
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"type": "message", "content": [{"type": "text", "text": "x" * 4000}]},
+        {"object": "chat.completion", "choices": [{"message": {"role": "assistant", "content": "x" * 4000}}]},
+        {"object": "response", "output": [{"type": "message", "content": [{"text": "x" * 4000}]}]},
+    ],
+)
+def test_whole_response_without_usage_is_estimated(answer: dict[str, Any]) -> None:
+    made = call()
+    made.observe(json.dumps(answer).encode())
+    made.observe_end()
+    assert made.usage == TokenUsage(output_tokens=1000)
+
+
 @pytest.mark.parametrize("protocol", STREAMS)
 def test_output_of_a_cut_response_is_estimated(protocol: str) -> None:
     made = call()
@@ -96,7 +134,8 @@ def test_error_in_a_stream_is_not_passed_on(event: bytes) -> None:
 def test_response_is_bounded_and_json() -> None:
     made = call()
     made.observe(b"{")
-    with pytest.raises(MalformedAnswer, match="more than"):
+    with pytest.raises(ModelCallFailed, match="more than 16777216 bytes; a model runner passes on no more") as failed:
         made.observe(b" " * MAX_RESPONSE_BYTES)
+    assert not failed.value.retryable, "another attempt gets as many bytes, and is paid for"
     with pytest.raises(MalformedAnswer):
         made.observe_end()

@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from tenure.domain.models import ANTHROPIC, OPENAI
+from tenure.domain.models import ANTHROPIC, ATTEMPT_HEADER, OPENAI
 from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.model_providers.dialects import NAMES as DIALECT_NAMES
 from tenure.model_providers.endpoint import ModelOptions
@@ -49,7 +49,7 @@ NAME: Final = "name"
 _OPTIONS: Final = tuple(option.name for option in fields(ModelOptions))
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 _OWN_HEADERS: Final = frozenset(
-    {"host", "content-length", "content-type", "transfer-encoding", "accept-encoding", "connection", "x-tenure-attempt"}
+    {"host", "content-length", "content-type", "transfer-encoding", "accept-encoding", "connection", ATTEMPT_HEADER}
 )
 _OWN_MEMBERS: Final = frozenset(
     {"model", "messages", "system", "tools", "stream", "stream_options", "max_tokens", "max_completion_tokens"}

@@ -113,6 +113,7 @@ class AttemptReport:
         try:
             with sending(None if self.vendor_calls is None else self.vendor_calls.send):
                 answer = checked_answer(await self._within_timeout(run))
+            answer = replace(answer, usage=await self._usage_of(answer))
             self.on_usage(answer.usage, answer.request_id)
             count_model_call(self.reserved.model, monotonic() - began)
             return answer
@@ -121,6 +122,18 @@ class AttemptReport:
                 self.vendor_calls.close()
             self._is_over = True
             self.seconds = monotonic() - began
+
+    async def _usage_of(self, answer: ModelCallAnswer) -> TokenUsage:
+        """Returns the usage to bill: as the runner read it in the response, as `run` states it, or an estimate.
+
+        The libraries of the vendors know less: they drop counts that some servers state, and estimate none.
+        """
+        end = None if self.vendor_calls is None else await self.vendor_calls.answered()
+        stated = answer.usage if end is None else end.usage
+        if stated.total:
+            return stated
+        tokens = estimated_tokens(len(_storable(answer.text).encode()))
+        return replace(self.usage, output_tokens=max(self.usage.output_tokens, tokens))
 
     async def _within_timeout(self, run: RunModelCall) -> object:
         """Returns what `run` returned. A call at a model runner has its timeout there, from the moment it is sent."""

@@ -27,7 +27,7 @@ from tenure.agents.execution import executing
 from tenure.agents.functions import DurableFunction, UndoTool, all_undo_tools
 from tenure.agents.openai_agents.content import content_of, functions, known_tools, reachable, target_of
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
-from tenure.agents.openai_agents.models import DEFAULT_MAX_OUTPUT_TOKENS, CallOptions, DurableModel, name_of
+from tenure.agents.openai_agents.models import CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
 from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
@@ -36,6 +36,7 @@ from tenure.control.own_tools import OwnTool, checked_limits
 from tenure.control.work import Work
 from tenure.domain.agents import AgentContent
 from tenure.domain.effect_keys import EffectKey
+from tenure.domain.models import DEFAULT_MAX_OUTPUT_TOKENS
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass
 
 MAX_TURNS: Final = 100

@@ -46,12 +46,10 @@ from tenure.control.failures import NotReplayable, StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest, PromptPart
 from tenure.control.own_tools import OwnTool
 from tenure.domain.budget import TokenUsage
-from tenure.domain.models import OPENAI
+from tenure.domain.models import ATTEMPT_HEADER, DEFAULT_MAX_OUTPUT_TOKENS, OPENAI
 from tenure.domain.texts import text_tokens
 from tenure.domain.tools import ToolDefinition
 
-DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
-ATTEMPT_HEADER: Final = "x-tenure-attempt"
 TOKENS_PER_REQUEST: Final = 512
 TOKENS_PER_ITEM: Final = 16
 TOKENS_PER_MEDIUM: Final = 5_000
@@ -293,7 +291,9 @@ def _token_usage(usage: Usage) -> TokenUsage:
     """Returns the usage as the ledger counts it: the SDK's input includes the tokens of caches."""
     details = usage.input_tokens_details
     read, written = details.cached_tokens or 0, getattr(details, "cache_write_tokens", 0) or 0
-    return TokenUsage(max(0, usage.input_tokens - read - written), usage.output_tokens, written, read)
+    return TokenUsage.of_whole_input(
+        usage.input_tokens, usage.output_tokens, usage.total_tokens, written=written, read=read
+    )
 
 
 def input_bound(

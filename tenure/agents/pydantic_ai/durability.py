@@ -51,7 +51,6 @@ from tenure.agents.approvals import inline_tool, offered_tools, permission
 from tenure.agents.conversation import ShownImage, images_to_show, new_message
 from tenure.agents.execution import Execution, execution, execution_of, unit
 from tenure.agents.pydantic_ai.model_calls import (
-    DEFAULT_MAX_OUTPUT_TOKENS,
     CallSettings,
     Handler,
     call_model,
@@ -71,6 +70,7 @@ from tenure.agents.pydantic_ai.tool_calls import (
 from tenure.control.failures import NotReplayable, TryAgain
 from tenure.control.own_tools import OwnTool
 from tenure.control.work import LookUp
+from tenure.domain.models import DEFAULT_MAX_OUTPUT_TOKENS
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass
 from tenure.domain.tools import ToolDefinition as ShownTool
 

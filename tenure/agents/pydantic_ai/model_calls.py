@@ -39,10 +39,9 @@ from tenure.agents.vendor_clients import by_runner
 from tenure.control.failures import StepFailed
 from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCallRequest
 from tenure.domain.budget import TokenUsage
-from tenure.domain.models import ANTHROPIC
+from tenure.domain.models import ANTHROPIC, ATTEMPT_HEADER
 from tenure.domain.tools import ToolDefinition
 
-DEFAULT_MAX_OUTPUT_TOKENS: Final = 8192
 _PRICED_AS: Final = {
     "azure-openai": "azure",
     "bedrock": "aws",
@@ -56,7 +55,6 @@ _FOUND_AS: Final = {"aws": "bedrock", "google": "google-gla", "x-ai": "xai"}
 _STOP_REASONS: Final[dict[str, str]] = {"stop": "end_turn", "tool_call": "tool_use", "length": "max_tokens"}
 """The names of the ledger, which all loops and the command line share."""
 
-ATTEMPT_HEADER: Final = "x-tenure-attempt"
 _REPORT: ContextVar[ModelCallReport | None] = ContextVar("tenure.agents.report", default=None)
 
 Handler = Callable[[ModelRequestParams], Awaitable[ModelResponse]]
@@ -87,12 +85,8 @@ def model_named(name: str) -> str:
 
 def token_usage(usage: RequestUsage) -> TokenUsage:
     """Returns the usage as the ledger counts it: Pydantic AI's input includes the tokens of caches."""
-    cached = usage.cache_write_tokens + usage.cache_read_tokens
-    return TokenUsage(
-        input_tokens=max(0, usage.input_tokens - cached),
-        output_tokens=usage.output_tokens,
-        cache_creation_input_tokens=usage.cache_write_tokens,
-        cache_read_input_tokens=usage.cache_read_tokens,
+    return TokenUsage.of_whole_input(
+        usage.input_tokens, usage.output_tokens, written=usage.cache_write_tokens, read=usage.cache_read_tokens
     )
 
 
