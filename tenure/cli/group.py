@@ -103,7 +103,7 @@ class Group(click.Group):
             return super().invoke(ctx)
         except click.ClickException as error:
             if ctx.parent is None:
-                error.message = _one_message(error.message)
+                error.message = _one_message(error.message)  # type: ignore[misc]  # click declares it final
             raise
         except (click.Abort, click.exceptions.Exit):
             raise

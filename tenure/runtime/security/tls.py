@@ -73,5 +73,8 @@ SERVICE: Final = "{service}"
 
 def client_tls_of(environment: Mapping[str, str]) -> ClientTls:
     """Returns the TLS parameters that TENURE_TLS_CA_FILE, …CERTIFICATE_FILE and …KEY_FILE give a client."""
-    paths = [environment.get(f"TENURE_TLS_{name}_FILE", "") for name in ("CA", "CERTIFICATE", "KEY")]
-    return ClientTls(*(Path(path) if path and SERVICE not in path else None for path in paths))
+    ca, certificate, key = (
+        Path(path) if (path := environment.get(f"TENURE_TLS_{name}_FILE")) and SERVICE not in path else None
+        for name in ("CA", "CERTIFICATE", "KEY")
+    )
+    return ClientTls(ca, certificate, key)
