@@ -107,6 +107,13 @@ returning warned_at;
 -- The times of the last soft cap warnings.
 select tenant, quota, warned_at from tenant_warnings where tenant = any(%(tenants)b::text[]);
 
+-- name: near
+-- The newest soft cap warnings that are not older than each kind's time.
+select w.tenant, w.quota
+  from unnest(%(quotas)b::text[], %(lasts)b::float8[]) as asked(quota, lasts)
+  join tenant_warnings w on w.quota = asked.quota and w.warned_at > clock_timestamp() - make_interval(secs => asked.lasts)
+ order by w.warned_at desc limit %(limit)b;
+
 -- name: wake
 -- Wakes a tenant's tasks that wait because of a quota that has changed. Tasks of a rate quota keep their position while
 -- the tenant has that quota, and none starts before the time that its client asked for. A bounded number of each, by the

@@ -320,6 +320,13 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter("tenure_tenant_cost_usd_total", _CHECKPOINT, "billed money in dollars", **_TENANT),
         _counter("tenure_tenant_tasks_ended_total", _CHECKPOINT, "ended tasks", **_TENANT, state="the last state"),
         _counter("tenure_tenant_warnings_total", _CHECKPOINT, "soft cap warnings", **_TENANT, quota="the quota"),
+        _gauge(
+            "tenure_tenant_quota_used_ratio",
+            _CHECKPOINT,
+            "how much of a quota the tenant has used; only while its soft cap, 80 %, was reached in the current window",
+            **_TENANT,
+            quota="the quota",
+        ),
         _counter(
             "tenure_tenant_quota_total", _CHECKPOINT, "requests that met a quota", quota="the quota", outcome="waited"
         ),
