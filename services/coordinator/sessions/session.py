@@ -84,6 +84,10 @@ class ProgressWatch:
         self.patient_until = now + pause_seconds + self.timeout_seconds - message.idle_seconds
         self.reported = message
 
+    def idle_seconds(self, now: float) -> float:
+        """Returns the time without progress. An announced wait is none."""
+        return max(0.0, now - self.patient_until + self.timeout_seconds)
+
     def is_stuck(self, now: float) -> bool:
         """Whether the claim made no progress for the timeout, announced waits not counted."""
         return now > self.patient_until

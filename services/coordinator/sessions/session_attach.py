@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
 from services.coordinator.lease_store import GenerationMoved, HeldSession, SessionLost, SessionRecord
+from services.coordinator.sessions.lease_risk import LeaseRisk
 from services.coordinator.sessions.session import AttachedSession, Timing, WorkerProfile
 from tenure.domain.access import Principal, certificate_name, check_holder
 from tenure.domain.errors import Unavailable
@@ -45,6 +46,7 @@ class Sessions:
         self._attached: dict[str, AttachedSession] = {}
         # A lost claim's progress is needed after the stream of its session has ended.
         self._departed: OrderedDict[str, AttachedSession] = OrderedDict()
+        self._risk = LeaseRisk()
 
     def __iter__(self) -> Iterator[AttachedSession]:
         return iter(list(self._attached.values()))
@@ -62,7 +64,7 @@ class Sessions:
 
     @contextmanager
     def sampled(self) -> Iterator[Sessions]:
-        """Reports the slots of the attached workers inside the block."""
+        """Reports the slots and the leases of the attached workers inside the block."""
         with metrics.on_sample(self._sample):
             yield self
 
@@ -72,6 +74,7 @@ class Sessions:
         used = sum(len(session.claims) for session in self._attached.values())
         metrics.gauge("tenure_slots", free, state="free")
         metrics.gauge("tenure_slots", used, state="used")
+        self._risk.sample(self._attached.values(), now)
 
     def holders_of(self, task_ids: Collection[str]) -> list[tuple[str, AttachedSession]]:
         """Returns the tasks among these that attached sessions hold.
