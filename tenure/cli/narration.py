@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from tenure.cli.entry_lines import answer_text, describe, outcome_name, unknown_tools
+from tenure.cli.entry_lines import answer_text, describe, lease_end_text, outcome_name, unknown_tools
 from tenure.cli.formatting import (
     arguments_text,
     clock,
@@ -166,6 +166,8 @@ class Narrator:
         elif state_name(transition.from_state) == TaskState.RUNNING and self.task.state is TaskState.QUEUED:
             yield self._line("", f"{at} {before.owner} no longer holds the task{reason}", "yellow")
             yield from self._block(transition.message, "yellow")
+            if transition.HasField("lease_end"):
+                yield from self._block(lease_end_text(transition), "yellow")
             outlives = self.task.attempt is not None and self.task.attempt.outlives_worker
             if not outlives and self.task.live.discard():
                 yield self._discarded()

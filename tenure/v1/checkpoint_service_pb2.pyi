@@ -1531,6 +1531,7 @@ class RequeueLostRequest(message.Message):
         ACTOR_FIELD_NUMBER: builtins.int
         TO_WORKER_ID_FIELD_NUMBER: builtins.int
         HEARD_CALL_FIELD_NUMBER: builtins.int
+        LEASE_END_FIELD_NUMBER: builtins.int
         task_id: builtins.str
         """The task."""
         claim_id: builtins.str
@@ -1549,6 +1550,10 @@ class RequeueLostRequest(message.Message):
         def heard_call(self) -> ledger_pb2.HeardCall:
             """The newest model call, as far as the worker reported it; absent: no report."""
 
+        @builtins.property
+        def lease_end(self) -> ledger_pb2.LeaseEnd:
+            """What the coordinator knew of the claim's renewals; absent: nothing. The ledger sets the worker and the epoch."""
+
         def __init__(
             self,
             *,
@@ -1559,10 +1564,11 @@ class RequeueLostRequest(message.Message):
             actor: builtins.str = ...,
             to_worker_id: builtins.str = ...,
             heard_call: ledger_pb2.HeardCall | None = ...,
+            lease_end: ledger_pb2.LeaseEnd | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = typing.Literal["heard_call", b"heard_call"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = typing.Literal["heard_call", b"heard_call", "lease_end", b"lease_end"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "heard_call", b"heard_call", "message", b"message", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "heard_call", b"heard_call", "lease_end", b"lease_end", "message", b"message", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ import pytest
 
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tests.conformance.test_coordinator_silence import renewals
 from tests.support.fix_coordinator import Fleet
 from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
@@ -51,10 +52,12 @@ async def test_a_silent_worker_loses_tasks_with_a_short_lease_only(fleet: Fleet)
     quick, patient = await fleet.submit(policy=short), await fleet.submit()
     for grant in await silent.next_grants(2):
         await silent.open(grant)
+    await renewals(silent, 2)
     silent.freeze()
     lost = await fleet.task_where(quick, lambda task: task.state == task_pb2.TASK_STATE_QUEUED)
     assert (lost.reason, lost.owner) == ("LEASE_EXPIRED", "")
     assert f"sent no renewal for {SHORT_LIFE_SECONDS} s" in lost.message
+    assert (await fleet.transitions(quick))[-1].lease_end.renewal_count >= 1
     assert (await fleet.task(patient)).state == task_pb2.TASK_STATE_RUNNING
     assert [claim.task_id for claim in await fleet.claims(replica)] == [patient]
 

@@ -89,6 +89,7 @@ def stories() -> dict[str, list[Any]]:
             ledger.entry(control_failure=failure),
         ],
         "long text": [ledger.answer(1, "word " * 40)],
+        "a lease that expired": [*begun, ledger.expired()],
         "a takeover": [*begun, piece("I was sayi", 0), ledger.entry(1, attempt_lost=lost), *second],
         "a new attempt": [*begun, piece("I was sayi", 0), piece("Anew", 0, attempt=2)],
         "text that became an answer": [

@@ -5,5 +5,6 @@ live_addresses.py   which addresses of workers gateways may connect to
 session_stream.py   one stream: renewals, slots and releases in; grants and revocations out
 session.py          one attached session: its slots, its claims, its progress, its outbox
 lease_risk.py       how near their leases are to the end, and how long held tasks made no progress, as metrics
+lease_end.py        what the ledger keeps of the lease of a lost claim
 own_session.py      the coordinator's own session, for the claims of close-outs
 """

@@ -15,6 +15,7 @@ from tenure.domain.access import certificate_name
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.fairness import NO_SLOTS, Slots
 from tenure.domain.in_doubt import ReportedCall
+from tenure.domain.lease_ends import KEPT_RENEWALS
 from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE, Priority
 from tenure.runtime.observability import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -157,11 +158,15 @@ class WorkerProfile:
 
 @dataclass(slots=True)
 class Renewals:
-    """The renewals of a claim at this replica: how many, and the Unix times of the first and of the newest."""
+    """The renewals of a claim at this replica: how many, and the Unix times of the first and of the newest ones."""
 
     first_at: float
-    last_at: float
+    newest: deque[float]
     count: int = 1
+
+    @property
+    def last_at(self) -> float:
+        return self.newest[-1]
 
 
 @dataclass(slots=True)
@@ -183,9 +188,9 @@ class WorkedClaim:
     def renewed(self, at: float) -> None:
         """Counts a renewal that named the claim, at a Unix time."""
         if self.renewals is None:
-            self.renewals = Renewals(at, at)
+            self.renewals = Renewals(at, deque([at], KEPT_RENEWALS))
         else:
-            self.renewals.last_at = at
+            self.renewals.newest.append(at)
             self.renewals.count += 1
 
     def resume(self, reported: ReportedProgress, now: float) -> None:
