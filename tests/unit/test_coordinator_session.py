@@ -227,6 +227,23 @@ def test_a_tasks_own_lease_expires_before_the_session() -> None:
     assert expired(NOW + 60.0) == []
 
 
+def test_a_short_interval_allows_a_short_lease() -> None:
+    timing = replace(TIMING, ttl_seconds=30, renew_interval_seconds=10.0)
+    worker = AttachedSession(session().held, pb.Hello(), timing, attached_at=NOW, renewed_at=NOW)
+    own = claim(1)
+    quick = replace(own.record, lease_ttl_seconds=2.0, renew_interval_seconds=0.5)
+    worker.hold(replace(own, record=quick), NOW + 8.0, named=True)
+    slow = replace(claim(2).record, lease_ttl_seconds=2.0, renew_interval_seconds=60.0)
+    worker.hold(replace(claim(2), record=slow), NOW + 8.0, named=True)
+
+    def expired(at: float) -> list[str]:
+        return [each.held.record.claim_id for each in worker.expired_claims(at, NOW)]
+
+    assert expired(NOW + 10.0) == [], "the last renewal was before the grant"
+    assert expired(NOW + 10.1) == ["c1"]
+    assert expired(NOW + 38.1) == ["c1", "c2"], "no task makes the interval longer"
+
+
 def test_renewals_of_a_claim_are_counted_while_named() -> None:
     worker = session()
     worker.hold(claim(1), NOW, named=False)
@@ -260,7 +277,7 @@ def test_worker_without_tiers_reserves_no_slots() -> None:
     assert session(3).slots(NOW) == Slots(3, 3, 3)
 
 
-def sampled(risk: LeaseRisk, *sessions: AttachedSession, now: float) -> tuple[float, float, float, float]:
+def sampled(risk: LeaseRisk, *sessions: AttachedSession, now: float) -> tuple[float, ...]:
     """Claims at risk because of the worker and of etcd, missed renewals, and the rest of the shortest lease."""
     risk.sample(sessions, now)
     at_risk = [metrics.read("tenure_claims_at_risk", cause=cause) for cause in CAUSES]

@@ -91,7 +91,7 @@ def _stuck_claims_of(
 
 
 def _silence(session: AttachedSession, claim: WorkedClaim) -> str:
-    ttl_seconds = session.timing.lease_seconds(claim.held.record.lease_ttl_seconds)
+    ttl_seconds = session.timing.lease_seconds(claim.held.record)
     return f"worker {session.worker_id} sent no renewal for {ttl_seconds:g} s, the TTL of the task's lease"
 
 

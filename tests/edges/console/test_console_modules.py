@@ -149,7 +149,7 @@ def test_no_text_is_taken_for_a_number(node: Path) -> None:
 def test_a_lost_lease_is_described(node: Path) -> None:
     end = {"worker": "w", "epoch": 7, "renewal_count": 9, "unanswered_at": None}
     times = {"renewals": ["2026-11-23T07:00:00Z", "2026-11-23T07:00:02Z"], "lost_at": "2026-11-23T07:00:08Z"}
-    unrenewed = {"renewals": [], "lost_at": None}
+    unrenewed: dict[str, Any] = {"renewals": [], "lost_at": None}
     script = f"""
         const {{ leaseEnd }} = await import("{CONSOLE}/states.js");
         say([leaseEnd(null), leaseEnd({json.dumps({**end, **times})}), leaseEnd({json.dumps({**end, **unrenewed})})]);
