@@ -24,6 +24,7 @@ from tenure.cli.formatting import (
     seconds_text,
     state_style,
     summary,
+    tree_cost,
     usage_text,
 )
 from tenure.cli.tasks import result_of, result_shown
@@ -141,6 +142,8 @@ class Narrator:
         self._held = ""
         yield Text("")
         yield Text.assemble((f"{mark} {state}{reason}", f"bold {state_style(state)}"), f" · {summary(task)}{takeovers}")
+        if tree := tree_cost(task):
+            yield self._line("  ", tree, "")
         if task.message and state != TaskState.SUCCEEDED:
             yield from self._block(task.message, "")
         if task.result.strip():

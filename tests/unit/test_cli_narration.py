@@ -119,6 +119,14 @@ def stories() -> dict[str, list[Any]]:
             ledger.move("SUCCEEDED", "RUNNING", result="**It** is done.", reason="FINAL_ANSWER"),
             ended(state="TASK_STATE_SUCCEEDED", result="**It** is done."),
         ],
+        "the end of a tree": [
+            *begun,
+            ended(
+                state="TASK_STATE_SUCCEEDED",
+                used_nano_usd=10_000_000,
+                budget=task_pb2.BudgetStatus(used_tokens=9_000, max_tokens=50_000, used_nano_usd=840_000_000),
+            ),
+        ],
         "an end without success": [
             *begun,
             *second,
