@@ -308,6 +308,16 @@ def test_a_lease_is_at_risk_after_a_missed_renewal() -> None:
     assert sampled(risk, worker, idle, now=NOW + 9) == (2, 0, missed + 2, 0.2)
 
 
+def test_a_short_lease_is_at_risk_earlier() -> None:
+    worker = session()
+    own = claim(1)
+    record = replace(own.record, lease_ttl_seconds=2.0, renew_interval_seconds=0.5)
+    worker.hold(replace(own, record=record), NOW, named=True)
+    risk, missed = awake(NOW), metrics.read("tenure_renewals_missed_total")
+    assert sampled(risk, worker, now=NOW + 0.8) == (0, 0, missed, 0.6)
+    assert sampled(risk, worker, now=NOW + 1.2) == (1, 0, missed + 1, 0.4)
+
+
 def test_a_replica_that_slept_finds_no_lease_at_risk() -> None:
     worker = session()
     grant(worker, 1)

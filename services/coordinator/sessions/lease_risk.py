@@ -1,16 +1,17 @@
 """Measures how near the leases of the attached workers are to their end, and how long held tasks made no progress.
 
-A lease is at risk when one renewal was missed: two intervals have passed since the last one that etcd answered. The
-worker did not send it (WORKER), or etcd did not answer it (ETCD).
+A lease is at risk when one renewal was missed: two intervals have passed since the last one that etcd answered, those
+of the coordinators or shorter ones of a held task. The worker did not send it (WORKER), or etcd did not answer (ETCD).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from services.coordinator.lease_store import ClaimRecord
 from services.coordinator.sessions.session import AttachedSession
 from tenure.runtime.observability import metrics
 
@@ -51,19 +52,33 @@ class LeaseRisk:
 
     def _is_late(self, session: AttachedSession, now: float) -> bool:
         silent_seconds = min(session.silent_seconds(now), now - self._awake_since)
-        return silent_seconds > session.timing.unheard_seconds and not session.ended.is_set()
+        timing = session.timing
+        intervals = (timing.interval_seconds(record) for record in _with_own_times(session))
+        missed_seconds = min([timing.unheard_seconds, *(2 * interval_seconds for interval_seconds in intervals)])
+        return silent_seconds > missed_seconds and not session.ended.is_set()
 
 
 def _count(session: AttachedSession, now: float) -> None:
     cause = _cause(session)
     metrics.count("tenure_renewals_missed_total", cause=cause)
     fields = {"worker": session.worker_id, "session": session.session_id, "claims": len(session.claims)}
-    left_seconds = max(0.0, session.timing.ttl_seconds - session.silent_seconds(now))
-    _log.warning("a worker missed a renewal", extra={**fields, "cause": cause, "lease_left": f"{left_seconds:.1f} s"})
+    fields |= {"cause": cause, "lease_left": f"{_left(session, now):.0%}"}
+    _log.warning("a worker missed a renewal", extra=fields)
 
 
 def _left(session: AttachedSession, now: float) -> float:
-    return max(0.0, 1.0 - max(0.0, session.silent_seconds(now)) / session.timing.ttl_seconds)
+    """Returns the rest of the session's shortest lease, as a part of it."""
+    timing = session.timing
+    leases = (timing.lease_seconds(record) for record in _with_own_times(session))
+    return max(0.0, 1.0 - max(0.0, session.silent_seconds(now)) / min([timing.ttl_seconds, *leases]))
+
+
+def _with_own_times(session: AttachedSession) -> Iterator[ClaimRecord]:
+    """Yields the claims whose tasks have a lease or an interval of their own."""
+    for claim in session.claims.values():
+        record = claim.held.record
+        if record.lease_ttl_seconds or record.renew_interval_seconds:
+            yield record
 
 
 def _cause(session: AttachedSession) -> str:

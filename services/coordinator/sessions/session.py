@@ -126,13 +126,16 @@ class Timing:
         """
         return 1.75 * self.renew_interval_seconds
 
+    def interval_seconds(self, claim: ClaimRecord) -> float:
+        """Returns how often the worker of a claim renews, at least."""
+        return min(claim.renew_interval_seconds or self.renew_interval_seconds, self.renew_interval_seconds)
+
     def lease_seconds(self, claim: ClaimRecord) -> float:
         """Returns how long a worker without renewals keeps the task of a claim.
 
         At least three intervals, because one renewal may be lost and another one late.
         """
-        interval_seconds = min(claim.renew_interval_seconds or self.renew_interval_seconds, self.renew_interval_seconds)
-        least_seconds = min(3 * interval_seconds, self.ttl_seconds)
+        least_seconds = min(3 * self.interval_seconds(claim), self.ttl_seconds)
         return max(least_seconds, min(claim.lease_ttl_seconds or self.ttl_seconds, self.ttl_seconds))
 
     def grace_seconds(self, claim: ClaimRecord) -> float:
