@@ -400,8 +400,27 @@ async def test_a_metric_follows_a_quota_from_its_soft_cap_on(replica: Checkpoint
         metrics.name_tenants(0)
 
 
-def used_ratio(replica: Checkpoint) -> float:
-    return metrics.read("tenure_tenant_quota_used_ratio", tenant=replica.tenant, quota="TOKENS_PER_HOUR")
+async def test_a_metric_follows_a_quota_of_running_tasks(replica: Checkpoint) -> None:
+    await limit(replica, RUNNING, 5, DELAY)
+    owners = [await replica.claim((await replica.create()).task_id) for _ in range(3)]
+    metrics.name_tenants(1000)
+    try:
+        async with open_pool(replica.dsn, service="checkpoint", schema="ledger") as pool:
+            near = NearQuotas(pool)
+            await near.look()
+            assert used_ratio(replica, "RUNNING_TASKS") == 0
+            owners.append(await replica.claim((await replica.create()).task_id))
+            await near.look()
+            assert used_ratio(replica, "RUNNING_TASKS") == 0.8
+            await owners[0].end()
+            await near.look()
+            assert used_ratio(replica, "RUNNING_TASKS") == 0
+    finally:
+        metrics.name_tenants(0)
+
+
+def used_ratio(replica: Checkpoint, quota: str = "TOKENS_PER_HOUR") -> float:
+    return metrics.read("tenure_tenant_quota_used_ratio", tenant=replica.tenant, quota=quota)
 
 
 async def test_running_tasks_block_new_ones_under_the_refuse_policy(replica: Checkpoint) -> None:

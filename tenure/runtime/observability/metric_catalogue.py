@@ -345,7 +345,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _gauge(
             "tenure_tenant_quota_used_ratio",
             _CHECKPOINT,
-            "how much of a quota the tenant has used; only while its soft cap, 80 %, was reached in the current window",
+            "how much of a quota the tenant has used; only if it reached the soft cap, 80 %, in the current window",
             **_TENANT,
             quota="the quota",
         ),
