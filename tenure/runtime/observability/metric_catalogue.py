@@ -347,7 +347,7 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             _CHECKPOINT,
             "how much of a quota the tenant has used; only if it reached the soft cap, 80 %, in the current window",
             **_TENANT,
-            quota="the quota",
+            quota="RUNNING_TASKS, SUBMITS_PER_MINUTE, TOKENS_PER_HOUR, MONEY_PER_DAY, EMAILS_PER_HOUR",
         ),
         _counter(
             "tenure_tenant_quota_total", _CHECKPOINT, "requests that met a quota", quota="the quota", outcome="waited"
