@@ -169,7 +169,7 @@ class Narrator:
         elif state_name(transition.from_state) == TaskState.RUNNING and self.task.state is TaskState.QUEUED:
             yield self._line("", f"{at} {before.owner} no longer holds the task{reason}", "yellow")
             yield from self._block(transition.message, "yellow")
-            if transition.HasField("lease_end"):
+            if self.is_verbose and transition.HasField("lease_end"):
                 yield from self._block(lease_end_text(transition), "yellow")
             outlives = self.task.attempt is not None and self.task.attempt.outlives_worker
             if not outlives and self.task.live.discard():
