@@ -45,6 +45,7 @@ from services.checkpoint.submit.source_defaults import load_source_defaults
 from services.checkpoint.submit.undo_sweeping import UndoSweeper
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.api_keys import ApiKeyServicer, create_operator_key
+from services.checkpoint.tenants.near_quotas import NearQuotas
 from services.checkpoint.tenants.quotas import LimitedTenants
 from services.checkpoint.tenants.servicer import TenantServicer, adopt_defaults
 from services.checkpoint.traces.settings import PREFIX as TRACES_PREFIX
@@ -298,6 +299,7 @@ def _look(duties: Duties, pool: Pool) -> QueueDepths:
     depths = QueueDepths(pool)
     duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("backlog", Backlog(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("near quotas", NearQuotas(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     return depths
 
 

@@ -29,7 +29,8 @@ from services.coordinator.receipts import Receipts
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.sessions.live_addresses import LiveAddresses
 from services.coordinator.sessions.own_session import OwnSession
-from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
+from services.coordinator.sessions.session_attach import SessionAttach, Sessions
+from services.coordinator.sessions.takeover import Takeover
 from services.coordinator.settings import CoordinatorSettings
 from services.coordinator.stops import StopPush
 from services.coordinator.tools_client import ToolsClient
@@ -115,7 +116,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     )
     key_watch = KeyWatch(coordinator_id, store, sessions, lost_claims, generation, operator_requests)
     releases = await process.open(ClaimReleases(store, lost_claims))
-    takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds, generation))
+    takeover = await process.open(Takeover(store, lost_claims, generation))
     enforcement = PoolEnforcement(pools, sessions, releases, dispatch.on_queued)
     live_addresses = LiveAddresses(LiveNetworks(settings.live_networks), await process.open(NameLookups()))
     session_attach = SessionAttach(

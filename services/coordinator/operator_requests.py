@@ -14,6 +14,7 @@ from services.coordinator.claims.lost_claims import LostClaim, LostClaims
 from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
 from services.coordinator.lease_store.session_keys import DrainRecord
 from services.coordinator.pools import WorkerPools
+from services.coordinator.sessions.lease_end import lease_end
 from services.coordinator.sessions.session import WorkedClaim
 from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.access import certificate_name
@@ -182,6 +183,7 @@ class OperatorRequests:
             worked.progress.reported.call if worked is not None else None,
             actor=request.actor,
             to_worker_id=request.to_worker_id,
+            lease_end=None if session is None else lease_end(session, held.record.claim_id),
         )
         return await self._lost_claims.transfer(held, lost)
 

@@ -15,8 +15,9 @@ from services.coordinator.operator_requests import OperatorRequests, list_claims
 from services.coordinator.pools import WorkerPools
 from services.coordinator.receipts import Receipts
 from services.coordinator.sessions.live_addresses import live_source
-from services.coordinator.sessions.session_attach import Greeting, SessionAttach, Sessions, Takeover
+from services.coordinator.sessions.session_attach import Greeting, SessionAttach, Sessions
 from services.coordinator.sessions.session_stream import SESSION_GOES_ON, SessionStreamServer, StreamEnd
+from services.coordinator.sessions.takeover import Takeover
 from services.coordinator.worker_agents import WorkerAgents
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.rpc.server import draining

@@ -31,6 +31,7 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.wire.common import CALL_STATES, PRIORITIES, STATES, held_back_seconds, seconds, unix_seconds
+from tenure.wire.ledger import lease_end_to_domain
 from tenure.wire.stops import in_force_of
 from tenure.wire.task import budget_to_domain, pin_to_domain, spec_to_domain
 from tenure.wire.tenant_service import describe_use
@@ -138,6 +139,7 @@ def gather_facts(
         failed_call=_failed_model_call(entries),
         refused_tools=_refused_tools([*first, *entries]),
         stop=_stop(task, open_calls, in_force, now),
+        lost_lease=_lost_lease(moved),
     )
 
 
@@ -149,6 +151,13 @@ def _stop(task: task_pb2.Task, calls: Sequence[CallFact], in_force: StopsInForce
     if stop is None or stop.stop_time is None:
         return None
     return StopFact(stop, now - stop.stop_time.timestamp())
+
+
+def _lost_lease(moved: Sequence[ledger_pb2.Entry]) -> str:
+    lost = next((entry for entry in reversed(moved) if entry.body.transition.HasField("lease_end")), None)
+    if lost is None:
+        return ""
+    return f"{lost.body.transition.reason}: {lease_end_to_domain(lost.body.transition.lease_end).describe()}"
 
 
 def _refused_tools(entries: Sequence[ledger_pb2.Entry]) -> tuple[str, ...]:

@@ -153,6 +153,7 @@ class Facts:
     them, or "". `starts_none`: that quota is 0. `pin`: the revision of its agent. `model_call`: the open call that
     outlives its worker. `failed_call`: the failure after which the model call is made again, or "".
     `refused_tools`: the tools whose definitions its model provider refused. `stop`: the one that is in its way.
+    `lost_lease`: the newest lost claim, with its reason and what is known of its lease, or "".
     """
 
     state: TaskState
@@ -189,6 +190,7 @@ class Facts:
     failed_call: str = ""
     refused_tools: tuple[str, ...] = ()
     stop: StopFact | None = None
+    lost_lease: str = ""
 
 
 def obstacle_text(facts: Facts) -> str:
@@ -207,6 +209,8 @@ def explain(facts: Facts) -> list[str]:
     lines += _calls(facts)
     lines += _refused_tools(facts)
     lines.append(_budget(facts))
+    if facts.lost_lease:
+        lines.append(f"Its newest lost claim: {facts.lost_lease}")
     lines += _refusals(facts)
     lines.append(_what_it_needs(facts))
     return lines[:MAX_LINES]

@@ -18,7 +18,7 @@ from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.runtime.failpoints import failpoint_enabled
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
-from tenure.wire.common import PRIORITIES, duration
+from tenure.wire.common import PRIORITIES, duration, seconds
 from tenure.wire.task import reported_call_to_wire
 from tenure.wire.token import read_claims
 
@@ -122,7 +122,10 @@ class ClaimProgress:
 
 @dataclass(slots=True, eq=False)
 class HeldTask:
-    """A claim that this worker holds. The coordinator may sign its `token` again; the token's claims stay the same."""
+    """A claim that this worker holds. The coordinator may sign its `token` again; the token's claims stay the same.
+
+    `renew_interval_seconds`: how often the task wants renewals; 0: as the coordinator says.
+    """
 
     claims: Claims
     token: token_pb2.FencingToken
@@ -133,11 +136,14 @@ class HeldTask:
     live: LiveText = field(default_factory=LiveText)
     work: asyncio.Task[None] | None = None
     lost: bool = False
+    renew_interval_seconds: float = 0.0
 
     @classmethod
     def of_grant(cls, grant: pb.Grant) -> HeldTask:
         """Builds a held task from its grant. Raises Unauthenticated when the token cannot be read."""
-        return cls(read_claims(grant.token), grant.token, grant.loop, PRIORITIES.to_domain(grant.priority))
+        tier, interval_seconds = PRIORITIES.to_domain(grant.priority), seconds(grant.renew_interval)
+        claims = read_claims(grant.token)
+        return cls(claims, grant.token, grant.loop, tier, renew_interval_seconds=interval_seconds)
 
     @property
     def task_id(self) -> str:
@@ -207,6 +213,11 @@ class HeldTasks:
         for held_task in self:
             held_task.progress.count_idle_time(trusted=trusted)
         return [held_task.to_wire() for held_task in self if not held_task.lost]
+
+    def renew_interval_seconds(self, of_session: float) -> float:
+        """Returns how often to renew: at the interval of the session, or of the task that wants the shortest one."""
+        own = (each.renew_interval_seconds for each in self if each.renew_interval_seconds and not each.lost)
+        return min(of_session, min(own, default=of_session))
 
     def take_calls(self) -> list[pb.Holding]:
         """Returns the claims whose model call went on since the last call of this method."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Never, Protocol
@@ -102,6 +103,7 @@ class SessionStreamClient:
         self._calls_are_due = False
         self._sent_at: dict[int, float] = {}
         self._answered = asyncio.Event()
+        self._granted = asyncio.Event()
 
     async def serve(self, renew_interval_seconds: float, call_interval_seconds: float) -> Never:
         """Works until the stream breaks.
@@ -140,7 +142,18 @@ class SessionStreamClient:
                     await self._answered.wait()
             except TimeoutError:
                 raise AttachmentLost(f"renewal {number} was not answered within {interval_seconds:g} s") from None
-            await asyncio.sleep(max(0.0, sent_at + interval_seconds - monotonic()))
+            await self._until_next_renewal(sent_at, interval_seconds)
+
+    async def _until_next_renewal(self, sent_at: float, interval_seconds: float) -> None:
+        """Waits for the rest of the interval, which a grant may shorten."""
+        while True:
+            self._granted.clear()
+            left_seconds = sent_at + self._held_tasks.renew_interval_seconds(interval_seconds) - monotonic()
+            if left_seconds <= 0:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_seconds):
+                    await self._granted.wait()
 
     async def _keep_reporting_calls(self, interval_seconds: float) -> Never:
         """Reports model calls in flight: the first output at once, for an exact bill, then once per interval."""
@@ -183,6 +196,8 @@ class SessionStreamClient:
                 case "grant":
                     self._updates.grants_read += 1
                     self._events.on_grant(message.grant)
+                    if message.grant.HasField("renew_interval"):
+                        self._granted.set()
                 case "revoke":
                     self._events.on_revoke(message.revoke)
                 case "cancel":

@@ -22,6 +22,7 @@ from tenure.domain.states import Reason
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.call_plans import plan_to_domain
 from tenure.wire.common import OUTCOME_STATUSES, seconds, state_name
+from tenure.wire.ledger import lease_end_to_domain
 from tenure.wire.tenant_service import describe_use
 
 
@@ -78,7 +79,13 @@ def answer_text(content_json: str) -> str:
 def _transition(body: ledger_pb2.StateTransition) -> str:
     before = f"{state_name(body.from_state)} → " if body.from_state else ""
     reason = f" ({body.reason})" if body.reason else ""
-    return f"{before}{state_name(body.to_state)}{reason}{f': {body.message}' if body.message else ''}"
+    end = f"; {lease_end_text(body)}" if body.HasField("lease_end") else ""
+    return f"{before}{state_name(body.to_state)}{reason}{f': {body.message}' if body.message else ''}{end}"
+
+
+def lease_end_text(body: ledger_pb2.StateTransition) -> str:
+    """Returns when the worker of a lost claim last renewed its lease, and when the loss was noticed."""
+    return lease_end_to_domain(body.lease_end).describe()
 
 
 def _tools(body: ledger_pb2.ToolsDefined) -> str:

@@ -288,6 +288,15 @@ def summary(task: task_pb2.Task) -> str:
     return " · ".join([*parts, *([money_text(task.used_nano_usd)] if task.used_nano_usd else []), lasted(task)])
 
 
+def tree_cost(task: task_pb2.Task) -> str:
+    """Returns what a root used together with its sub-agents; "" if they used nothing."""
+    used_tokens = task.budget.used_tokens
+    if task.parent_task_id or used_tokens <= tokens_total(task.usage):
+        return ""
+    cost = [money_text(task.budget.used_nano_usd)] if task.budget.used_nano_usd else []
+    return f"with its sub-agents: {' · '.join([count_text(used_tokens, 'token'), *cost])}"
+
+
 def why(state: int, reason: str, message: str) -> str:
     """Returns a state with its reason and message: `RETRY_SCHEDULED (MODEL_RATE_LIMITED): …`. SUCCEEDED stands alone.
 

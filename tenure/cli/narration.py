@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from tenure.cli.entry_lines import answer_text, describe, outcome_name, unknown_tools
+from tenure.cli.entry_lines import answer_text, describe, lease_end_text, outcome_name, unknown_tools
 from tenure.cli.formatting import (
     arguments_text,
     clock,
@@ -24,6 +24,7 @@ from tenure.cli.formatting import (
     seconds_text,
     state_style,
     summary,
+    tree_cost,
     usage_text,
 )
 from tenure.cli.tasks import result_of, result_shown
@@ -141,6 +142,8 @@ class Narrator:
         self._held = ""
         yield Text("")
         yield Text.assemble((f"{mark} {state}{reason}", f"bold {state_style(state)}"), f" · {summary(task)}{takeovers}")
+        if tree := tree_cost(task):
+            yield self._line("  ", tree, "")
         if task.message and state != TaskState.SUCCEEDED:
             yield from self._block(task.message, "")
         if task.result.strip():
@@ -166,6 +169,8 @@ class Narrator:
         elif state_name(transition.from_state) == TaskState.RUNNING and self.task.state is TaskState.QUEUED:
             yield self._line("", f"{at} {before.owner} no longer holds the task{reason}", "yellow")
             yield from self._block(transition.message, "yellow")
+            if self.is_verbose and transition.HasField("lease_end"):
+                yield from self._block(lease_end_text(transition), "yellow")
             outlives = self.task.attempt is not None and self.task.attempt.outlives_worker
             if not outlives and self.task.live.discard():
                 yield self._discarded()

@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tenure.cli.context import Context, with_client
-from tenure.cli.entry_lines import describe, kind_name, style_of
+from tenure.cli.entry_lines import describe, kind_name, lease_end_text, style_of
 from tenure.cli.error_texts import exit_of_task
 from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import (
@@ -93,6 +93,8 @@ def result_shown(task: task_pb2.Task, *, is_plain: bool) -> RenderableType:
 
 
 SHOWN_FORKS: Final = 5
+NEWEST_ENTRIES: Final = 500
+"""The entries among which the newest lost claim is searched."""
 
 
 @click.command(short_help="Show TASK: state, goal, tokens, budget, wait.")
@@ -106,7 +108,8 @@ async def get(context: Context, client: Client, task: str) -> None:
     else:
         forks = client.list_tasks(task_pb2.TaskFilter(forked_from_task_id=shown_task.task_id), limit=SHOWN_FORKS)
         tools = await _tools_of_code(client, shown_task)
-        _show_task(context, shown_task, [fork.task_id async for fork in forks], tools)
+        lost = await _lost_lease(client, shown_task)
+        _show_task(context, shown_task, [fork.task_id async for fork in forks], tools, lost)
 
 
 @click.command(short_help="Show TASK's ledger, entry by entry.")
@@ -132,7 +135,19 @@ async def _tools_of_code(client: Client, task: task_pb2.Task) -> str:
     return tools
 
 
-def _show_task(context: Context, task: task_pb2.Task, forks: list[str], tools: str = "") -> None:
+async def _lost_lease(client: Client, task: task_pb2.Task) -> str:
+    """Returns the newest lost claim among the task's newest entries: its reason and the last renewals; "": none."""
+    if not task.claim_count:
+        return ""
+    lost = ""
+    after = max(0, task.sequence - NEWEST_ENTRIES)
+    async for entry in client.entries(task.task_id, after, kinds=("transition",)):
+        if entry.body.transition.HasField("lease_end"):
+            lost = f"{entry.body.transition.reason}: {lease_end_text(entry.body.transition)}"
+    return lost
+
+
+def _show_task(context: Context, task: task_pb2.Task, forks: list[str], tools: str = "", lost_lease: str = "") -> None:
     state = state_name(task.state)
     money = usd if context.is_verbose else money_text
     epoch = describe_epoch(task.epoch) if context.is_verbose and task.epoch else ""
@@ -145,6 +160,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str], tools: s
         ("revision", _revision(task)),
         ("held by", task.owner),
         ("epoch" if task.owner else "last epoch", epoch),
+        ("lost lease", lost_lease),
         ("work", f"{count_text(task.step, 'step')}, opened {count_text(task.claim_count, 'time')}"),
         ("tokens", usage_text(task.usage)),
         ("cost", money(task.used_nano_usd) if task.used_nano_usd else ""),

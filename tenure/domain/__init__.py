@@ -17,6 +17,7 @@ ledger
   fencing.py            epochs, fences, claims of a token, the worker's trust window
   admission.py          whether an Open or a Commit passes the fence
 claim
+  lease_ends.py         what stays of the lease of a lost claim
   fairness.py           the order of the queue, and free slots by tier
   stops.py              what a stop covers, and what is certain of a call in flight
   pools.py              which queues, loops and tenants a worker may serve

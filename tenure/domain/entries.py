@@ -8,6 +8,7 @@ from typing import Any, Final
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
 from tenure.domain.images import SubmittedFile
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
+from tenure.domain.lease_ends import LeaseEnd
 from tenure.domain.outputs import TaskOutput
 from tenure.domain.quotas import QuotaWarning
 from tenure.domain.states import TaskState
@@ -59,7 +60,8 @@ class Transition:
 
     Set only for some transitions: `retry_delay_seconds` for RETRY_SCHEDULED, `result` for terminal states, `wait` for
     the waiting states, `result_json` for SUCCEEDED with a schema, `error_class` for a transition that a failed model
-    call caused, `calls_in_doubt` for the reason TOOL_IN_DOUBT, `outputs` for SUCCEEDED: as checked at the close-out.
+    call caused, `calls_in_doubt` for the reason TOOL_IN_DOUBT, `outputs` for SUCCEEDED: as checked at the close-out,
+    `lease_end` for a lost claim whose renewals were known.
     """
 
     to_state: TaskState
@@ -73,6 +75,7 @@ class Transition:
     error_class: str = ""
     calls_in_doubt: tuple[CallInDoubt, ...] = ()
     outputs: tuple[TaskOutput, ...] = ()
+    lease_end: LeaseEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ DEFAULT_MAX_FAN_OUT: Final = 8
 DEFAULT_MAX_LIVING: Final = 100
 MAX_FAN_OUT: Final = 64
 MAX_LEASE_TTL_SECONDS: Final = 300.0
+"""Also of a task's renewal interval, and of its grace after a broken stream."""
+MIN_RENEW_INTERVAL_SECONDS: Final = 0.2
 MAX_START_DELAY_SECONDS: Final = 366 * 24 * 3600.0
 
 
@@ -201,6 +203,8 @@ class TaskPolicy:
     without progress, and an end without success.
 
     `lease_ttl_seconds`: how long a worker that sends no renewals keeps the task; 0: as long as its session.
+    `renew_interval_seconds`: how often its worker renews; 0: as the coordinators set it. `reconnect_grace_seconds`: how
+    long the task stays with a worker whose stream broke; None: as the coordinators set it.
     `approvers`: the groups ("group:" and a name) and members who alone may answer its waits; none: everyone.
     """
 
@@ -216,6 +220,8 @@ class TaskPolicy:
     approvers: tuple[str, ...] = ()
     on_no_progress: NoProgressPolicy = NoProgressPolicy.END
     on_failure: FailurePolicy = FailurePolicy.KEEP
+    renew_interval_seconds: float = 0.0
+    reconnect_grace_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from tenure.domain.budget import TokenUsage
+from tenure.domain.lease_ends import LeaseEnd
 from tenure.domain.states import TaskState
 from tenure.domain.tools import OutcomeStatus, ToolDefinition
 from tenure.domain.waits import WaitAnswerKind, WaitKind
@@ -73,7 +74,8 @@ class TransitionEvent(Event):
     """The state changed. `wait` is set when the task begins to wait: answer it with `task.approve(event.wait)`.
 
     `result` and `result_data` are set for a terminal state. `budget`: of the tree, after calls in flight were settled.
-    `epoch`: of the claim under which the state changed; 0: without a claim.
+    `epoch`: of the claim under which the state changed; 0: without a claim. `lease_end`: of a lost claim, the last
+    renewals of its worker and when the loss was noticed, if its coordinator reported them.
     """
 
     from_state: TaskState | None
@@ -87,6 +89,7 @@ class TransitionEvent(Event):
     next_retry_at: datetime | None
     budget: TaskBudget | None
     epoch: int = 0
+    lease_end: LeaseEnd | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

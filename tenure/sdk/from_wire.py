@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, Unpack
 
 from google.protobuf.message import Message
 
+import tenure.wire.ledger
 import tenure.wire.task
 import tenure.wire.tool
 import tenure.wire.undo  # noqa: F401  tasks, events and plans have parts of these modules

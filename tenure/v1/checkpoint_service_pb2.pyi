@@ -1314,6 +1314,8 @@ class Offer(message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     APPROVALS_FIELD_NUMBER: builtins.int
     PLANS_FIELD_NUMBER: builtins.int
+    RENEW_INTERVAL_FIELD_NUMBER: builtins.int
+    RECONNECT_GRACE_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1370,6 +1372,14 @@ class Offer(message.Message):
     def plans(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallPlan]:
         """For its token: TokenClaims.plans."""
 
+    @builtins.property
+    def renew_interval(self) -> duration_pb2.Duration:
+        """The task's own policy.renew_interval; absent: the coordinators' setting."""
+
+    @builtins.property
+    def reconnect_grace(self) -> duration_pb2.Duration:
+        """The task's own policy.reconnect_grace; absent: the coordinators' setting."""
+
     def __init__(
         self,
         *,
@@ -1392,10 +1402,12 @@ class Offer(message.Message):
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
         approvals: abc.Iterable[builtins.str] | None = ...,
         plans: abc.Iterable[tool_pb2.CallPlan] | None = ...,
+        renew_interval: duration_pb2.Duration | None = ...,
+        reconnect_grace: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "scopes", b"scopes", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "reconnect_grace", b"reconnect_grace", "renew_interval", b"renew_interval", "scopes", b"scopes", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "labels", b"labels", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "plans", b"plans", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "scopes", b"scopes", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["agent", b"agent", "approvals", b"approvals", "labels", b"labels", "lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "plans", b"plans", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "reconnect_grace", b"reconnect_grace", "renew_interval", b"renew_interval", "scopes", b"scopes", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1531,6 +1543,7 @@ class RequeueLostRequest(message.Message):
         ACTOR_FIELD_NUMBER: builtins.int
         TO_WORKER_ID_FIELD_NUMBER: builtins.int
         HEARD_CALL_FIELD_NUMBER: builtins.int
+        LEASE_END_FIELD_NUMBER: builtins.int
         task_id: builtins.str
         """The task."""
         claim_id: builtins.str
@@ -1549,6 +1562,10 @@ class RequeueLostRequest(message.Message):
         def heard_call(self) -> ledger_pb2.HeardCall:
             """The newest model call, as far as the worker reported it; absent: no report."""
 
+        @builtins.property
+        def lease_end(self) -> ledger_pb2.LeaseEnd:
+            """What the coordinator knew of the claim's renewals; absent: nothing. The ledger sets the worker and the epoch."""
+
         def __init__(
             self,
             *,
@@ -1559,10 +1576,11 @@ class RequeueLostRequest(message.Message):
             actor: builtins.str = ...,
             to_worker_id: builtins.str = ...,
             heard_call: ledger_pb2.HeardCall | None = ...,
+            lease_end: ledger_pb2.LeaseEnd | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = typing.Literal["heard_call", b"heard_call"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = typing.Literal["heard_call", b"heard_call", "lease_end", b"lease_end"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "heard_call", b"heard_call", "message", b"message", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "claim_id", b"claim_id", "heard_call", b"heard_call", "lease_end", b"lease_end", "message", b"message", "reason", b"reason", "task_id", b"task_id", "to_worker_id", b"to_worker_id"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -638,6 +638,7 @@ class Grant(message.Message):
     TOKEN_FIELD_NUMBER: builtins.int
     LOOP_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    RENEW_INTERVAL_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     claim_id: builtins.str
@@ -650,6 +651,10 @@ class Grant(message.Message):
     def token(self) -> token_pb2.FencingToken:
         """The token for guarded services."""
 
+    @builtins.property
+    def renew_interval(self) -> duration_pb2.Duration:
+        """How often the worker renews while it holds the task; absent, or longer than Welcome.renew_interval: as Welcome says."""
+
     def __init__(
         self,
         *,
@@ -658,10 +663,11 @@ class Grant(message.Message):
         token: token_pb2.FencingToken | None = ...,
         loop: builtins.str = ...,
         priority: task_pb2.Priority.ValueType = ...,
+        renew_interval: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["renew_interval", b"renew_interval", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "loop", b"loop", "priority", b"priority", "task_id", b"task_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "loop", b"loop", "priority", b"priority", "renew_interval", b"renew_interval", "task_id", b"task_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -150,6 +150,7 @@ class StateTransition(message.Message):
     BUDGET_FIELD_NUMBER: builtins.int
     CALLS_IN_DOUBT_FIELD_NUMBER: builtins.int
     OUTPUTS_FIELD_NUMBER: builtins.int
+    LEASE_END_FIELD_NUMBER: builtins.int
     from_state: task_pb2.TaskState.ValueType
     """The previous state; UNSPECIFIED for the first transition."""
     to_state: task_pb2.TaskState.ValueType
@@ -186,6 +187,12 @@ class StateTransition(message.Message):
     def outputs(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.TaskOutput]:
         """Set for SUCCEEDED: the outputs that the owner had checked at the close-out."""
 
+    @builtins.property
+    def lease_end(self) -> LeaseEnd:
+        """Set for transitions out of RUNNING because the claim was lost or taken away, if the coordinator of its worker reported
+        it.
+        """
+
     def __init__(
         self,
         *,
@@ -201,10 +208,57 @@ class StateTransition(message.Message):
         budget: task_pb2.BudgetStatus | None = ...,
         calls_in_doubt: abc.Iterable[tool_pb2.CallInDoubt] | None = ...,
         outputs: abc.Iterable[tool_pb2.TaskOutput] | None = ...,
+        lease_end: LeaseEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "lease_end", b"lease_end", "next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "outputs", b"outputs", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "error_class", b"error_class", "from_state", b"from_state", "lease_end", b"lease_end", "message", b"message", "next_retry_time", b"next_retry_time", "outputs", b"outputs", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class LeaseEnd(message.Message):
+    """The end of the lease of a lost claim, by the clock of its worker's coordinator."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    RENEWAL_COUNT_FIELD_NUMBER: builtins.int
+    RENEWAL_TIMES_FIELD_NUMBER: builtins.int
+    UNANSWERED_TIME_FIELD_NUMBER: builtins.int
+    LOSS_TIME_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """The worker that held the claim."""
+    epoch: builtins.int
+    """The epoch of the claim."""
+    renewal_count: builtins.int
+    """How many of its renewals etcd answered since the worker attached to this coordinator."""
+    @builtins.property
+    def renewal_times(self) -> containers.RepeatedCompositeFieldContainer[timestamp_pb2.Timestamp]:
+        """The newest of them, in their order; at most 5."""
+
+    @builtins.property
+    def unanswered_time(self) -> timestamp_pb2.Timestamp:
+        """The newest renewal, if etcd did not answer it."""
+
+    @builtins.property
+    def loss_time(self) -> timestamp_pb2.Timestamp:
+        """When the coordinator noticed the loss."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        renewal_count: builtins.int = ...,
+        renewal_times: abc.Iterable[timestamp_pb2.Timestamp] | None = ...,
+        unanswered_time: timestamp_pb2.Timestamp | None = ...,
+        loss_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["loss_time", b"loss_time", "unanswered_time", b"unanswered_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "loss_time", b"loss_time", "renewal_count", b"renewal_count", "renewal_times", b"renewal_times", "unanswered_time", b"unanswered_time", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

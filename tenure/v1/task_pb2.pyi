@@ -1277,6 +1277,8 @@ class TaskPolicy(message.Message):
     APPROVERS_FIELD_NUMBER: builtins.int
     ON_NO_PROGRESS_FIELD_NUMBER: builtins.int
     ON_FAILURE_FIELD_NUMBER: builtins.int
+    RENEW_INTERVAL_FIELD_NUMBER: builtins.int
+    RECONNECT_GRACE_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """After a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
@@ -1311,7 +1313,7 @@ class TaskPolicy(message.Message):
     def lease_ttl(self) -> duration_pb2.Duration:
         """How long a worker that sends no renewals keeps the task, 1 s to 5 minutes; absent or 0: the lifetime of its session
         (TENURE_COORDINATOR_TTL_SECONDS). A longer time has no effect, and a time below three renewal intervals of the
-        coordinators counts as these. LEASE_EXPIRED. The coordinator of the worker's stream measures it; if that is lost
+        task counts as these. LEASE_EXPIRED. The coordinator of the worker's stream measures it; if that is lost
         too, the session's lifetime counts.
         """
 
@@ -1321,6 +1323,20 @@ class TaskPolicy(message.Message):
         ApprovalService), or a member as in SetApproverGroupRequest.members. Empty: each caller with the permission APPROVE,
         and each holder of an answer link. A group is read when the answer comes; a group without members lets no one
         answer. Sub-agents have the approvers of their parent.
+        """
+
+    @builtins.property
+    def renew_interval(self) -> duration_pb2.Duration:
+        """How often the task's worker renews, 0.2 s to 5 minutes; absent or 0: as the coordinators set it
+        (TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS). A longer time has no effect: a worker renews for all its tasks at once,
+        at the shortest of their intervals. Three of these are the shortest lease_ttl.
+        """
+
+    @builtins.property
+    def reconnect_grace(self) -> duration_pb2.Duration:
+        """How long the task stays with a worker whose stream broke, so that the worker may attach again, at most 5 minutes and
+        at most the lifetime of its session; absent: as the coordinators set it
+        (TENURE_COORDINATOR_RECONNECT_GRACE_SECONDS). WORKER_LOST.
         """
 
     def __init__(
@@ -1338,10 +1354,12 @@ class TaskPolicy(message.Message):
         approvers: abc.Iterable[builtins.str] | None = ...,
         on_no_progress: NoProgressPolicy.ValueType = ...,
         on_failure: FailurePolicy.ValueType = ...,
+        renew_interval: duration_pb2.Duration | None = ...,
+        reconnect_grace: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "reconnect_grace", b"reconnect_grace", "renew_interval", b"renew_interval", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_failure", b"on_failure", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "on_no_progress", b"on_no_progress", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "approvers", b"approvers", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_failure", b"on_failure", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "on_no_progress", b"on_no_progress", "reconnect_grace", b"reconnect_grace", "renew_interval", b"renew_interval", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_result_corrections: _TypeAlias = typing.Literal["max_result_corrections"]  # noqa: Y015
     _WhichOneofArgType__max_result_corrections: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections"]  # noqa: Y015

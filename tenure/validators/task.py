@@ -19,6 +19,7 @@ from tenure.domain.task import (
     MAX_LEASE_TTL_SECONDS,
     MAX_START_DELAY_SECONDS,
     MAX_TIMEOUT_SECONDS,
+    MIN_RENEW_INTERVAL_SECONDS,
     REPLAY_LOOP,
     is_undo_loop,
     offered_function,
@@ -148,6 +149,10 @@ def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None
     _escalations(policy.escalations.event, v, f"{field}.escalations.event")
     if lease_ttl_seconds := seconds(policy.lease_ttl):
         v.between(f"{field}.lease_ttl", lease_ttl_seconds, MIN_TIMEOUT_SECONDS, MAX_LEASE_TTL_SECONDS)
+    if renew_interval_seconds := seconds(policy.renew_interval):
+        least_seconds = MIN_RENEW_INTERVAL_SECONDS
+        v.between(f"{field}.renew_interval", renew_interval_seconds, least_seconds, MAX_LEASE_TTL_SECONDS)
+    v.between(f"{field}.reconnect_grace", seconds(policy.reconnect_grace), 0.0, MAX_LEASE_TTL_SECONDS)
     v.require(all(map(is_approver, policy.approvers)), f"{field}.approvers", APPROVER_RULE)
 
 

@@ -286,7 +286,7 @@ class Codec(Generic[V, M]):
             return value
         default = "None" if mapped.optional else f"default_{mapped.name}"
         space[default] = mapped.default
-        is_number = mapped.hint is float and field.message_type is not None
+        is_number = mapped.hint is float and field.message_type is not None and not mapped.optional
         return f"{value} or {default}" if defaults and is_number else f"{value} if {is_set} else {default}"
 
     def _functions(self, mapped: _Mapped) -> _Functions:

@@ -11,6 +11,7 @@ from tenure.domain import entries as domain
 from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.domain.entries import Entry
 from tenure.domain.errors import Unavailable
+from tenure.domain.lease_ends import LeaseEnd
 from tenure.domain.waits import BeginWait
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire import task, tenant_service, tool  # noqa: F401  their pairs are parts of entries
@@ -71,6 +72,11 @@ def _blocks_json(blocks: tuple[dict[str, Any], ...]) -> str:
 
 pair(domain.SpawnedBy, ledger_pb2.SpawnedBy)
 pair(domain.Submitted, ledger_pb2.TaskSubmitted)
+lease_end_to_wire, lease_end_to_domain = pair(
+    LeaseEnd,
+    ledger_pb2.LeaseEnd,
+    rename={"worker": "worker_id", "renewals": "renewal_times", "lost_at": "loss_time"},
+)
 pair(
     domain.Transition,
     ledger_pb2.StateTransition,

@@ -134,7 +134,12 @@ pair(
     rename={"initial_seconds": "initial_backoff", "cap_seconds": "max_backoff"},
     defaults=True,
 )
-pair(PhaseTimeout, task_pb2.PhaseTimeout, defaults=True)
+pair(
+    PhaseTimeout,
+    task_pb2.PhaseTimeout,
+    convert={"after_seconds": (duration, lambda after: seconds(after) or None)},  # 0 is absent
+    defaults=True,
+)
 pair(Timeouts, task_pb2.Timeouts, defaults=True)
 pair(SubAgentLimits, task_pb2.SubAgentLimits, defaults=True)
 pair(Escalations, task_pb2.WaitEscalations)

@@ -14,7 +14,9 @@ from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
 from tenure.domain.states import ReleaseReason
 from tenure.runtime.security.signing import write_key_pair
 from tenure.v1 import task_pb2
+from tenure.wire.common import unix_seconds
 from tenure.wire.token import read_claims
+from tests.conformance.test_coordinator_silence import renewals
 from tests.support.fix_coordinator import SHORT_LIFE, Fleet, epoch_of
 from tests.support.patience import LONG_LIFE_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
@@ -55,7 +57,10 @@ async def test_a_broken_stream_releases_its_tasks_after_the_grace(fleet: Fleet) 
     assert grant.task_id == task_id
     assert epoch_of(grant.token) > epoch_of(lost.token)
     await second.open(grant)
-    assert [each.reason for each in await fleet.transitions(task_id)][-2:] == ["WORKER_LOST", "OPENED"]
+    lost_claim, opened = (await fleet.transitions(task_id))[-2:]
+    assert (lost_claim.reason, opened.reason) == ("WORKER_LOST", "OPENED")
+    assert (lost_claim.lease_end.worker_id, lost_claim.lease_end.epoch) == ("worker-1", epoch_of(lost.token))
+    assert lost_claim.lease_end.HasField("loss_time")
     with pytest.raises(StaleEpoch):
         await first.commit(lost, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
@@ -118,6 +123,7 @@ async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fl
     lost = await frozen.next_grant()
     await frozen.open(lost)
     other = await fleet.worker(replica)
+    await renewals(frozen, 3)
     frozen.freeze()
     frozen_at = asyncio.get_running_loop().time()
     grant = await other.next_grant()
@@ -126,7 +132,15 @@ async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fl
     assert grant.task_id == task_id
     assert epoch_of(grant.token) > epoch_of(lost.token)
     await other.open(grant)
-    assert [each.reason for each in await fleet.transitions(task_id)][-2:] == ["LEASE_EXPIRED", "OPENED"]
+    lost_claim, opened = (await fleet.transitions(task_id))[-2:]
+    assert (lost_claim.reason, opened.reason) == ("LEASE_EXPIRED", "OPENED")
+    end = lost_claim.lease_end
+    assert (end.worker_id, end.epoch) == ("worker-1", epoch_of(lost.token))
+    times = [unix_seconds(each) for each in end.renewal_times]
+    assert end.renewal_count >= len(times) >= 1
+    assert times == sorted(times)
+    assert unix_seconds(end.loss_time) - times[-1] > SHORT_LIFE_SECONDS - 1
+    assert not end.HasField("unanswered_time")
     ended = await frozen.ends()
     assert isinstance(ended, Unavailable)
     assert ended.reason == "SESSION_EXPIRED"

@@ -170,6 +170,17 @@ async def test_a_lease_that_ended_with_etcd_silent_is_not_a_crash(own_fleet: Fle
         await worker.commit(grant, 1, transition=SUCCEEDED)
 
 
+async def test_a_frozen_worker_with_a_task_is_a_lease_at_risk(fleet: Fleet) -> None:
+    replica = await fleet.coordinator()
+    worker, idle = await fleet.worker(replica), await fleet.worker(replica, slots=0)
+    await fleet.submit()
+    await worker.open(await worker.next_grant())
+    worker.freeze()
+    idle.freeze()
+    line = await replica.logged("a worker missed a renewal")
+    assert (line["worker"], line["claims"], line["cause"]) == ("worker-1", 1, "WORKER")
+
+
 async def renewals(worker: ScriptedWorker, count: int) -> None:
     """So many more renewals of it are answered: time passes, and it lives."""
     wanted = _answered(worker) + count

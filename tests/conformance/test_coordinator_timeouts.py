@@ -8,13 +8,15 @@ import pytest
 
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tests.conformance.test_coordinator_silence import renewals
 from tests.support.fix_coordinator import Fleet
-from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
+from tests.support.patience import LONG_LIFE_SECONDS, PATIENCE_SECONDS, SHORT_LIFE_SECONDS
 
 FAIL = task_pb2.TIMEOUT_ACTION_FAIL
 RETRY = task_pb2.TIMEOUT_ACTION_RETRY
 FAILED = task_pb2.TASK_STATE_FAILED
 RETRY_SCHEDULED = task_pb2.TASK_STATE_RETRY_SCHEDULED
+QUEUED = task_pb2.TASK_STATE_QUEUED
 
 
 def policy(action: task_pb2.TimeoutAction.ValueType, **phases: int) -> task_pb2.TaskPolicy:
@@ -51,10 +53,12 @@ async def test_a_silent_worker_loses_tasks_with_a_short_lease_only(fleet: Fleet)
     quick, patient = await fleet.submit(policy=short), await fleet.submit()
     for grant in await silent.next_grants(2):
         await silent.open(grant)
+    await renewals(silent, 2)
     silent.freeze()
     lost = await fleet.task_where(quick, lambda task: task.state == task_pb2.TASK_STATE_QUEUED)
     assert (lost.reason, lost.owner) == ("LEASE_EXPIRED", "")
     assert f"sent no renewal for {SHORT_LIFE_SECONDS} s" in lost.message
+    assert (await fleet.transitions(quick))[-1].lease_end.renewal_count >= 1
     assert (await fleet.task(patient)).state == task_pb2.TASK_STATE_RUNNING
     assert [claim.task_id for claim in await fleet.claims(replica)] == [patient]
 
@@ -132,3 +136,40 @@ async def test_a_start_timeout_continues_at_another_coordinator(fleet: Fleet) ->
     moved = fleet.keep(await worker.reattach(second.address))
     assert (await moved.hears("revoke")).reason == "START_TIMEOUT"
     assert (await fleet.task_where(task_id, lambda task: task.state == FAILED)).reason == "START_TIMEOUT"
+
+
+async def test_tasks_stay_with_a_broken_stream_for_their_own_grace(fleet: Fleet) -> None:
+    """A task without a grace, one with the coordinator's, and one with a long grace: they leave in this order."""
+    replica = await fleet.coordinator(reconnect_grace_seconds="2")
+    broken = await fleet.worker(replica, slots=3)
+    at_once, patient = task_pb2.TaskPolicy(), task_pb2.TaskPolicy()
+    at_once.reconnect_grace.FromSeconds(0)
+    patient.reconnect_grace.FromSeconds(LONG_LIFE_SECONDS)
+    first, usual, last = [await fleet.submit(policy=each) for each in (at_once, None, patient)]
+    grants = {grant.task_id: grant for grant in await broken.next_grants(3)}
+    for grant in grants.values():
+        await broken.open(grant)
+    await broken.break_off()
+    lost = await fleet.task_where(first, lambda task: task.state == QUEUED)
+    assert (lost.reason, "in the task's grace" in lost.message) == ("WORKER_LOST", True)
+    assert (await fleet.task(usual)).state == task_pb2.TASK_STATE_RUNNING
+    assert (await fleet.task_where(usual, lambda task: task.state == QUEUED)).reason == "WORKER_LOST"
+    again = fleet.keep(await broken.reattach())
+    assert set(again.lost) == {grants[first].claim_id, grants[usual].claim_id}
+    assert [claim.task_id for claim in await fleet.claims(replica)] == [last]
+    await again.commit(
+        grants[last], 1, transition={"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
+    )
+
+
+async def test_a_drained_worker_leaves_no_grace(fleet: Fleet) -> None:
+    replica = await fleet.coordinator()
+    drained = await fleet.worker(replica)
+    patient = task_pb2.TaskPolicy()
+    patient.reconnect_grace.FromSeconds(LONG_LIFE_SECONDS)
+    task_id = await fleet.submit(policy=patient)
+    await drained.open(await drained.next_grant())
+    await drained.drain()
+    await drained.close()
+    lost = await fleet.task_where(task_id, lambda task: task.state == QUEUED)
+    assert lost.reason == "WORKER_DRAINED"

@@ -9,11 +9,12 @@ from uuid import uuid4
 import psycopg
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.domain.errors import WrongState
+from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP, MAX_REVISION, compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import task_pb2
+from tenure.v1 import ledger_pb2, task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint, kinds, reserve
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -297,6 +298,32 @@ async def test_a_grant_of_a_former_generation_is_not_registered(checkpoint: Make
     assert await raise_generation(replica, 1) == 2
     assert await register(replica, task_id, compose_epoch(1, 5_000), "slept") == []
     assert await register(replica, task_id, compose_epoch(2, 3), "awake") == ["awake"]
+
+
+async def test_a_lost_claim_leaves_the_end_of_its_lease(replica: Checkpoint) -> None:
+    owner = await replica.claim((await replica.create()).task_id)
+    task_id = owner.task.task_id
+    end = ledger_pb2.LeaseEnd(worker_id="forged", epoch=1, renewal_count=7)
+    end.renewal_times.add().FromSeconds(1_800_000_000)
+    lost = pb.RequeueLostRequest.Lost(
+        task_id=task_id, claim_id=owner.claims.claim_id, reason="LEASE_EXPIRED", lease_end=end
+    )
+    await replica.stub.RequeueLost(pb.RequeueLostRequest(lost=[lost]), timeout=TIMEOUT_SECONDS)
+    await (await replica.claim(task_id, holder="worker-2")).end()
+    first, _, requeued, reopened, ended = [
+        entry.body.transition for entry in await replica.entries(task_id) if entry.body.HasField("transition")
+    ]
+    assert (requeued.lease_end.worker_id, requeued.lease_end.epoch) == ("worker-1", owner.claims.epoch)
+    assert (requeued.lease_end.renewal_count, list(requeued.lease_end.renewal_times)) == (7, list(end.renewal_times))
+    assert not any(each.HasField("lease_end") for each in (first, reopened, ended))
+
+
+async def test_a_lease_end_has_at_most_five_renewals(replica: Checkpoint) -> None:
+    owner = await replica.claim((await replica.create()).task_id)
+    end = ledger_pb2.LeaseEnd(renewal_times=[Timestamp(seconds=second) for second in range(6)])
+    lost = pb.RequeueLostRequest.Lost(task_id=owner.task.task_id, claim_id=owner.claims.claim_id, lease_end=end)
+    with pytest.raises(InvalidRequest):
+        await replica.stub.RequeueLost(pb.RequeueLostRequest(lost=[lost]), timeout=TIMEOUT_SECONDS)
 
 
 async def test_hints_of_work_and_cancels_reach_every_replica(replica: Checkpoint, other_replica: Checkpoint) -> None:

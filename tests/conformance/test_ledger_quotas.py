@@ -14,9 +14,12 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 
+from services.checkpoint.tenants.near_quotas import NearQuotas
 from tenure.domain.errors import LimitReached, NotFound, Unavailable, WrongState
 from tenure.domain.fencing import compose_epoch
+from tenure.runtime.observability import metrics
 from tenure.runtime.request_context import as_tenant
+from tenure.runtime.store.postgres import open_pool
 from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -360,17 +363,64 @@ async def test_the_soft_cap_warns_once(replica: Checkpoint) -> None:
     assert response == [(owner.task.task_id, "RUNNING")]
 
 
-async def until_warned(replica: Any, owner: Any) -> None:
+async def until_warned(replica: Any, owner: Any, step: int = 2) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        for step in range(2, 50):
+        for number in range(step, 50):
             if "quota_warning" in kinds(await replica.entries(owner.task.task_id)):
                 return
-            response = await owner.commit(reserve=reserve(step=step, input_tokens=10, output=10))
+            response = await owner.commit(reserve=reserve(step=number, input_tokens=10, output=10))
             entries = [entry for entry in response.foreign_entries if entry.body.HasField("quota_warning")]
-            await owner.commit(answer(step=step, tokens=1))
+            await owner.commit(answer(step=number, tokens=1))
             if entries:
                 assert entries[0].body.quota_warning.most == 1000
             await asyncio.sleep(0.2)
+
+
+async def test_a_metric_follows_a_quota_from_its_soft_cap_on(replica: Checkpoint) -> None:
+    await limit(replica, TOKENS, 1000)
+    owner = await replica.claim((await replica.create()).task_id)
+    metrics.name_tenants(1000)
+    try:
+        async with open_pool(replica.dsn, service="checkpoint", schema="ledger") as pool:
+            near = NearQuotas(pool)
+            await spend(owner, 500)
+            await near.look()
+            assert used_ratio(replica) == 0  # no warning yet: no series
+            await spend(owner, 350, step=2)
+            await until_warned(replica, owner, step=3)
+            await near.look()
+            assert used_ratio(replica) >= 0.85
+            await limit(replica, TOKENS, 10_000)
+            await near.look()
+            assert 0 < used_ratio(replica) < 0.1
+            await limit(replica, TOKENS, None)
+            await near.look()
+            assert used_ratio(replica) == 0
+    finally:
+        metrics.name_tenants(0)
+
+
+async def test_a_metric_follows_a_quota_of_running_tasks(replica: Checkpoint) -> None:
+    await limit(replica, RUNNING, 5, DELAY)
+    owners = [await replica.claim((await replica.create()).task_id) for _ in range(3)]
+    metrics.name_tenants(1000)
+    try:
+        async with open_pool(replica.dsn, service="checkpoint", schema="ledger") as pool:
+            near = NearQuotas(pool)
+            await near.look()
+            assert used_ratio(replica, "RUNNING_TASKS") == 0
+            owners.append(await replica.claim((await replica.create()).task_id))
+            await near.look()
+            assert used_ratio(replica, "RUNNING_TASKS") == 0.8
+            await owners[0].end()
+            await near.look()
+            assert used_ratio(replica, "RUNNING_TASKS") == 0
+    finally:
+        metrics.name_tenants(0)
+
+
+def used_ratio(replica: Checkpoint, quota: str = "TOKENS_PER_HOUR") -> float:
+    return metrics.read("tenure_tenant_quota_used_ratio", tenant=replica.tenant, quota=quota)
 
 
 async def test_running_tasks_block_new_ones_under_the_refuse_policy(replica: Checkpoint) -> None:

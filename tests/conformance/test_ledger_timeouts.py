@@ -173,6 +173,8 @@ async def test_offers_carry_the_tasks_own_patience(replica: Checkpoint) -> None:
     response = policy("RETRY", 7.0, phase="start")
     response.timeouts.progress.after.CopyFrom(duration(9.0))
     response.lease_ttl.CopyFrom(duration(4.0))
+    response.renew_interval.CopyFrom(duration(1.0))
+    response.reconnect_grace.CopyFrom(duration(0.0))
     await replica.create(policy=response)
     await replica.create()
     answered = await replica.stub.ListClaimable(
@@ -180,7 +182,10 @@ async def test_offers_carry_the_tasks_own_patience(replica: Checkpoint) -> None:
     )
     own, none = answered.offers
     assert (own.start_timeout.seconds, own.progress_timeout.seconds, own.lease_ttl.seconds) == (7, 9, 4)
+    assert (own.renew_interval.seconds, own.HasField("reconnect_grace"), own.reconnect_grace.nanos) == (1, True, 0)
     assert not none.HasField("lease_ttl")
+    assert not none.HasField("renew_interval")
+    assert not none.HasField("reconnect_grace")
     assert not none.HasField("start_timeout")
     assert not none.HasField("progress_timeout")
 

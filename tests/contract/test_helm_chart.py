@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ import pytest
 import yaml
 
 from tests.support.compose_file import ROOT
+from tests.support.fix_node import packages
 from tests.support.helm_chart import (
     ALL,
     CHART,
     EXAMPLES,
     NAMESPACE,
     VALUES,
+    Manifests,
     component,
     container,
     example,
@@ -59,6 +63,36 @@ def test_kubernetes_understands_every_document(name: str, version: str) -> None:
         kubernetes_validate.validate(document, version, strict=True)
     names = [(each["kind"], each["metadata"]["name"]) for each in rendered(name)]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.nightly  # the compiler reads all types: some seconds
+def test_custom_resources_are_those_of_their_projects(node: Path, tmp_path: Path) -> None:
+    """KEDA and the Prometheus operator publish types, against which the TypeScript compiler checks each document."""
+    modules = {
+        "ScaledObject": "@kubernetes-models/keda/keda.sh/v1alpha1/ScaledObject",
+        "PodMonitor": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/PodMonitor",
+    }
+    assert modules.keys() == OF_OTHERS
+    checked = [each for name in ALL for each in rendered(name) if each["kind"] in OF_OTHERS]
+    assert {each["kind"] for each in checked} == OF_OTHERS
+    lines = [f'import type {{ I{kind} }} from "{module}";' for kind, module in modules.items()]
+    lines += [f"export const d{at}: I{each['kind']} = {json.dumps(each)};" for at, each in enumerate(checked)]
+    assert compiled(node, tmp_path, lines) == ""
+    misspelt = json.loads(json.dumps(next(each for each in checked if each["kind"] == "ScaledObject")))
+    misspelt["spec"]["minReplicas"] = misspelt["spec"].pop("minReplicaCount")
+    refused = compiled(node, tmp_path, [lines[0], f"export const d: IScaledObject = {json.dumps(misspelt)};"])
+    assert "'\"minReplicas\"' does not exist" in refused
+
+
+def compiled(node: Path, folder: Path, lines: Sequence[str]) -> str:
+    """What the TypeScript compiler says of these lines."""
+    (folder / "documents.ts").write_text("\n".join(lines))
+    if not (folder / "node_modules").exists():
+        (folder / "node_modules").symlink_to(packages())
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext", "--target", "es2022"]
+    command = [str(node), "node_modules/typescript/bin/tsc", *options, "documents.ts"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -146,6 +180,32 @@ RUNNING = """
 """
 
 
+TIERS = """
+    - {series: 'tenure_queue_depth{namespace="agents",queue="default",priority="HIGH",pod="c1"}', values: '5'}
+    - {series: 'tenure_queue_held_back{namespace="agents",queue="default",priority="HIGH",pod="c1"}', values: '1'}
+    - {series: 'tenure_queue_depth{namespace="agents",queue="default",priority="NORMAL",pod="c1"}', values: '20'}
+    - {series: 'tenure_queue_held_back{namespace="agents",queue="default",priority="NORMAL",pod="c1"}', values: '0'}
+    - {series: 'tenure_queue_depth{namespace="agents",queue="default",priority="LOW",pod="c1"}', values: '300'}
+    - {series: 'tenure_queue_held_back{namespace="agents",queue="default",priority="LOW",pod="c1"}', values: '0'}
+"""
+
+
+def measured(expression: str, series: str, expected: list[int], folder: Path) -> None:
+    """Fails unless Prometheus computes these values. Skips without promtool."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed: on Debian it is in the package prometheus")
+    samples = [{"labels": "{}", "value": value} for value in expected]
+    case = {
+        "interval": "15s",
+        "input_series": yaml.safe_load(series),
+        "promql_expr_test": [{"expr": expression, "eval_time": "0s", "exp_samples": samples}],
+    }
+    (folder / "test.yml").write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
+    done = subprocess.run([program, "test", "rules", folder / "test.yml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("series", "expected"),
     [
@@ -157,20 +217,23 @@ RUNNING = """
     ],
 )
 def test_prometheus_counts_the_tasks_of_a_pool(series: str, expected: list[int], tmp_path: Path) -> None:
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is not installed: on Debian it is in the package prometheus")
-    samples = [{"labels": "{}", "value": value} for value in expected]
-    case = {
-        "interval": "15s",
-        "input_series": yaml.safe_load(series),
-        "promql_expr_test": [{"expr": query("batch"), "eval_time": "0s", "exp_samples": samples}],
-    }
-    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
-    done = subprocess.run(
-        [program, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    measured(query("batch"), series, expected, tmp_path)
+
+
+@pytest.mark.parametrize(("priorities", "expected"), [(["HIGH"], 4), (["NORMAL", "HIGH"], 24), (None, 324)])
+def test_a_pool_follows_its_tiers_only(priorities: list[str] | None, expected: int, tmp_path: Path) -> None:
+    """Without a tier of its own, a backlog of LOW tasks would start workers that take none of them."""
+    pool = {} if priorities is None else {"priorities": priorities}
+    values = {**example("keda"), "pools": {"default": pool}}
+    (scaled,) = Manifests(render(values)).of_kind("ScaledObject").values()
+    expression = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    chosen = [
+        [value for label, _, value in each.matchers if label == "priority"]
+        for each in named_in(expression).selectors
+        if each.name.startswith("tenure_queue")
+    ]
+    assert chosen == [["|".join(priorities or ["HIGH", "NORMAL", "LOW"])]] * 2
+    measured(expression, ALIVE + TIERS, [expected], tmp_path)
 
 
 def test_a_monitor_finds_the_metrics_of_every_process() -> None:

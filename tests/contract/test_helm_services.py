@@ -137,7 +137,7 @@ def test_configured_pools_and_tools_are_understood(tmp_path: Path) -> None:
 def test_a_pool_serves_its_own_queues(name: str) -> None:
     values = {each: {"default": "default"} for each in ("", DIRECT, "minimal")}
     values |= {"production": {"shared": "default", "acme": "acme,acme-batch"}}
-    values |= {"keda": {"default": "default", "batch": "batch,batch.low"}}
+    values |= {"keda": {"default": "default", "urgent": "default", "batch": "batch,batch.low"}}
     pools = {
         template["metadata"]["labels"]["tenure/pool"]: environment(template)["TENURE_WORKER_QUEUES"]
         for _, template in manifests(name).pods()

@@ -71,8 +71,22 @@ class Traffic:
         await install.ended(await install.submit("sim-error-429"))
         await install.ended(await install.submit("sim-one-tool", limits=task_pb2.Limits(max_tokens=300)))
         await self._many_tenants()
+        await self._near_quota()
         assert (await install.ended(paced)).state == task_pb2.TASK_STATE_SUCCEEDED
         await lost.restart()
+
+    async def _near_quota(self) -> None:
+        """A task uses the tenant's quota up, and the next submit warns of it."""
+        limits = ("tenants", "limit", "near", "--tokens-per-hour", "100", "--reason", "a test")
+        assert (await tenure(*limits, address=self.stack.gateway_address)).code == 0
+        async with Client(self.stack.gateway_address, tenant="near") as client:
+            own = Installation(self.stack, client)
+            await own.ended(await own.submit("sim-hello"))
+            await client.cancel(await own.submit("sim-hello"))
+        ledger = next(each for each in self.stack.services.values() if each.kind == "checkpoint")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while "tenure_tenant_quota_used_ratio{" not in await asyncio.to_thread(read, ledger.metrics_address):
+                await asyncio.sleep(0.5)
 
     async def _many_tenants(self) -> None:
         gate = asyncio.Semaphore(20)

@@ -228,6 +228,17 @@ async def test_a_running_task_is_transferred_to_the_named_worker(
     [lost] = [entry for entry in entries if entry.body.transition.reason == "OPERATOR_TRANSFER"]
     assert (lost.actor, lost.body.transition.message) == ("tenant/default", "its host is slow")
     assert installation.effects(file) == [f"keyed {number}" for number in range(1, 6)]
+    end = lost.body.transition.lease_end
+    assert (end.worker_id, end.epoch) == (owner, next(entry.epoch for entry in entries if entry.actor == owner))
+    address = installation.stack.gateway_address
+    shown = [(await tenure(verb, task_id, address=address)).out.replace("\n", " ") for verb in ("get", "explain")]
+    assert all(f"OPERATOR_TRANSFER: {owner} (epoch " in " ".join(text.split()) for text in shown)
+    (event,) = [
+        each
+        for each in (await tenure("--json", "tasks", "entries", task_id, address=address)).values
+        if each.get("lease_end")
+    ]
+    assert (event["lease_end"]["worker"], event["lease_end"]["epoch"]) == (owner, end.epoch)
     with pytest.raises(WrongState, match="no worker holds it"):
         await installation.client.transfer(task_id, "again")
 

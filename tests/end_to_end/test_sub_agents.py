@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tenure.cli.formatting import tokens_total
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
@@ -32,3 +33,6 @@ async def test_a_tree_of_agents_comes_to_one_answer(installation: Installation) 
     assert used == 7  # two of each parent, one of each of the others
     shown = await tenure("tasks", "tree", result[-1].task_id, address=installation.stack.gateway_address)
     assert all(one.task_id[:13] in shown.out for one in result)
+    used_tokens = sum(tokens_total(one.usage) for one in result)
+    watched = await tenure("watch", root, address=installation.stack.gateway_address)
+    assert f"with its sub-agents: {used_tokens:,} tokens" in watched.out

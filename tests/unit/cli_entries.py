@@ -41,6 +41,15 @@ class Ledger:
         why = {"reason": "WORKER_LOST", "message": "the connection to worker-1 broke"}
         return self.move("QUEUED", "RUNNING", actor="coordinator/c", **why)
 
+    def expired(self) -> ledger_pb2.Entry:
+        entry = self.move("QUEUED", "RUNNING", actor="checkpoint", reason="LEASE_EXPIRED", message="it sent none")
+        end = ledger_pb2.LeaseEnd(worker_id="worker-1", epoch=compose_epoch(2, 4), renewal_count=118)
+        for second in (1, 2.5, 4):
+            end.renewal_times.add().FromMilliseconds(int(1_800_000_000_000 + 1000 * second))
+        end.loss_time.FromMilliseconds(1_800_000_009_400)
+        entry.body.transition.lease_end.CopyFrom(end)
+        return entry
+
     def attempt(self, step: int, number: int = 1) -> ledger_pb2.Entry:
         return self.entry(step, model_attempt=ledger_pb2.ModelAttempt(attempt_number=number, model="m"))
 

@@ -89,6 +89,7 @@ def stories() -> dict[str, list[Any]]:
             ledger.entry(control_failure=failure),
         ],
         "long text": [ledger.answer(1, "word " * 40)],
+        "a lease that expired": [*begun, ledger.expired()],
         "a takeover": [*begun, piece("I was sayi", 0), ledger.entry(1, attempt_lost=lost), *second],
         "a new attempt": [*begun, piece("I was sayi", 0), piece("Anew", 0, attempt=2)],
         "text that became an answer": [
@@ -117,6 +118,14 @@ def stories() -> dict[str, list[Any]]:
             ledger.answer(2, "**It** is done.", "end_turn"),
             ledger.move("SUCCEEDED", "RUNNING", result="**It** is done.", reason="FINAL_ANSWER"),
             ended(state="TASK_STATE_SUCCEEDED", result="**It** is done."),
+        ],
+        "the end of a tree": [
+            *begun,
+            ended(
+                state="TASK_STATE_SUCCEEDED",
+                used_nano_usd=10_000_000,
+                budget=task_pb2.BudgetStatus(used_tokens=9_000, max_tokens=50_000, used_nano_usd=840_000_000),
+            ),
         ],
         "an end without success": [
             *begun,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
+from services.coordinator.sessions.lease_risk import CAUSES, LeaseRisk
 from services.coordinator.sessions.session import (
     OUTBOX_MESSAGES,
     AttachedSession,
@@ -16,8 +17,10 @@ from services.coordinator.sessions.session import (
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fairness import Slots
 from tenure.domain.task import Priority
+from tenure.runtime.observability import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
+from tenure.wire.common import duration
 
 TIMING = Timing(ttl_seconds=5, renew_interval_seconds=1.5)
 NOW = 1000.0
@@ -224,6 +227,23 @@ def test_a_tasks_own_lease_expires_before_the_session() -> None:
     assert expired(NOW + 60.0) == []
 
 
+def test_a_short_interval_allows_a_short_lease() -> None:
+    timing = replace(TIMING, ttl_seconds=30, renew_interval_seconds=10.0)
+    worker = AttachedSession(session().held, pb.Hello(), timing, attached_at=NOW, renewed_at=NOW)
+    own = claim(1)
+    quick = replace(own.record, lease_ttl_seconds=2.0, renew_interval_seconds=0.5)
+    worker.hold(replace(own, record=quick), NOW + 8.0, named=True)
+    slow = replace(claim(2).record, lease_ttl_seconds=2.0, renew_interval_seconds=60.0)
+    worker.hold(replace(claim(2), record=slow), NOW + 8.0, named=True)
+
+    def expired(at: float) -> list[str]:
+        return [each.held.record.claim_id for each in worker.expired_claims(at, NOW)]
+
+    assert expired(NOW + 10.0) == [], "the last renewal was before the grant"
+    assert expired(NOW + 10.1) == ["c1"]
+    assert expired(NOW + 38.1) == ["c1", "c2"], "no task makes the interval longer"
+
+
 def test_renewals_of_a_claim_are_counted_while_named() -> None:
     worker = session()
     worker.hold(claim(1), NOW, named=False)
@@ -255,3 +275,67 @@ def test_reserved_slots_are_not_offered_to_lower_tiers() -> None:
 
 def test_worker_without_tiers_reserves_no_slots() -> None:
     assert session(3).slots(NOW) == Slots(3, 3, 3)
+
+
+def sampled(risk: LeaseRisk, *sessions: AttachedSession, now: float) -> tuple[float, ...]:
+    """Claims at risk because of the worker and of etcd, missed renewals, and the rest of the shortest lease."""
+    risk.sample(sessions, now)
+    at_risk = [metrics.read("tenure_claims_at_risk", cause=cause) for cause in CAUSES]
+    return (*at_risk, metrics.read("tenure_renewals_missed_total"), round(metrics.read("tenure_lease_left_ratio"), 2))
+
+
+def awake(now: float) -> LeaseRisk:
+    risk = LeaseRisk()
+    risk.sample((), now - 10)
+    for second in range(9):
+        risk.sample((), now - 9 + second)
+    return risk
+
+
+def test_a_lease_is_at_risk_after_a_missed_renewal() -> None:
+    worker, idle = session(), session()
+    grant(worker, 1)
+    grant(worker, 2)
+    risk, missed = awake(NOW + 2), metrics.read("tenure_renewals_missed_total")
+    assert sampled(risk, worker, idle, now=NOW + 2) == (0, 0, missed, 0.6)
+    assert sampled(risk, worker, idle, now=NOW + 4) == (2, 0, missed + 1, 0.2)
+    assert sampled(risk, worker, idle, now=NOW + 4.5) == (2, 0, missed + 1, 0.1)  # the same silence
+    worker.renewal_came(NOW + 4.6)
+    assert sampled(risk, worker, idle, now=NOW + 4.7) == (0, 2, missed + 1, 0.06)
+    worker.renewed(NOW + 5)
+    assert sampled(risk, worker, idle, now=NOW + 5) == (0, 0, missed + 1, 1.0)
+    assert sampled(risk, worker, idle, now=NOW + 7) == (0, 0, missed + 1, 0.6)
+    assert sampled(risk, worker, idle, now=NOW + 9) == (2, 0, missed + 2, 0.2)
+
+
+def test_a_short_lease_is_at_risk_earlier() -> None:
+    worker = session()
+    own = claim(1)
+    record = replace(own.record, lease_ttl_seconds=2.0, renew_interval_seconds=0.5)
+    worker.hold(replace(own, record=record), NOW, named=True)
+    risk, missed = awake(NOW), metrics.read("tenure_renewals_missed_total")
+    assert sampled(risk, worker, now=NOW + 0.8) == (0, 0, missed, 0.6)
+    assert sampled(risk, worker, now=NOW + 1.2) == (1, 0, missed + 1, 0.4)
+
+
+def test_a_replica_that_slept_finds_no_lease_at_risk() -> None:
+    worker = session()
+    grant(worker, 1)
+    risk, missed = awake(NOW), metrics.read("tenure_renewals_missed_total")
+    assert sampled(risk, worker, now=NOW + 60)[:3] == (0, 0, missed)
+    worker.renewed(NOW + 60.5)
+    assert sampled(risk, worker, now=NOW + 61)[:3] == (0, 0, missed)
+
+
+def test_the_oldest_progress_of_a_claim_is_measured() -> None:
+    worker, risk = session(), LeaseRisk()
+    grant(worker, 1)
+    grant(worker, 2)
+    reported = pb.Progress(sequence=3)
+    worker.observe([pb.Holding(task_id="t2", claim_id="c2", progress=reported)], NOW + 50)
+    risk.sample([worker], NOW + 60)
+    assert metrics.read("tenure_claims_idle_seconds") == 60
+    waiting = pb.Progress(backoff=duration(30))
+    worker.observe([pb.Holding(task_id="t1", claim_id="c1", progress=waiting)], NOW + 60)
+    risk.sample([worker], NOW + 70)
+    assert metrics.read("tenure_claims_idle_seconds") == 20

@@ -49,6 +49,19 @@ def test_refused_tools_are_those_of_the_newest_attempt() -> None:
     assert "because the provider refuses their definitions: a, b" in line
 
 
+def test_newest_lost_claim_is_named_with_its_renewals() -> None:
+    end = ledger_pb2.LeaseEnd(worker_id="w", epoch=compose_epoch(2, 4), renewal_count=7)
+    end.renewal_times.add().FromSeconds(1_800_000_000)
+    end.loss_time.FromSeconds(1_800_000_006)
+    lost = ledger_pb2.StateTransition(reason="LEASE_EXPIRED", lease_end=end)
+    opened = ledger_pb2.StateTransition(reason="OPENED")
+    entries = [ledger_pb2.Entry(body=ledger_pb2.EntryBody(transition=each)) for each in (lost, opened)]
+    facts = gather_facts(task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING), entries, [], [], [], 0, now=0.0)
+    text = "w (epoch 2.4) renewed its lease 7 times, last at 08:00:00.0 UTC; lost at 08:00:06.0, 6.0 s later"
+    assert facts.lost_lease == f"LEASE_EXPIRED: {text}"
+    assert f"Its newest lost claim: LEASE_EXPIRED: {text}" in explain(replace(FACTS, lost_lease=facts.lost_lease))
+
+
 FACTS = Facts(
     state=TaskState.RUNNING,
     reason="OPENED",

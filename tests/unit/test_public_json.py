@@ -47,7 +47,9 @@ def filled(message: Message, depth: int = 0) -> Any:
 
 def _fill_message(message: Message, field: Any, depth: int) -> None:
     if field.message_type.full_name in {"google.protobuf.Timestamp", "google.protobuf.Duration"}:
-        getattr(message, field.name).seconds = 1_700_000_000 if field.message_type.name == "Timestamp" else 90
+        target: Any = getattr(message, field.name)
+        time = target.add() if field.is_repeated else target
+        time.seconds = 1_700_000_000 if field.message_type.name == "Timestamp" else 90
     elif field.message_type.GetOptions().map_entry:
         getattr(message, field.name)["key"] = "value"
     elif depth < DEPTH:

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from services.checkpoint.submit.source_defaults import SourceDefaults, load_source_defaults, read_source_defaults
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import task_pb2
+from tenure.wire.task import policy_to_domain
 
 FILE = """
 [defaults.conversation]
@@ -58,6 +59,18 @@ def test_the_wait_of_a_submit_goes_before_defaults_of_kinds() -> None:
     timeouts = defaults.fill(sent).policy.timeouts
     assert not timeouts.wait_person.HasField("after")
     assert timeouts.wait_event == task_pb2.PhaseTimeout(action=task_pb2.TIMEOUT_ACTION_FAIL)
+
+
+def test_a_source_has_its_own_renewals_and_grace() -> None:
+    defaults = read('[defaults.conversation.policy]\nrenew_interval = "0.5s"\nreconnect_grace = "0s"')
+    policy = policy_to_domain(defaults.fill(task_pb2.TaskSpec(goal="go", source=CONVERSATION)).policy)
+    assert (policy.renew_interval_seconds, policy.reconnect_grace_seconds) == (0.5, 0.0)
+    scheduled = task_pb2.TaskSpec(goal="go", source=task_pb2.Source(kind=task_pb2.SOURCE_KIND_SCHEDULER))
+    policy = policy_to_domain(defaults.fill(scheduled).policy)
+    assert (policy.renew_interval_seconds, policy.reconnect_grace_seconds) == (0.0, None)
+    refused = problems('[defaults.conversation.policy]\nrenew_interval = "0.1s"\nreconnect_grace = "301s"')
+    assert "policy.renew_interval: must be 0.2 to 300" in refused
+    assert "policy.reconnect_grace: must be 0 to 300" in refused
 
 
 def test_set_fields_are_kept() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,16 +19,20 @@ from services.worker.health import SERVICE, AttachmentHealth
 from services.worker.held_claims import HeldTasks
 from services.worker.interrupts import TrustGate
 from services.worker.session import WorkerIdentity, WorkerSession
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fairness import Slots
+from tenure.domain.fencing import Claims
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.process import Duties
 from tenure.runtime.rpc.client import TenureChannel
 from tenure.runtime.rpc.server import Health, RpcServer
+from tenure.runtime.security.signing import Signer, write_key_pair
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import (
     CoordinatorServiceServicer,
 )
 from tenure.wire.common import duration
+from tenure.wire.token import sign_task_claims
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 RENEW_SECONDS = 0.1
@@ -44,9 +50,11 @@ class Coordinator(CoordinatorServiceServicer):
         self.hellos = 0
         self.renewals = 0
         self.renew_seconds = RENEW_SECONDS
+        self.context: Any = None
 
     async def Session(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # it writes by itself
         self.events.append("begin")
+        self.context = context
         try:
             await self._serve(requests, context)
         finally:
@@ -88,8 +96,9 @@ async def working(coordinator: Coordinator, silence_seconds: float = 30.0) -> As
     server.add("tenure.v1.CoordinatorService", coordinator)
     identity = WorkerIdentity("w", ("q",), ("agent",), "127.0.0.1:1", bytes(32))
     async with server, Duties(QUICK) as duties:
-        session = WorkerSession([server.address], identity, HeldTasks(), TrustGate(), lambda: Slots(1, 1, 1))
-        duties.start("session", lambda: session.run(lambda _: None), may_end=True, silence_seconds=silence_seconds)
+        held_tasks = HeldTasks()
+        session = WorkerSession([server.address], identity, held_tasks, TrustGate(), lambda: Slots(1, 1, 1))
+        duties.start("session", lambda: session.run(held_tasks.add), may_end=True, silence_seconds=silence_seconds)
         await comes(lambda: session.is_attached)
         yield session
 
@@ -200,6 +209,18 @@ async def test_answered_renewals_are_progress(coordinator: Coordinator, monkeypa
         await comes(lambda: coordinator.renewals >= 10)
         assert session.is_attached
         assert coordinator.hellos == 1
+
+
+async def test_a_task_with_a_short_interval_makes_renewals_frequent(coordinator: Coordinator, tmp_path: Path) -> None:
+    coordinator.renew_seconds = 600.0
+    write_key_pair(tmp_path / "signing.json", tmp_path / "verifying.json", "test-1")
+    claims = Claims("tasks/t", "default", 7, "c", "w", installation=DEFAULT_INSTALLATION)
+    token = sign_task_claims(Signer.load(tmp_path / "signing.json"), claims, datetime.now(UTC))
+    grant = pb.Grant(task_id="t", claim_id="c", token=token, loop="agent", renew_interval=duration(0.05))
+    async with working(coordinator):
+        await comes(lambda: coordinator.renewals == 1)
+        await coordinator.context.write(pb.SessionResponse(grant=grant))
+        await comes(lambda: coordinator.renewals >= 5)  # without the task they would take 40 minutes
 
 
 async def test_an_unattached_worker_is_not_serving() -> None:

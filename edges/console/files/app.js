@@ -14,6 +14,7 @@ const PAGES = {
   approvals: ["Approvals", "./pages/approvals.js", "READ"],
   "in-doubt": ["In doubt", "./pages/in_doubt.js", "TENANT_ADMIN"],
   effects: ["Effects", "./pages/effects.js", "TENANT_ADMIN"],
+  aging: ["Aging", "./pages/aging.js", "TENANT_ADMIN"],
   workers: ["Workers", "./pages/workers.js", "OPERATE"],
   schedules: ["Schedules", "./pages/schedules.js", "READ"],
   webhooks: ["Webhooks", "./pages/webhooks.js", "READ"],

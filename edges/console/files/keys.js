@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { dialog } from "./ui.js";
 
-const PAGES = { t: "#/tasks", a: "#/approvals", d: "#/in-doubt", e: "#/effects", w: "#/workers", s: "#/schedules", h: "#/webhooks", u: "#/usage", l: "#/audit" };
+const PAGES = { t: "#/tasks", a: "#/approvals", d: "#/in-doubt", e: "#/effects", g: "#/aging", w: "#/workers", s: "#/schedules", h: "#/webhooks", u: "#/usage", l: "#/audit" };
 const KEYS = [
   ["/", "search"],
   ["j, k", "next and previous row"],
@@ -12,6 +12,7 @@ const KEYS = [
   ["g a", "approvals"],
   ["g d", "calls in doubt"],
   ["g e", "effects"],
+  ["g g", "aged work and leases near their end"],
   ["g w", "workers and queues"],
   ["g s", "schedules"],
   ["g h", "webhooks"],

@@ -1,6 +1,7 @@
 // The states of a task: their words, their signs and their tones. A tone is a colour of console.css.
 
 import { h } from "./dom.js";
+import { clock, count, duration } from "./format.js";
 
 export const STATES = {
   RUNNING: { word: "running", sign: "●", tone: "run" },
@@ -48,4 +49,14 @@ export function waitLine(wait) {
     default:
       return wait.question || wait.context || "for an answer";
   }
+}
+
+// What is known of the lease of a lost claim; null: nothing.
+export function leaseEnd(end) {
+  if (!end) return null;
+  const last = end.renewals.at(-1);
+  const renewed = last ? `It renewed its lease ${count(end.renewal_count, "time")}, last at ${end.renewals.map(clock).join(", ")}` : "It did not renew its lease after it attached to its coordinator";
+  const unanswered = end.unanswered_at ? `; etcd did not answer the renewal of ${clock(end.unanswered_at)}` : "";
+  const after = last && end.lost_at ? `, ${duration((new Date(end.lost_at) - new Date(last)) / 1000)} later` : "";
+  return `${renewed}${unanswered}${end.lost_at ? `; lost at ${clock(end.lost_at)}${after}` : ""}.`;
 }

@@ -114,6 +114,7 @@ class Draft:
     - moves: the transitions, to be counted once they are durable
     - late_seconds: by how much a sweep was late; None: no sweep found the task, or nothing was due at a time
     - reported: the usage of the open model call, as its lost worker reported it
+    - lease_end: of a lost claim, for the transition that takes it
     """
 
     row: TaskRow
@@ -136,6 +137,7 @@ class Draft:
     moves: list[Move] = field(default_factory=list)
     late_seconds: float | None = None
     reported: ReportedCall | None = None
+    lease_end: ledger_pb2.LeaseEnd | None = None
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
         """Appends the next entry. `by_claim`: its author is the holder, under its epoch."""
@@ -289,6 +291,7 @@ class Draft:
             budget=self.budget.shown if shows_budget else None,
             calls_in_doubt=calls_in_doubt_to_wire(in_doubt),
             outputs=outputs,
+            lease_end=self.lease_end if row.holds else None,
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
         self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)

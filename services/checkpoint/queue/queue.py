@@ -162,6 +162,8 @@ def _offer(task: OfferedTask) -> pb.Offer:
         start_timeout=timeouts.start.after if timeouts.start.HasField("after") else None,
         progress_timeout=timeouts.progress.after if timeouts.progress.HasField("after") else None,
         lease_ttl=policy.lease_ttl if policy.HasField("lease_ttl") else None,
+        renew_interval=policy.renew_interval if policy.HasField("renew_interval") else None,
+        reconnect_grace=policy.reconnect_grace if policy.HasField("reconnect_grace") else None,
         agent=task.agent,
         scopes=token_pb2.TaskScopes(tree=task.tree, conversation=task.conversation, source=task.source),
         labels=task.labels,

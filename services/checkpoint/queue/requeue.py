@@ -122,6 +122,9 @@ def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost, halts: int) -> Non
     if lost.reason not in WITHOUT_CRASH:
         row.count_death(row.owner)
     draft.reported = reported_call_to_domain(lost.heard_call) if lost.HasField("heard_call") else None
+    if lost.HasField("lease_end"):
+        draft.lease_end = lost.lease_end
+        draft.lease_end.worker_id, draft.lease_end.epoch = row.owner, row.epoch
     if not row.model_outlives:
         draft.settle_lost()
     if row.ending is None:

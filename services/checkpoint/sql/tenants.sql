@@ -107,6 +107,20 @@ returning warned_at;
 -- The times of the last soft cap warnings.
 select tenant, quota, warned_at from tenant_warnings where tenant = any(%(tenants)b::text[]);
 
+-- name: near
+-- The newest soft cap warnings that are not older than each kind's time.
+select w.tenant, w.quota
+  from unnest(%(quotas)b::text[], %(lasts)b::float8[]) as asked(quota, lasts)
+  join tenant_warnings w on w.quota = asked.quota and w.warned_at > clock_timestamp() - make_interval(secs => asked.lasts)
+ order by w.warned_at desc limit %(limit)b;
+
+-- name: near_running
+-- The tenants whose held tasks are at least this part of their quota of running tasks: one pass over the held tasks.
+select t.tenant, h.running, t.max_running_tasks
+  from (select tenant, count(*) as running from tasks where holds group by tenant) h
+  join tenants t on t.tenant = h.tenant and t.max_running_tasks > 0 and h.running * 100 >= t.max_running_tasks * %(percent)b::bigint
+ order by h.running desc limit %(limit)b;
+
 -- name: wake
 -- Wakes a tenant's tasks that wait because of a quota that has changed. Tasks of a rate quota keep their position while
 -- the tenant has that quota, and none starts before the time that its client asked for. A bounded number of each, by the

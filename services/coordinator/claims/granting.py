@@ -32,7 +32,7 @@ from tenure.runtime.rpc.status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.wire.call_plans import plans_to_text
-from tenure.wire.common import seconds
+from tenure.wire.common import duration, seconds
 from tenure.wire.token import scopes_to_domain
 
 _log: Final = logging.getLogger(__name__)
@@ -140,6 +140,8 @@ class ClaimGranter:
             start_timeout_seconds=seconds(offer.start_timeout),
             progress_timeout_seconds=seconds(offer.progress_timeout),
             lease_ttl_seconds=seconds(offer.lease_ttl),
+            renew_interval_seconds=seconds(offer.renew_interval),
+            reconnect_grace_seconds=seconds(offer.reconnect_grace) if offer.HasField("reconnect_grace") else None,
             queue=offer.queue,
             scopes=scopes_to_domain(offer.scopes) if offer.HasField("scopes") else None,
         )
@@ -185,12 +187,14 @@ class ClaimGranter:
         now = asyncio.get_running_loop().time()
         if not assigned.session.may_be_granted(now) or not assigned.session.takes_tenant(held.record.tenant):
             return False
+        renew_interval_seconds = held.record.renew_interval_seconds
         grant = coordinator_pb.Grant(
             task_id=held.task_id,
             claim_id=held.record.claim_id,
             token=self._issuer.issue(held),
             loop=held.record.loop,
             priority=assigned.offer.priority,
+            renew_interval=duration(renew_interval_seconds) if renew_interval_seconds else None,
         )
         sent = assigned.session.send_grant(held, grant, now)
         if sent:

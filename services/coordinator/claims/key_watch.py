@@ -19,6 +19,7 @@ from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
 from services.coordinator.lease_store.events import DeletedKeys, GenerationDoubt
 from services.coordinator.lease_store.session_keys import DrainMark
 from services.coordinator.operator_requests import OperatorRequests
+from services.coordinator.sessions.lease_end import lease_end
 from services.coordinator.sessions.session import AttachedSession
 from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.errors import Unavailable
@@ -27,6 +28,7 @@ from tenure.domain.states import Reason
 from tenure.runtime.observability import metrics
 from tenure.runtime.process import note_progress
 from tenure.runtime.task_group import TaskGroup
+from tenure.v1 import ledger_pb2
 
 _MAX_REMEMBERED: Final = 10_000
 _OTHERS_HEAD_START_SECONDS: Final = 0.3
@@ -122,7 +124,10 @@ class KeyWatch:
         if session is not None:
             silent_seconds = session.unheard_of_seconds(asyncio.get_running_loop().time())
             metrics.observe("tenure_loss_detection_seconds", silent_seconds, reason=reason)
-        return [LostClaim.of(claim, reason, message, _reported_call(session, claim)) for claim in claims]
+        return [
+            LostClaim.of(claim, reason, message, _reported_call(session, claim), _lease_end(session, claim))
+            for claim in claims
+        ]
 
     async def _requeue(self, lost: list[LostClaim], delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)
@@ -137,6 +142,10 @@ def _why(worker_id: str, session: AttachedSession | None, *, expired: bool) -> t
     if session is not None and session.draining:
         return Reason.WORKER_DRAINED, f"worker {worker_id} drained without releasing the task"
     return Reason.WORKER_LOST, f"the stream of worker {worker_id} broke, and the worker did not attach again"
+
+
+def _lease_end(session: AttachedSession | None, claim: HeldClaim) -> ledger_pb2.LeaseEnd | None:
+    return None if session is None else lease_end(session, claim.record.claim_id)
 
 
 def _reported_call(session: AttachedSession | None, claim: HeldClaim) -> ReportedCall | None:

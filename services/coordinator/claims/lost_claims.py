@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from services.coordinator.lease_store import HeldClaim, LeaseStore
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from services.coordinator.ledger_client import MAX_CLAIMS, LedgerClient
+from services.coordinator.sessions.lease_end import lease_end
 from services.coordinator.sessions.session import AttachedSession, WorkedClaim
 from tenure.domain.errors import TenureError
 from tenure.domain.in_doubt import ReportedCall
@@ -21,7 +22,7 @@ from tenure.runtime.observability import metrics
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.status import PeerFailed
 from tenure.runtime.store.batching import Batcher, BatchLimits
-from tenure.v1 import checkpoint_service_pb2
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.validators.common import MAX_TRANSITION_MESSAGE
 from tenure.wire.task import reported_call_to_wire
@@ -32,7 +33,8 @@ _AGAIN: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap
 
 @dataclass(frozen=True, slots=True)
 class LostClaim:
-    """A claim that is lost or must end. `call`: the last report of its newest model call.
+    """A claim that is lost or must end. `call`: the last report of its newest model call. `lease_end`: what is known of
+    its renewals.
 
     `actor`: the operator who transfers the task; `to_worker_id`: the worker that shall get it.
     """
@@ -44,11 +46,19 @@ class LostClaim:
     call: ReportedCall | None = None
     actor: str = ""
     to_worker_id: str = ""
+    lease_end: ledger_pb2.LeaseEnd | None = None
 
     @classmethod
-    def of(cls, held: HeldClaim, reason: str, message: str, call: ReportedCall | None = None) -> LostClaim:
+    def of(
+        cls,
+        held: HeldClaim,
+        reason: str,
+        message: str,
+        call: ReportedCall | None = None,
+        lease_end: ledger_pb2.LeaseEnd | None = None,
+    ) -> LostClaim:
         """Returns the lost claim for a claim known from etcd."""
-        return cls(held.task_id, held.record.claim_id, reason, message, call)
+        return cls(held.task_id, held.record.claim_id, reason, message, call, lease_end=lease_end)
 
 
 class LostClaims:
@@ -149,6 +159,7 @@ def _to_wire(lost: LostClaim) -> checkpoint_service_pb2.RequeueLostRequest.Lost:
         heard_call=None if lost.call is None else reported_call_to_wire(lost.call),
         actor=lost.actor,
         to_worker_id=lost.to_worker_id,
+        lease_end=lost.lease_end,
     )
 
 
@@ -184,8 +195,9 @@ class ClaimReleases:
     def revoke(self, session: AttachedSession, claims: Iterable[WorkedClaim], reason: str, message: str) -> None:
         """Revokes claims of a session, and starts their release in the place of the worker."""
         for claim in claims:
+            end = lease_end(session, claim.held.record.claim_id)
             session.revoke(claim.held.record.claim_id, reason)
-            lost = LostClaim.of(claim.held, reason, message, claim.progress.reported.call)
+            lost = LostClaim.of(claim.held, reason, message, claim.progress.reported.call, end)
             self._start(self._lost_claims.delete_and_requeue(claim.held, lost), claim.held.task_id)
 
     def _start(self, coroutine: Coroutine[Any, Any, None], task_id: str) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
 from services.coordinator.lease_store import LeaseStore
+from services.coordinator.sessions.lease_end import lease_end
 from services.coordinator.sessions.session import AttachedSession, WorkedClaim
 from services.coordinator.sessions.session_attach import Sessions
 from tenure.domain.errors import TenureError
@@ -18,6 +19,7 @@ from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
 from tenure.runtime.process import rest
 from tenure.runtime.task_group import TaskGroup
+from tenure.v1 import ledger_pb2
 
 _log: Final = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.5
@@ -49,8 +51,8 @@ class StuckClaims:
                         group.create_task(self._end_expired(session, expired))
                     if not session.is_current(now):
                         continue  # a replica that slept has only old reports
-                    for claim, why in _stuck_claims_of(session):
-                        group.create_task(self._end_claim(claim, *why))
+                    for claim, end, why in _stuck_claims_of(session):
+                        group.create_task(self._end_claim(claim, end, *why))
 
     async def _end_expired(self, session: AttachedSession, expired: Sequence[WorkedClaim]) -> None:
         """Ends claims whose tasks' own leases have expired, unless their worker moved to another replica."""
@@ -62,27 +64,34 @@ class StuckClaims:
         if stored is None or stored.mod_revision != session.held.mod_revision:
             return
         for claim in expired:
+            end = lease_end(session, claim.held.record.claim_id)
             if session.revoke(claim.held.record.claim_id, Reason.LEASE_EXPIRED) is not None:
-                await self._end_claim(claim, Reason.LEASE_EXPIRED, _silence(session, claim))
+                await self._end_claim(claim, end, Reason.LEASE_EXPIRED, _silence(session, claim))
 
-    async def _end_claim(self, claim: WorkedClaim, reason: str, message: str) -> None:
+    async def _end_claim(self, claim: WorkedClaim, end: ledger_pb2.LeaseEnd | None, reason: str, message: str) -> None:
         fields = {"task": claim.held.task_id, "epoch": describe_epoch(claim.held.epoch)}
         fields["claim"] = claim.held.record.claim_id
         _log.warning("a claim is revoked", extra={**fields, "reason": reason, "why": message})
         call = claim.progress.reported.call
-        await self._lost_claims.delete_and_requeue(claim.held, LostClaim.of(claim.held, reason, message, call))
+        await self._lost_claims.delete_and_requeue(claim.held, LostClaim.of(claim.held, reason, message, call, end))
 
 
-def _stuck_claims_of(session: AttachedSession) -> list[tuple[WorkedClaim, tuple[str, str]]]:
-    """Revokes the stuck claims of a session, and returns them with reason and message."""
-    stuck = [(claim, why) for claim in session.claims.values() if (why := _why(session, claim)) is not None]
-    for claim, (reason, _) in stuck:
+def _stuck_claims_of(
+    session: AttachedSession,
+) -> list[tuple[WorkedClaim, ledger_pb2.LeaseEnd | None, tuple[str, str]]]:
+    """Revokes the stuck claims of a session, and returns them with the ends of their leases, reason and message."""
+    stuck = [
+        (claim, lease_end(session, claim_id), why)
+        for claim_id, claim in session.claims.items()
+        if (why := _why(session, claim)) is not None
+    ]
+    for claim, _, (reason, _) in stuck:
         session.revoke(claim.held.record.claim_id, reason)
     return stuck
 
 
 def _silence(session: AttachedSession, claim: WorkedClaim) -> str:
-    ttl_seconds = session.timing.lease_seconds(claim.held.record.lease_ttl_seconds)
+    ttl_seconds = session.timing.lease_seconds(claim.held.record)
     return f"worker {session.worker_id} sent no renewal for {ttl_seconds:g} s, the TTL of the task's lease"
 
 

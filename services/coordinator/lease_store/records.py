@@ -64,7 +64,8 @@ class ClaimRecord:
     """The owner of a claim and the reason. It has all fields of a token, because any replica may have to sign it again.
 
     `labels`: each key, followed by its value. `suspect`: owners died with the task, so its session must not hold a
-    second such task. The timeouts and the lease's TTL are the task's own, or 0. `scopes`: the fields of `TaskScopes`.
+    second such task. The timeouts, the lease's TTL and the interval of renewals are the task's own, or 0; the grace of
+    its worker after a broken stream is its own, or None. `scopes`: the fields of `TaskScopes`.
     `plans`: see `plans_to_text`.
     """
 
@@ -86,6 +87,8 @@ class ClaimRecord:
     start_timeout_seconds: float = 0.0
     progress_timeout_seconds: float = 0.0
     lease_ttl_seconds: float = 0.0
+    renew_interval_seconds: float = 0.0
+    reconnect_grace_seconds: float | None = None
     queue: str = ""
     scopes: tuple[str, ...] | None = None
 

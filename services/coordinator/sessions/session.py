@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from time import time
 from typing import Final
 
-from services.coordinator.lease_store import HeldClaim, HeldSession
+from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession
 from tenure.domain.access import certificate_name
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.fairness import NO_SLOTS, Slots
 from tenure.domain.in_doubt import ReportedCall
+from tenure.domain.lease_ends import KEPT_RENEWALS
 from tenure.domain.task import DEFAULT_LOOP, DEFAULT_QUEUE, Priority
+from tenure.domain.timeouts import MIN_TIMEOUT_SECONDS
 from tenure.runtime.observability import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -84,6 +86,10 @@ class ProgressWatch:
         self.patient_until = now + pause_seconds + self.timeout_seconds - message.idle_seconds
         self.reported = message
 
+    def idle_seconds(self, now: float) -> float:
+        """Returns the time without progress. An announced wait is none."""
+        return max(0.0, now - self.patient_until + self.timeout_seconds)
+
     def is_stuck(self, now: float) -> bool:
         """Whether the claim made no progress for the timeout, announced waits not counted."""
         return now > self.patient_until
@@ -120,13 +126,22 @@ class Timing:
         """
         return 1.75 * self.renew_interval_seconds
 
-    def lease_seconds(self, lease_ttl_seconds: float) -> float:
-        """Returns how long a worker without renewals keeps a task with this TTL of its own; 0: it has none.
+    def interval_seconds(self, claim: ClaimRecord) -> float:
+        """Returns how often the worker of a claim renews, at least."""
+        return min(claim.renew_interval_seconds or self.renew_interval_seconds, self.renew_interval_seconds)
+
+    def lease_seconds(self, claim: ClaimRecord) -> float:
+        """Returns how long a worker without renewals keeps the task of a claim.
 
         At least three intervals, because one renewal may be lost and another one late.
         """
-        least_seconds = min(3 * self.renew_interval_seconds, self.ttl_seconds)
-        return max(least_seconds, min(lease_ttl_seconds or self.ttl_seconds, self.ttl_seconds))
+        least_seconds = min(3 * self.interval_seconds(claim), self.ttl_seconds)
+        return max(least_seconds, min(claim.lease_ttl_seconds or self.ttl_seconds, self.ttl_seconds))
+
+    def grace_seconds(self, claim: ClaimRecord) -> float:
+        """Returns how long the task of a claim stays with a worker whose stream broke."""
+        own_seconds = claim.reconnect_grace_seconds
+        return self.reconnect_grace_seconds if own_seconds is None else min(own_seconds, self.ttl_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +168,20 @@ class WorkerProfile:
 
 @dataclass(slots=True)
 class Renewals:
-    """The renewals of a claim at this replica: how many, and the Unix times of the first and of the newest."""
+    """The renewals of a claim at this replica: how many, and the Unix times of the first and of the newest ones."""
 
     first_at: float
-    last_at: float
+    newest: deque[float]
     count: int = 1
+
+    @property
+    def last_at(self) -> float:
+        return self.newest[-1]
 
 
 @dataclass(slots=True)
 class WorkedClaim:
-    """A claim of a session with its worker's reports.
+    """A claim of a session with its worker's reports. `held_since`: when this replica granted or first saw it.
 
     `unnamed_since` None: the last renewal named the claim. `key_id`: the key of its newest token. `suspect`: the task
     may be a crash loop. `unopened_since` None: the worker has reported a sequence of the task's ledger.
@@ -174,14 +193,15 @@ class WorkedClaim:
     key_id: str
     suspect: bool
     unopened_since: float | None
+    held_since: float
     renewals: Renewals | None = None
 
     def renewed(self, at: float) -> None:
         """Counts a renewal that named the claim, at a Unix time."""
         if self.renewals is None:
-            self.renewals = Renewals(at, at)
+            self.renewals = Renewals(at, deque([at], KEPT_RENEWALS))
         else:
-            self.renewals.last_at = at
+            self.renewals.newest.append(at)
             self.renewals.count += 1
 
     def resume(self, reported: ReportedProgress, now: float) -> None:
@@ -298,13 +318,13 @@ class AttachedSession:
         `watched_since`: since when this replica has run without a pause. A replica that slept has unread renewals.
         """
         silent_seconds = now - max(self._last_sign_at, watched_since)
-        if silent_seconds <= 2 * self.timing.renew_interval_seconds or self.ended.is_set():
+        if silent_seconds <= MIN_TIMEOUT_SECONDS or self.ended.is_set():
             return []
         return [
             claim
             for claim in self.claims.values()
-            if (ttl_seconds := claim.held.record.lease_ttl_seconds)
-            and silent_seconds > self.timing.lease_seconds(ttl_seconds)
+            if claim.held.record.lease_ttl_seconds
+            and min(silent_seconds, now - claim.held_since) > self.timing.lease_seconds(claim.held.record)
         ]
 
     def take_slot(self, tier: Priority = Priority.NORMAL, *, suspect: bool = False) -> None:
@@ -355,7 +375,7 @@ class AttachedSession:
         record = claim.record
         watch = ProgressWatch.begin(now, record.progress_timeout_seconds or self.timing.progress_timeout_seconds)
         unnamed_since = None if named else now
-        self.claims[record.claim_id] = WorkedClaim(claim, watch, unnamed_since, record.key_id, record.suspect, now)
+        self.claims[record.claim_id] = WorkedClaim(claim, watch, unnamed_since, record.key_id, record.suspect, now, now)
 
     def resume(self, holdings: Iterable[pb.Holding], now: float) -> None:
         """Goes on with the timeouts of kept claims from what the worker says of itself in its Hello."""

@@ -1,7 +1,4 @@
-"""Attaches sessions: a new one, or one from a broken stream of this or another replica.
-
-Also ends abandoned sessions.
-"""
+"""Attaches sessions: a new one, or one from a broken stream of this or another replica."""
 
 from __future__ import annotations
 
@@ -12,10 +9,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from services.coordinator.lease_store import GenerationMoved, HeldSession, SessionLost, SessionRecord
+from services.coordinator.sessions.lease_risk import LeaseRisk
 from services.coordinator.sessions.session import AttachedSession, Timing, WorkerProfile
 from tenure.domain.access import Principal, certificate_name, check_holder
 from tenure.domain.errors import Unavailable
@@ -45,6 +43,7 @@ class Sessions:
         self._attached: dict[str, AttachedSession] = {}
         # A lost claim's progress is needed after the stream of its session has ended.
         self._departed: OrderedDict[str, AttachedSession] = OrderedDict()
+        self._risk = LeaseRisk()
 
     def __iter__(self) -> Iterator[AttachedSession]:
         return iter(list(self._attached.values()))
@@ -62,7 +61,7 @@ class Sessions:
 
     @contextmanager
     def sampled(self) -> Iterator[Sessions]:
-        """Reports the slots of the attached workers inside the block."""
+        """Reports the slots and the leases of the attached workers inside the block."""
         with metrics.on_sample(self._sample):
             yield self
 
@@ -72,6 +71,7 @@ class Sessions:
         used = sum(len(session.claims) for session in self._attached.values())
         metrics.gauge("tenure_slots", free, state="free")
         metrics.gauge("tenure_slots", used, state="used")
+        self._risk.sample(self._attached.values(), now)
 
     def holders_of(self, task_ids: Collection[str]) -> list[tuple[str, AttachedSession]]:
         """Returns the tasks among these that attached sessions hold.
@@ -108,55 +108,7 @@ class Sessions:
         metrics.gauge("tenure_sessions", len(self._attached))
 
 
-# Takeover: a worker whose stream broke has a short grace to attach to any replica. Then its session ends and its tasks
-# are requeued.
-
 _log: Final = logging.getLogger(__name__)
-
-
-class Takeover:
-    """Ends sessions whose streams broke. Closing drops the pending ones: a draining replica ends no session.
-
-    It ends none whose grace etcd was out of space in: another replica could not record that the worker attached there.
-    """
-
-    def __init__(self, store: LeaseStore, grace_seconds: float, generation: Generation) -> None:
-        self._store = store
-        self._generation = generation
-        self._grace_seconds = grace_seconds
-        self._running: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-
-    def begin(self, session: AttachedSession, *, announced: bool) -> None:
-        """Ends the session after the grace, or at once if the worker drained, unless it is attached again by then."""
-        grace_seconds = 0.0 if announced else self._grace_seconds
-        task = asyncio.create_task(self._end(session, grace_seconds), name=f"takeover {session.session_id}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _end(self, session: AttachedSession, grace_seconds: float) -> None:
-        await asyncio.sleep(grace_seconds)
-        fields = {"worker": session.worker_id, "session": session.session_id, "claims": len(session.claims)}
-        if self._generation.was_out_of_space(grace_seconds):
-            _log.info("a broken session is left to its lease, because etcd is or was out of space", extra=fields)
-            return
-        try:
-            ended = await self._store.sessions.end(session.held)
-        except Unavailable as error:
-            # No retry: while etcd did not answer, the worker could not attach elsewhere either.
-            _log.warning("a session could not be ended; its lease will expire", extra={**fields, "error": error})
-            return
-        metrics.count("tenure_broken_sessions_total", end="ENDED" if ended else "ATTACHED_ELSEWHERE")
-        _log.info("ended a session" if ended else "a worker attached to another coordinator", extra=fields)
-
-
 _SETTLING_SECONDS: Final = 1.0
 _REATTACH_TRIES: Final = 3
 

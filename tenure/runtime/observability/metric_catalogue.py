@@ -120,6 +120,28 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter(
             "tenure_sessions_slow_total", _COORDINATOR, "session streams ended because the worker did not read them"
         ),
+        _gauge(
+            "tenure_claims_at_risk",
+            _COORDINATOR,
+            "claims at this replica whose lease had no renewal for two intervals",
+            cause="WORKER: it sent none; ETCD: it did not answer the newest one",
+        ),
+        _counter(
+            "tenure_renewals_missed_total",
+            _COORDINATOR,
+            "how often the renewals of a worker with claims stopped for two intervals",
+            cause="as above",
+        ),
+        _gauge(
+            "tenure_lease_left_ratio",
+            _COORDINATOR,
+            "the shortest rest of a lease with claims at this replica; 1: just renewed, 0: it has ended",
+        ),
+        _gauge(
+            "tenure_claims_idle_seconds",
+            _COORDINATOR,
+            "how long the claim at this replica with the oldest progress has made none; announced waits do not count",
+        ),
         _gauge("tenure_worker_attached", _WORKER, "1: attached to a coordinator; 0: not, for more than 5 s"),
         _gauge("tenure_worker_slots", _WORKER, "slots of this worker", state="free, used, paused (after a crash)"),
         _counter("tenure_worker_releases_total", _WORKER, "tasks that left this worker", reason="why, or LOST"),
@@ -320,6 +342,13 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
         _counter("tenure_tenant_cost_usd_total", _CHECKPOINT, "billed money in dollars", **_TENANT),
         _counter("tenure_tenant_tasks_ended_total", _CHECKPOINT, "ended tasks", **_TENANT, state="the last state"),
         _counter("tenure_tenant_warnings_total", _CHECKPOINT, "soft cap warnings", **_TENANT, quota="the quota"),
+        _gauge(
+            "tenure_tenant_quota_used_ratio",
+            _CHECKPOINT,
+            "how much of a quota the tenant has used; only if it reached the soft cap, 80 %, in the current window",
+            **_TENANT,
+            quota="RUNNING_TASKS, SUBMITS_PER_MINUTE, TOKENS_PER_HOUR, MONEY_PER_DAY, EMAILS_PER_HOUR",
+        ),
         _counter(
             "tenure_tenant_quota_total", _CHECKPOINT, "requests that met a quota", quota="the quota", outcome="waited"
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -143,6 +144,20 @@ def test_no_text_is_taken_for_a_number(node: Path) -> None:
         say(other.stringify(other.parse(known)));
     """
     assert json.loads(run(node, script))["text"].endswith(" 12345678901234567890")
+
+
+def test_a_lost_lease_is_described(node: Path) -> None:
+    end = {"worker": "w", "epoch": 7, "renewal_count": 9, "unanswered_at": None}
+    times = {"renewals": ["2026-11-23T07:00:00Z", "2026-11-23T07:00:02Z"], "lost_at": "2026-11-23T07:00:08Z"}
+    unrenewed: dict[str, Any] = {"renewals": [], "lost_at": None}
+    script = f"""
+        const {{ leaseEnd }} = await import("{CONSOLE}/states.js");
+        say([leaseEnd(null), leaseEnd({json.dumps({**end, **times})}), leaseEnd({json.dumps({**end, **unrenewed})})]);
+    """
+    absent, known, silent = run(node, script)
+    assert absent is None
+    assert re.fullmatch(r"It renewed its lease 9 times, last at .*:00:02; lost at .*:00:08, 6(\.0)? s later\.", known)
+    assert silent == "It did not renew its lease after it attached to its coordinator."
 
 
 def test_all_pages_of_a_list_are_read(node: Path) -> None:

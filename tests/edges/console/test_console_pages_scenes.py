@@ -394,3 +394,14 @@ async def test_an_approval_hides_no_character(installation: Installation, viewer
     assert await other.locator("p.unseen").count() == 0
     for ended in (task_id, plain):
         await installation.client.cancel(ended, "seen")
+
+
+async def test_aging_shows_the_oldest_queued_task(installation: Installation, viewer: Viewer) -> None:
+    queue = f"no-worker-{uuid.uuid4().hex[:8]}"
+    task_id = await installation.submit("sim-hello", queue=queue)
+    at = await viewer.opens("aging")
+    queues = at.locator("section", has=at.get_by_role("heading", name="Oldest queued task by queue and priority"))
+    await queues.get_by_text(queue).wait_for(timeout=PATIENCE)
+    oldest = at.locator("section", has=at.get_by_role("heading", name="Oldest tasks", exact=True))
+    await oldest.locator(f'a[title="{task_id}"]').wait_for(timeout=PATIENCE)
+    await installation.client.cancel(task_id)

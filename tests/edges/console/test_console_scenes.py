@@ -386,7 +386,7 @@ async def test_a_message_and_a_fork_are_sent(installation: Installation, viewer:
     await sees(page, "And in German?")
 
 
-PAGES = ("tasks", "approvals", "in-doubt", "effects", "workers", "schedules", "webhooks", "usage", "audit")
+PAGES = ("tasks", "approvals", "in-doubt", "effects", "aging", "workers", "schedules", "webhooks", "usage", "audit")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -5,7 +5,7 @@ import { append, fill, h, harmless, setText, visible } from "../dom.js";
 import { allTokens, argumentsLine, clock, count, duration, epoch, exact, money, number, oneLine, pretty, stepWords, tokens, words } from "../format.js";
 import { stringify } from "../json.js";
 import { markdown } from "../markdown.js";
-import { isEnded, known, waitLine } from "../states.js";
+import { isEnded, known, leaseEnd, waitLine } from "../states.js";
 import { longText, may } from "../ui.js";
 import { argumentsView, outputView } from "./contents.js";
 import { effectsAddress } from "./effects.js";
@@ -104,7 +104,7 @@ export class Timeline {
     } else if (before === "RUNNING" && event.state === "QUEUED") {
       this.wasLost = true;
       this.#closeLeftStep();
-      this.#said(event, "!", "warn", `${this.owner || "The worker"} no longer holds the task: ${reason || "released"}`, detail(event.message));
+      this.#said(event, "!", "warn", `${this.owner || "The worker"} no longer holds the task: ${reason || "released"}`, detail(event.message), detail(leaseEnd(event.lease_end)));
       this.on.owner?.("", 0);
     } else if (event.wait) {
       this.#closeStep();
