@@ -114,6 +114,7 @@ class Draft:
     - moves: the transitions, to be counted once they are durable
     - late_seconds: by how much a sweep was late; None: no sweep found the task, or nothing was due at a time
     - reported: the usage of the open model call, as its lost worker reported it
+    - interrupting_sequence: of the entry that is an interrupting message; 0: there is none
     """
 
     row: TaskRow
@@ -136,6 +137,12 @@ class Draft:
     moves: list[Move] = field(default_factory=list)
     late_seconds: float | None = None
     reported: ReportedCall | None = None
+    interrupting_sequence: int = 0
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether an interrupting message goes on to sub-agents of the task."""
+        return bool(self.interrupting_sequence) and self.row.sub_agents > 0
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
         """Appends the next entry. `by_claim`: its author is the holder, under its epoch."""
