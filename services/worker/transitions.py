@@ -58,8 +58,8 @@ class RetryModelCall:
 def wait_before_attempt(point: ResumePoint, newest: ModelFailure, random_fraction: float) -> float | None:
     """Returns the seconds until the next attempt after a failed one, the newest of its step.
 
-    None: no worker should hold the task for it, or the step has bought enough answers that cannot be used. An
-    interruption is no failure: the attempt after it comes at once.
+    None: no worker should hold the task for it, or the step has bought enough answers that cannot be used. After
+    an interruption the next attempt comes at once: the provider has not failed.
     """
     failures = [*point.failures, newest]
     is_interrupted = newest.error_class == FailureClass.INTERRUPTED

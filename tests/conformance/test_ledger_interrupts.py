@@ -1,4 +1,4 @@
-"""Interrupting messages in the ledger: the owner is told, each counts once, and the live sub-agents get them."""
+"""Interrupting messages in the ledger: its owner learns of one, it counts once, and live sub-agents get it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_plain_message_stays_with_its_task(replica: Checkpoint) -> None:
         assert [each.text for each in await messages(replica, task_id)] == ["now"]
 
 
-async def test_a_page_of_sub_agents_is_told_at_a_time(replica: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sub_agents_get_the_message_by_pages(replica: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.checkpoint.waits.passed_messages.SUB_AGENTS_AT_ONCE", 2)
     parent = await waiting(replica, call(goals="abcde"))
     await replica.say(parent.task_id, "stop", interrupt=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -44,6 +46,27 @@ async def test_words_to_a_running_task_are_read_at_its_next_model_call(installat
     check_whole(entries)
     message = next(entry.sequence for entry in entries if entry.body.HasField("user_message"))
     assert any(entry.sequence > message for entry in entries if entry.body.HasField("model_attempt"))
+
+
+async def test_an_interrupting_message_redirects_a_task(installation: Installation, run: Any) -> None:
+    """The answer that would take a minute stops and is billed; the one to the message is the result."""
+    task_id = await installation.submit("sim-e2e-redirected")
+    async with aclosing(installation.client.watch(task_id, live=True)) as events:
+        async for event in events:
+            if event.HasField("delta"):
+                break
+    sent_at = time.monotonic()
+    sent = await run("tasks", "send", task_id, "in French", "--interrupt", "--request-id", "m-1")
+    assert sent.code == 0, sent.err
+    task = await installation.ended(task_id)
+    assert time.monotonic() - sent_at < 30
+    assert (task.state, task.result.endswith("You said: in French")) == (SUCCEEDED, True)
+    entries = await installation.entries(task_id)
+    (message,) = [entry.body.user_message for entry in entries if entry.body.HasField("user_message")]
+    (failure,) = [entry.body.model_failure for entry in entries if entry.body.HasField("model_failure")]
+    assert (message.interrupt, failure.error_class) == (True, "INTERRUPTED")
+    assert 0 < failure.usage.output_tokens < task.usage.output_tokens
+    assert examine(await recorded(installation, task_id)).violations == ()
 
 
 async def test_a_finished_task_is_continued_by_a_fork(installation: Installation) -> None:

@@ -76,8 +76,8 @@ _Watch = TypeVar("_Watch")
 
 
 @dataclass(slots=True)
-class QueueHints:
-    """What a coordinator is told. `interrupts_lost`: there may be interrupted tasks that are not named."""
+class QueueEvents:
+    """The news for a coordinator. `interrupts_lost`: there may be interrupted tasks that are not named."""
 
     claimable: bool = False
     ending_task_ids: set[str] = field(default_factory=set)
@@ -92,34 +92,34 @@ class QueueWatch:
     """The messages that one coordinator has not received yet. A message may be lost: the lists of the ledger decide."""
 
     def __init__(self) -> None:
-        self._has_hints = asyncio.Event()
-        self._hints = QueueHints()
+        self._has_events = asyncio.Event()
+        self._events = QueueEvents()
 
     def tell(self, announcement: Announcement) -> None:
         """Takes what the announcement says to coordinators."""
-        hints = self._hints
-        hints.claimable = hints.claimable or announcement.claimable
-        room = _MAX_ENDING_IDS - len(hints.ending_task_ids)
-        hints.ending_task_ids.update(list(announcement.ending_task_ids)[: max(0, room)])
-        interrupted = hints.interrupted_task_ids | announcement.interrupted_task_ids
+        events = self._events
+        events.claimable = events.claimable or announcement.claimable
+        room = _MAX_ENDING_IDS - len(events.ending_task_ids)
+        events.ending_task_ids.update(list(announcement.ending_task_ids)[: max(0, room)])
+        interrupted = events.interrupted_task_ids | announcement.interrupted_task_ids
         if len(interrupted) > _MAX_ENDING_IDS:
-            hints.interrupts_lost = True
+            events.interrupts_lost = True
         else:
-            hints.interrupted_task_ids = interrupted
-        if hints:
-            self._has_hints.set()
+            events.interrupted_task_ids = interrupted
+        if events:
+            self._has_events.set()
 
     def tell_lost(self) -> None:
         """Takes that announcements may have been lost."""
-        self._hints.claimable = self._hints.interrupts_lost = True
-        self._has_hints.set()
+        self._events.claimable = self._events.interrupts_lost = True
+        self._has_events.set()
 
-    async def take(self) -> QueueHints:
-        """Waits for a change and returns all hints since the last call."""
-        await self._has_hints.wait()
-        self._has_hints.clear()
-        hints, self._hints = self._hints, QueueHints()
-        return hints
+    async def take(self) -> QueueEvents:
+        """Waits for a change and returns all events since the last call."""
+        await self._has_events.wait()
+        self._has_events.clear()
+        events, self._events = self._events, QueueEvents()
+        return events
 
 
 class Hub:

@@ -66,13 +66,13 @@ class EntryWatch:
         """
         with self._hub.watch_queue() as watch:
             while True:
-                hints = await watch.take()
+                events = await watch.take()
                 self._refuse_when_draining()
                 yield pb.WatchQueueResponse(
-                    claimable=hints.claimable,
-                    cancel_task_ids=sorted(hints.ending_task_ids),
-                    interrupt_task_ids=sorted(hints.interrupted_task_ids),
-                    interrupts_lost=hints.interrupts_lost,
+                    claimable=events.claimable,
+                    cancel_task_ids=sorted(events.ending_task_ids),
+                    interrupt_task_ids=sorted(events.interrupted_task_ids),
+                    interrupts_lost=events.interrupts_lost,
                 )
 
     async def _next(
