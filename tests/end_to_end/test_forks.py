@@ -17,6 +17,7 @@ from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation, answers, check_whole
 from tests.end_to_end.test_verify import recorded
+from tests.support.fix_simulator import SimulatorControl
 
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 
@@ -50,6 +51,9 @@ async def test_words_to_a_running_task_are_read_at_its_next_model_call(installat
 
 async def test_an_interrupting_message_redirects_a_task(installation: Installation, run: Any) -> None:
     """The answer that would take a minute stops and is billed; the one to the message is the result."""
+    assert installation.stack.simulator is not None
+    simulator = SimulatorControl(installation.stack.simulator.model_url, installation.stack.layout.model_log)
+    simulator.order_fault(drip_ms=600, count=1, model="sim-e2e-redirected")
     task_id = await installation.submit("sim-e2e-redirected")
     async with aclosing(installation.client.watch(task_id, live=True)) as events:
         async for event in events:
