@@ -14,6 +14,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SCHEMA: Final = "ledger"
+FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
+"""Before all task ids."""
 QUERIES: Final = Queries.load("services.checkpoint", parts=PARTS)
 LISTS: Final = Queries.load("services.checkpoint", "sql/lists.sql")
 FORKS: Final = Queries.load("services.checkpoint", "sql/forks.sql")

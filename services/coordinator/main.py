@@ -14,7 +14,7 @@ from services.coordinator.claims.granting import ClaimGranter
 from services.coordinator.claims.issuing import Issuer
 from services.coordinator.claims.key_watch import KeyWatch
 from services.coordinator.claims.lost_claims import ClaimReleases, LostClaims
-from services.coordinator.claims.queue_watch import QueueListener
+from services.coordinator.claims.queue_watch import InterruptNotices, QueueListener
 from services.coordinator.claims.reconcile import Reconciliation
 from services.coordinator.claims.stuck_claims import StuckClaims
 from services.coordinator.generation import Generation
@@ -144,7 +144,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     duties.start("generation", generation.watch_over, silence_seconds=GENERATION_SILENCE_SECONDS)
     duties.start("vanishing", key_watch.run, silence_seconds=SILENCE_SECONDS)
     duties.start("dispatch", dispatch.run, may_end=True, silence_seconds=SILENCE_SECONDS)
-    queue_listener = QueueListener(ledger, dispatch.on_queued, endings.on_cancels)
+    queue_listener = QueueListener(ledger, dispatch.on_queued, endings.on_cancels, InterruptNotices(sessions))
     duties.start("hints", queue_listener.run, silence_seconds=QUEUE_WATCH_SILENCE_SECONDS)
     duties.start("stalled", StuckClaims(store, sessions, lost_claims).run, silence_seconds=SILENCE_SECONDS)
     duties.start("reconciliation", reconciliation.run, silence_seconds=LISTS_SILENCE_SECONDS)

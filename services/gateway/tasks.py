@@ -248,7 +248,7 @@ class TaskServicer(Forwarder):
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
         sent = SentFiles.of(request)
-        message = ledger_pb2.UserMessage(text=request.text, files=sent.submitted)
+        message = ledger_pb2.UserMessage(text=request.text, files=sent.submitted, interrupt=request.interrupt)
         return api.SendMessageResponse(task=await append_with_files(self._peers, request, sent, user_message=message))
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:

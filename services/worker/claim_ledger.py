@@ -155,11 +155,11 @@ class ClaimLedger:
                 if conflict.reason != TOO_MUCH_APPENDED:
                     raise
                 _log.info("other authors appended many entries meanwhile", extra={"sequence": self.point.sequence})
-            await self._catch_up()
+            await self.catch_up()
         raise SequenceConflict(f"other authors append faster than this worker reads, in {MAX_CATCH_UPS} tries")
 
-    async def _catch_up(self) -> None:
-        """Folds in the entries that other authors appended since the last commit."""
+    async def catch_up(self) -> None:
+        """Folds in the entries that other authors appended since the last commit. Not beside a commit."""
         task_id, more = self._held_task.task_id, True
         while more:
             read = partial(self._client.entries_after, task_id, self.point.sequence)

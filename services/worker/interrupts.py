@@ -1,5 +1,8 @@
 """Interrupts a task's work: only while it waits, never inside a commit. Also the trust window's gate.
 
+An interrupting message of a user ends no work: the coordinator reports that there may be one, and a wait for a model
+call then looks into the ledger, which decides.
+
 A lost claim is different: it cancels the whole coroutine, since no write under a lost claim counts.
 """
 
@@ -8,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -41,6 +44,8 @@ class Interrupts:
     def __init__(self) -> None:
         self._kind: Interruption | None = None
         self._message = ""
+        self._requests = 0
+        self._has_notice = False
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
@@ -52,9 +57,18 @@ class Interrupts:
         """Interrupts the work in its present wait or at its next one."""
         if self._kind is None or self._kind < kind:
             self._kind, self._message = kind, message
-        for interrupted in self._waiting:
-            if not interrupted.done():
-                interrupted.set_result(None)
+        self._requests += 1
+        self._wake()
+
+    def note_message(self) -> None:
+        """Takes the notice that the task may have an interrupting message."""
+        self._has_notice = True
+        self._wake()
+
+    def _wake(self) -> None:
+        for woken in self._waiting:
+            if not woken.done():
+                woken.set_result(None)
 
     def withdraw(self, kind: Interruption) -> None:
         """Withdraws a request that no longer applies and that the work has not noticed yet."""
@@ -66,28 +80,48 @@ class Interrupts:
         if self._kind is not None:
             raise Interrupted(self._kind, self._message)
 
-    async def guard(self, work: Coroutine[Any, Any, _Result], *, ignoring: Collection[Interruption] = ()) -> _Result:
+    async def guard(
+        self,
+        work: Coroutine[Any, Any, _Result],
+        *,
+        ignoring: Collection[Interruption] = (),
+        on_notice: Callable[[], Awaitable[None]] | None = None,
+    ) -> _Result:
         """Returns the result of `work`. An interruption cancels it and raises Interrupted.
 
-        `ignoring`: one of these kinds that was requested before does not count.
+        `ignoring`: one of these kinds that was requested before does not count. `on_notice`: called while `work` goes
+        on, also for a notice that came before; what it raises cancels `work`. Without it a notice waits for a call that
+        has it.
         """
         if self._kind is not None and self._kind not in ignoring:
             work.close()
             raise Interrupted(self._kind, self._message)
-        working = asyncio.create_task(work)
-        interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(interrupted)
+        working, requests = asyncio.create_task(work), self._requests
         try:
-            await asyncio.wait((working, interrupted), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
+            while True:
+                if on_notice is not None and self._has_notice:
+                    self._has_notice = False
+                    await on_notice()
+                if working.done():
+                    return working.result()
+                if self._requests != requests:
+                    break
+                await self._wait(working)
         finally:
-            self._waiting.discard(interrupted)
             working.cancel()
             if not working.done():
                 await asyncio.gather(working, return_exceptions=True)
         assert self._kind is not None
         raise Interrupted(self._kind, self._message)
+
+    async def _wait(self, working: asyncio.Task[Any]) -> None:
+        """Waits for the end of the work, a request or a notice."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(woken)
+        try:
+            await asyncio.wait((working, woken), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiting.discard(woken)
 
     async def sleep(self, seconds: float) -> None:
         """Waits `seconds`, unless interrupted."""

@@ -20,6 +20,7 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc.status import PeerFailed
 
+BY_MESSAGE: Final = "a message interrupted the call"
 MIN_OUTPUT_TOKENS: Final = 256
 """A smaller output is not worth a call: the task ends at its token limit instead."""
 
@@ -87,24 +88,26 @@ class AttemptWatch:
             self.end()
 
     def settlement(self) -> list[StepEntry]:
-        """Returns the end of the open attempt, which this worker cancelled or never sent, with the known usage.
+        """Returns the end of the open attempt, if there is one."""
+        attempt = self._ledger.point.open_attempt
+        return [] if attempt is None else [(self._ledger.point.step, self.stopped(attempt))]
+
+    def stopped(self, attempt: entries.ModelAttempt) -> entries.ModelFailure:
+        """Returns the end of an attempt that this worker stopped or never sent, with the known usage.
 
         Some providers state the input at the end of the answer only, and bill it from the beginning.
         """
-        attempt = self._ledger.point.open_attempt
-        if attempt is None:
-            return []
         failure = entries.ModelFailure(
             attempt_number=attempt.attempt_number,
             error_class=FailureClass.INTERRUPTED.value,
             message="the worker cancelled the call",
             retryable=FailureClass.INTERRUPTED in RETRYABLE,
         )
-        if self._newest is not None and self._newest.attempt is attempt:
-            call = self._newest.call
-            usage = billed(attempt, call.usage) if call.usage.total else call.usage
-            failure = replace(failure, usage=usage, provider_request_id=call.request_id)
-        return [(self._ledger.point.step, failure)]
+        if self._newest is None or self._newest.attempt is not attempt:
+            return failure
+        call = self._newest.call
+        usage = billed(attempt, call.usage) if call.usage.total else call.usage
+        return replace(failure, usage=usage, provider_request_id=call.request_id)
 
     @property
     def unsettled(self) -> UnsettledCall | None:
@@ -115,6 +118,11 @@ class AttemptWatch:
         if self._ledger.point.open_attempt is not attempt or attempt.outlives_worker or not call.usage.total:
             return None  # a call that outlives this worker is not over: its next owner settles it
         return UnsettledCall(ReportedCall(step, attempt.attempt_number, call.usage), call.request_id)
+
+
+def by_message(failure: entries.ModelFailure) -> entries.ModelFailure:
+    """Returns the failure of a call that was stopped for a message. One that had failed by itself says so."""
+    return replace(failure, message=BY_MESSAGE) if failure.error_class == FailureClass.INTERRUPTED else failure
 
 
 async def stopped_call(models: Models, claimed: ClaimedAttempt) -> ModelAnswer | ModelCallFailed | None:

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from services.worker.context_window import ContextWindow, with_margin
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.kept_content import KeptContents
-from services.worker.model_attempt import MIN_OUTPUT_TOKENS, AttemptWatch, billed, stopped_call
+from services.worker.model_attempt import MIN_OUTPUT_TOKENS, AttemptWatch, billed, by_message, stopped_call
 from services.worker.model_metrics import count_model_call
 from services.worker.models import CallEvents, ClaimedAttempt
 from services.worker.shown_images import ShownImages
@@ -51,6 +51,15 @@ def failure_entry(attempt: entries.ModelAttempt, error: ModelCallFailed) -> entr
         context_window_tokens=error.context_window_tokens,
         refused_tools=error.refused_tools,
     )
+
+
+def ended_entry(attempt: entries.ModelAttempt, end: ModelAnswer | ModelCallFailed) -> entries.ModelFailure:
+    """Returns the failure of an attempt that a model runner has ended. An answer to it has no use any more."""
+    if isinstance(end, ModelCallFailed):
+        return failure_entry(attempt, end)
+    unused = ModelCallFailed(FailureClass.INTERRUPTED, "the function did not use the answer")
+    unused.usage, unused.request_id, unused.was_answered = end.usage, end.request_id, True
+    return failure_entry(attempt, unused)
 
 
 def too_large(answer: ModelAnswer, own: Sequence[StepEntry]) -> ModelCallFailed:
@@ -115,6 +124,10 @@ def _message(attempt: entries.ModelAttempt, answer: ModelAnswer) -> entries.Assi
 
 _log: Final = logging.getLogger(__name__)
 MAX_TOOLS_KEPT: Final = 1024
+
+
+class CallInterrupted(Exception):  # noqa: N818  an instruction for the loop, not an error
+    """A message interrupted the model call."""
 
 
 class ModelStep:
@@ -204,7 +217,7 @@ class ModelStep:
         committed, or None.
 
         An interruption cancels a call of this process, and the watch settles its attempt. See `cancel` for one that
-        outlives this worker.
+        outlives this worker. A message that interrupts the call makes it a failure.
         """
         attempt = self._ledger.point.open_attempt
         assert attempt is not None, "the call has no reservation"
@@ -224,7 +237,10 @@ class ModelStep:
         began = monotonic()
         try:
             async with self._watch.watching(call, self._timeout_seconds):
-                answer = await self._held_task.interrupts.guard(call.answer())
+                answer = await self._held_task.interrupts.guard(call.answer(), on_notice=partial(self._look, attempt))
+        except CallInterrupted:
+            count_model_call(attempt.model, monotonic() - began, FailureClass.INTERRUPTED)
+            return await self.interrupt()
         except ModelCallFailed as error:
             count_model_call(attempt.model, monotonic() - began, error.error_class)
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})
@@ -232,6 +248,35 @@ class ModelStep:
         count_model_call(attempt.model, monotonic() - began)
         await self._watch.answered()
         return await self._take(attempt, step, answer)
+
+    async def _look(self, attempt: entries.ModelAttempt) -> None:
+        """Looks for an interrupting message. Raises CallInterrupted.
+
+        A ledger that does not answer interrupts nothing.
+        """
+        try:
+            await self._ledger.catch_up()
+        except (TryLater, PeerFailed) as error:
+            _log.warning("interrupting messages could not be read", extra={"why": str(error)})
+        point = self._ledger.point
+        if point.is_interrupted and point.open_attempt is attempt:
+            raise CallInterrupted
+
+    async def interrupt(self) -> entries.ModelFailure:
+        """Stops the call of the open attempt for a message. Returns its failure, with what it is billed.
+
+        An answer that came before is billed, and not used. Raises TryLater or PeerFailed if no runner stops the call.
+        """
+        attempt, step = self._ledger.point.open_attempt, self._ledger.point.step
+        assert attempt is not None, "there is a call to stop"
+        end = None
+        if attempt.outlives_worker:
+            try:
+                end = await stopped_call(self._dependencies.models, self._claimed(step, attempt.attempt_number))
+            except WrongState as error:  # a restored ledger may have an older call than the runners
+                _log.warning("no model runner knows a call", extra={"step": step, "why": str(error)})
+        _log.info("a message interrupted a model call", extra={"step": step})
+        return by_message(self._watch.stopped(attempt) if end is None else ended_entry(attempt, end))
 
     async def cancel(self) -> list[StepEntry]:
         """Stops the call of the open attempt, which outlives this worker. Returns the entries that settle it.

@@ -174,6 +174,12 @@ class WorkerSession:
         if held_task is not None:
             held_task.interrupts.request(Interruption.END)
 
+    def on_interrupt(self, notice: pb.InterruptNotice) -> None:
+        """Has a task look for an interrupting message. Without a task, all of them: notices may have been lost."""
+        for held_task in self._held_tasks:
+            if notice.task_id in {"", held_task.task_id}:
+                held_task.interrupts.note_message()
+
     def on_drain(self, notice: pb.DrainNotice) -> None:
         """Drains the worker for an operator. The session goes on: the worker stays attached and idle."""
         if not self._updates.draining:
@@ -202,6 +208,7 @@ class WorkerSession:
         self._failures = 0
         self._attached = attached
         self._updates.begin()
+        self.on_interrupt(pb.InterruptNotice())  # no coordinator could send one meanwhile
         stream = SessionStreamClient(call, self._held_tasks, self._trust, self._updates, self)
         await stream.serve(attached.renew_interval_seconds, attached.call_interval_seconds)
 

@@ -39,6 +39,8 @@ class SessionEvents(Protocol):
 
     def on_cancel(self, notice: pb.CancelNotice) -> None: ...
 
+    def on_interrupt(self, notice: pb.InterruptNotice) -> None: ...
+
     def on_drain(self, notice: pb.DrainNotice) -> None: ...
 
 
@@ -202,6 +204,8 @@ class SessionStreamClient:
                     self._events.on_revoke(message.revoke)
                 case "cancel":
                     self._events.on_cancel(message.cancel)
+                case "interrupt":
+                    self._events.on_interrupt(message.interrupt)
                 case "drain":
                     self._events.on_drain(message.drain)
                 case "goaway":

@@ -26,10 +26,12 @@ from tenure.domain.next_action import (
     ExecuteTools,
     JoinModelCall,
     Leave,
+    StopModelCall,
     ValidateResult,
     after_validation,
     next_action,
 )
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.observability import metrics
@@ -68,6 +70,8 @@ class TaskLoop(Loop):
                 return await self._call_model(move)
             case JoinModelCall() as move:
                 return await self._join_model_call(move)
+            case StopModelCall():
+                return await self._after_failure(await self._model.interrupt())
             case ExecuteTools() as move:
                 return await self._execute(move)
             case AskAgain(step=step, prompt=prompt):
@@ -143,6 +147,8 @@ class TaskLoop(Loop):
 
     async def _after_failure(self, failure: entries.ModelFailure) -> entries.Transition | None:
         self._pending.append((self._point.step, failure))
+        if failure.error_class == FailureClass.INTERRUPTED:
+            self._clock.stop()  # the step is made again
         # A compaction is decided before the next call, and images that were refused are left out of it.
         if failure.error_class == entries.PROMPT_TOO_LONG or self._point.is_refusal_of_images(failure):
             await self._flush()

@@ -58,10 +58,12 @@ class RetryModelCall:
 def wait_before_attempt(point: ResumePoint, newest: ModelFailure, random_fraction: float) -> float | None:
     """Returns the seconds until the next attempt after a failed one, the newest of its step.
 
-    None: no worker should hold the task for it, or the step has bought enough answers that cannot be used.
+    None: no worker should hold the task for it, or the step has bought enough answers that cannot be used. After
+    an interruption the next attempt comes at once: the provider has not failed.
     """
     failures = [*point.failures, newest]
-    count = sum(1 for failure in failures if failure.error_class != FailureClass.INTERRUPTED)
+    is_interrupted = newest.error_class == FailureClass.INTERRUPTED
+    count = 0 if is_interrupted else sum(1 for each in failures if each.error_class != FailureClass.INTERRUPTED)
     wait = MODEL_CALL_RETRY.wait_seconds(count, random_fraction, newest.retry_after_seconds) if count else 0.0
     may_repeat = newest.retryable and not has_enough_unusable(point, newest)
     has_attempt = may_repeat and not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS

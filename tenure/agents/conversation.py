@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from tenure.agents.execution import Execution
-from tenure.control.failures import ResultLost
+from tenure.control.failures import ResultLost, StepFailed
+from tenure.domain.control import INTERRUPTED
 from tenure.domain.images import MAX_SHOWN, MAX_SHOWN_BYTES, not_shown, with_files
 
 History = TypeVar("History")
@@ -35,6 +36,11 @@ async def new_message(current: Execution) -> str:
     for message in messages:
         current.unseen += message.files
     return "\n\n".join(with_files(message.text, message.files) for message in messages)
+
+
+def is_interrupted(failed: StepFailed) -> bool:
+    """Whether a message interrupted a model call, so that the agent makes it again with the message."""
+    return failed.failure.error_class == INTERRUPTED.error_class
 
 
 async def images_to_show(current: Execution, model: str) -> AsyncIterator[ShownImage | str]:
@@ -66,6 +72,7 @@ async def answer_messages(
     A message that comes after an answer begins another run, with the history so far. A fork has the messages of the
     other task, so its first runs are those of that task, from the record.
     """
+    current.reads_messages = True
     answer, history = await run(prompt, None)
     while message := await new_message(current):
         answer, history = await run(message, history)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -39,7 +39,11 @@ class Inside:
 
 @dataclass(slots=True)
 class Execution(Inside):
-    """One execution of a function. `runs`: the agent runs that it has begun, which names each of them for ever."""
+    """One execution of a function. `runs`: the agent runs that it has begun, which names each of them for ever.
+
+    `reads_messages`: the function is an agent, which reads the messages of users. `make_input`: makes the input of the
+    newest model request again, with the messages that came since; None: the library has another way.
+    """
 
     _work: Work
     runs: int = 0
@@ -53,6 +57,8 @@ class Execution(Inside):
     shown_bytes: int = 0
     refused_images: set[str] = field(default_factory=set)
     """The digests of the images that the model provider refused; later requests have a text in their places."""
+    reads_messages: bool = False
+    make_input: Callable[[], Awaitable[Any]] | None = None
     active: dict[str, str] = field(default_factory=dict)
     """The agent that runs now, by the agent run whose tool runs it; "" for the function itself."""
 
@@ -93,6 +99,11 @@ class Execution(Inside):
     def is_nested(self) -> bool:
         """Whether an agent runs that a tool of another one runs."""
         return len(self.active) > 1
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether a message may stop the next model call: it is one of the agent that reads the message then."""
+        return self.reads_messages and not self.is_nested
 
     @contextmanager
     def running(self, agent: str) -> Iterator[None]:

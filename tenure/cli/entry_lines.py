@@ -255,7 +255,9 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
         f"{f' (undoes {body.undoes})' if body.undoes else ''}"
     ),
     "tool_outcome": _outcome,
-    "user_message": lambda body: " ".join([body.text, *(f"[{file.path}]" for file in body.files)]),
+    "user_message": lambda body: " ".join(
+        [*["[interrupt]"] * body.interrupt, body.text, *(f"[{file.path}]" for file in body.files)]
+    ),
     "forked": _forked,
     "cancel_request": lambda body: body.reason or "(no reason given)",
     "operator_request": _operator,

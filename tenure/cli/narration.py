@@ -108,7 +108,9 @@ class Narrator:
         """Yields the line of an entry that is neither a transition nor a part of a step."""
         match entry.body.WhichOneof("body"):
             case "user_message":
-                yield self._line("  » ", f"message: {entry.body.user_message.text}", "cyan")
+                message = entry.body.user_message
+                kind = "interrupting message" if message.interrupt else "message"
+                yield self._line("  » ", f"{kind}: {message.text}", "cyan")
             case "result_rejected":
                 yield self._line("  ! ", f"the answer does not fit the result schema: {describe(entry)}", "yellow")
             case "wait_resolution":

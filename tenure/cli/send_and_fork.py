@@ -29,21 +29,28 @@ from tenure.v1 import task_service_pb2 as api
 @click.argument("text")
 @click.option("--file", "files", **MESSAGE_FILES)
 @click.option(
+    "--interrupt",
+    is_flag=True,
+    help="Stop the model call that runs, which is billed to that point, and send TEXT to the live sub-agents, too.",
+)
+@click.option(
     "--request-id",
     default="",
     help="Makes the command safe to repeat: a repeat with the same id adds no second message.",
 )
 @pass_context
-def send(context: Context, task: str, text: str, files: tuple[Path, ...], request_id: str) -> None:
+def send(context: Context, task: str, text: str, files: tuple[Path, ...], interrupt: bool, request_id: str) -> None:
     """Send the message TEXT to the agent of TASK; `-` reads TEXT from standard input.
 
     The agent reads it at its next model call. Once this command has returned, the task cannot succeed before that.
+    With --interrupt the agent makes a model call that runs again, with TEXT; a tool call that runs goes on.
     """
     message = read_standard_input().strip() if text == "-" else text
     sent = input_files("--file", files)
 
     async def work(client: Client) -> None:
-        response = await client.send(await find_task(client, task), message, files=sent, request_id=request_id)
+        task_id = await find_task(client, task)
+        response = await client.send(task_id, message, files=sent, request_id=request_id, interrupt=interrupt)
         context.say(response, f"sent; {short_id(response.task_id)} is {why(response.state, response.reason, '')}")
 
     context.run(work)

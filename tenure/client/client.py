@@ -326,10 +326,18 @@ class Client:
         return (await self.tasks.UndoTask(request)).task
 
     async def send(
-        self, task_id: str, text: str, *, files: Iterable[workspace_pb2.InputFile] = (), request_id: str = ""
+        self,
+        task_id: str,
+        text: str,
+        *,
+        files: Iterable[workspace_pb2.InputFile] = (),
+        request_id: str = "",
+        interrupt: bool = False,
     ) -> task_pb2.Task:
         """Sends a message to a task's agent, once, also after retries. Raises WrongState when the task has ended."""
-        request = api.SendMessageRequest(task_id=task_id, request_id=request_id, text=text, files=files)
+        request = api.SendMessageRequest(
+            task_id=task_id, request_id=request_id, text=text, files=files, interrupt=interrupt
+        )
         return (await self.tasks.SendMessage(request)).task
 
     async def workers(self) -> admin.ListWorkersResponse:

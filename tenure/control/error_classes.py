@@ -28,7 +28,7 @@ _VENDOR: Final = {
 _CLASSES: Final[Mapping[str, Mapping[str, FailureClass | None]]] = {
     "json": {"JSONDecodeError": FailureClass.UNUSABLE_ANSWER},
     "builtins": {"TimeoutError": FailureClass.SILENT, "ConnectionError": FailureClass.CONNECTION},
-    "tenure": {"ModelCallLate": FailureClass.TIMEOUT},
+    "tenure": {"ModelCallLate": FailureClass.TIMEOUT, "ModelCallInterrupted": FailureClass.INTERRUPTED},
     "anthropic": _VENDOR,
     "openai": _VENDOR,
     "httpx": _HTTPX,

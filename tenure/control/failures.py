@@ -60,6 +60,10 @@ class ModelCallLate(TimeoutError):  # noqa: N818  an outcome, like the others he
     """An attempt of a model call exceeded the task's timeout for it (`model_call`)."""
 
 
+class ModelCallInterrupted(Exception):  # noqa: N818  an outcome, like the others here
+    """A message of a user interrupted an attempt of a model call."""
+
+
 class ToolFailed(Exception):  # noqa: N818  reads well in `except ToolFailed`
     """A tool call failed. The outcome is recorded for ever: another attempt of the task would read the same outcome."""
 

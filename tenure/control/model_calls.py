@@ -28,7 +28,9 @@ class ModelCallRequest:
     `largest_part`: of the prompt, for the failure that says that it is too long. `outlives_worker`: `run` makes its
     request with a client that `by_runner` has prepared, so that the call goes on without this worker (docs/control.md).
     `tools`: those that the model is offered, as `OwnTool.shown`: people see them in the ledger. `follows_replay`:
-    `model` is the `Work.replay_model` of a replay, which then makes the call.
+    `model` is the `Work.replay_model` of a replay, which then makes the call. `interruptible`: an interrupting message
+    stops the call, whose step then fails with the class of tenure.domain.control.INTERRUPTED; the code reads the
+    message by `new_messages` and makes the call again.
     """
 
     model: str
@@ -38,6 +40,7 @@ class ModelCallRequest:
     outlives_worker: bool = False
     tools: tuple[ToolDefinition, ...] = ()
     follows_replay: bool = False
+    interruptible: bool = False
 
 
 @dataclass(frozen=True, slots=True)

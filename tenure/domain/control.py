@@ -30,6 +30,8 @@ from tenure.domain.tools import call_id
 MAX_RETRY_SECONDS: Final = 24 * 3600.0
 MESSAGES: Final = "messages of users"
 """The name of the step that reads messages. Its result is the number of messages that are read then, from the first."""
+INTERRUPTED: Final = ControlFailure("InterruptedByMessage", "a message interrupted the model call", retryable=True)
+"""The failure of the step of a model call that a message interrupted."""
 
 
 class Diverged(Exception):  # noqa: N818  a finding; `divergence` returns the transition
@@ -66,6 +68,15 @@ def messages_at(point: ResumePoint, step: int) -> list[UserMessage]:
     if recorded is not None and recorded.name == MESSAGES:
         return point.said[_read_before(point, step) : int(recorded.result_json)]
     return [] if step <= point.step else point.said[_read_before(point, step) :]
+
+
+def has_interruption(point: ResumePoint) -> bool:
+    """Whether there is an interrupting message that an agent in Python has not read.
+
+    It stops the model call that runs, whose step fails; the agent reads the message as the next step, and makes the
+    call again as the step after that. So each later execution takes the same steps.
+    """
+    return any(message.interrupt for message in point.said[_read_before(point, point.step + 1) :])
 
 
 def _read_before(point: ResumePoint, step: int) -> int:

@@ -185,11 +185,12 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
-    """A message to the agent, which reads it at its next model call."""
+    """A message to the agent, which reads it at its next model call. `interrupt`: it stops the call that runs."""
 
     text: str
     request_id: str = ""
     files: tuple[SubmittedFile, ...] = ()
+    interrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

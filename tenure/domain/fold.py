@@ -80,6 +80,8 @@ class ResumePoint:
     do not have them.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     `planned_tools`: of the plans of the claim. The tool service decides whether their calls need an approval.
+    `is_interrupted`: of an agent, whether a message interrupts the open model attempt. One message interrupts one
+    attempt: the next one has it. A summary goes on, because the next request needs it.
     """
 
     sequence: int = 0
@@ -102,6 +104,7 @@ class ResumePoint:
     attempts_in_step: int = 0
     failures: list[ModelFailure] = field(default_factory=list)
     open_attempt: ModelAttempt | None = None
+    is_interrupted: bool = False
     reserved_epoch: int = 0
     answer: AssistantMessage | None = None
     retries: int = 0
@@ -213,7 +216,7 @@ class ResumePoint:
             case ModelFailure():
                 self._failure(body)
             case AttemptLost():
-                self.open_attempt = None
+                self._settle()
             case ToolIntent():
                 self._call(step, body)
             case ToolOutcome():
@@ -224,9 +227,7 @@ class ResumePoint:
                     self.outputs[body.call_id] = output
                 self.resolutions.pop(body.call_id, None)
             case UserMessage() if self.is_agent:
-                self._unsent += said_content(body.text, body.files)
-                if body.request_id:  # of a person: what it says is new
-                    self.progress = Progress()
+                self._say(body)
             case UserMessage():
                 self.said.append(body)
             case CancelRequest():
@@ -330,6 +331,18 @@ class ResumePoint:
         self.attempts_in_step = max(self.attempts_in_step, body.attempt_number)
         self.open_attempt = body
 
+    def _settle(self) -> ModelAttempt | None:
+        """Closes the open attempt and returns it."""
+        attempt, self.open_attempt, self.is_interrupted = self.open_attempt, None, False
+        return attempt
+
+    def _say(self, message: UserMessage) -> None:
+        self._unsent += said_content(message.text, message.files)
+        if message.request_id:  # of a person: what it says is new
+            self.progress = Progress()
+        if message.interrupt and self.open_attempt is not None:
+            self.is_interrupted = not self.open_attempt.summary_through_step
+
     def _take_turn(self, body: ModelAttempt) -> None:
         """Makes the conversation that an agent's model attempt sends."""
         self._drop_dead_end()
@@ -355,7 +368,7 @@ class ResumePoint:
         self.answer = None
 
     def _answer(self, step: int, body: AssistantMessage) -> None:
-        attempt, self.open_attempt = self.open_attempt, None
+        attempt = self._settle()
         self.failures.clear()
         self.retries = 0
         self.window_tokens = body.context_window_tokens or self.window_tokens
@@ -386,7 +399,7 @@ class ResumePoint:
         self._is_text_truncated = body.stop_reason == TRUNCATED and not has_calls
 
     def _failure(self, body: ModelFailure) -> None:
-        attempt, self.open_attempt = self.open_attempt, None
+        attempt = self._settle()
         if body.error_class in UNUSABLE:
             self.progress = self.progress.after_answer((), is_usable=False)
         self.window_tokens = body.context_window_tokens or self.window_tokens

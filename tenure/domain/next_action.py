@@ -42,6 +42,11 @@ class JoinModelCall:
 
 
 @dataclass(frozen=True, slots=True)
+class StopModelCall:
+    """Stop the open model attempt, whose call outlived its owner: a message interrupted it, which the next one has."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExecuteTools:
     """Execute `intents` in parallel, then begin the first wait of the calls in `asks`."""
 
@@ -93,7 +98,7 @@ class Leave:
     transition: Transition
 
 
-NextAction = CallModel | JoinModelCall | ExecuteTools | AskAgain | ValidateResult | CloseOut | Leave
+NextAction = CallModel | JoinModelCall | StopModelCall | ExecuteTools | AskAgain | ValidateResult | CloseOut | Leave
 
 
 def next_action(point: ResumePoint) -> NextAction:
@@ -102,6 +107,8 @@ def next_action(point: ResumePoint) -> NextAction:
     An attempt that is open here belongs to a call that outlives its worker: Open settles every other attempt that a
     former owner left open.
     """
+    if point.is_interrupted:
+        return StopModelCall()
     if point.open_attempt is not None:
         return JoinModelCall(point.step, point.open_attempt.attempt_number)
     if point.open_intents:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
-from tenure.domain.control import MESSAGES
+from tenure.domain.control import INTERRUPTED, MESSAGES
 from tenure.domain.entries import (
     AssistantMessage,
+    ControlFailure,
     ControlStep,
     Entry,
     ModelAttempt,
@@ -258,6 +259,8 @@ def _course_of_code(entries: Sequence[Entry]) -> _Course:
             case ControlStep(name=name, result_json=count) if name == MESSAGES:
                 unread += said[read : int(count)]
                 read = int(count)
+            case ControlStep(failure=ControlFailure(error_class=INTERRUPTED.error_class)):
+                pass  # a replay makes the call once, with the message
             case ControlStep(name=name, failure=failure):
                 course.begin(entry.step, unread)
                 course.turns[-1].name, course.turns[-1].is_answered = name, failure is None

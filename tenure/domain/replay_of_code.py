@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tenure.domain.control import MESSAGES
+from tenure.domain.control import INTERRUPTED, MESSAGES
 from tenure.domain.entries import (
     ControlFailure,
     ControlStep,
@@ -47,7 +47,8 @@ class _Recorded:
 class RecordedCode:
     """The steps, the model calls and the messages of a recorded run of code.
 
-    `control`: what ran; None: it was an agent without code.
+    `control`: what ran; None: it was an agent without code. A replay interrupts nothing: it reads the message at the
+    step of the model call that the message interrupted, and has no such step.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -58,6 +59,7 @@ class RecordedCode:
         self._failure: ControlFailure | None = None
         said: list[UserMessage] = []
         attempts: dict[int, ModelAttempt] = {}
+        skipped = 0
         for entry in entries:
             match entry.body:
                 case Submitted(spec=spec):
@@ -66,14 +68,17 @@ class RecordedCode:
                     said.append(entry.body)
                 case ModelAttempt():
                     attempts[entry.step] = entry.body
+                case ControlStep(failure=ControlFailure(error_class=INTERRUPTED.error_class)):
+                    skipped += 1
                 case ControlStep(name=name, result_json=count) if name == MESSAGES:
-                    self._messages += [(entry.step, message) for message in said[len(self._messages) : int(count)]]
-                    self._end_step(entry.step)
+                    step = entry.step - skipped
+                    self._messages += [(step, message) for message in said[len(self._messages) : int(count)]]
+                    self._end_step(step)
                 case ControlStep(name=name):
                     self._steps[name].append(_Recorded(entry.body, attempts.get(entry.step)))
-                    self._end_step(entry.step)
+                    self._end_step(entry.step - skipped)
                 case ToolIntent():
-                    self._end_step(entry.step)
+                    self._end_step(entry.step - skipped)
                 case ControlFailure():
                     self._failure = entry.body
 

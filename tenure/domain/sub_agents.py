@@ -123,6 +123,11 @@ def sub_agent_id(parent_task_id: str, call_id: str, index: int) -> str:
     return str(uuid5(UUID(parent_task_id), f"{call_id}/{index}"))
 
 
+def passed_request_id(parent_task_id: str, sequence: int) -> str:
+    """Returns the request id of a message that a sub-agent gets from its parent, where it is this entry."""
+    return f"{parent_task_id}/{sequence}"
+
+
 def decide_spawn(spawn_request: SpawnRequest, parent: Parent) -> Share | Outcome:
     """Returns the share of each sub-agent, or the outcome of a refused call: a refused spawn does not fail the task."""
     refusal = _refuse_tree(spawn_request, parent) or _refuse_tools(spawn_request, parent)

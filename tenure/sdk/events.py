@@ -186,11 +186,15 @@ class ToolOutcomeEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserMessageEvent(Event):
-    """A message for the agent (`task.send`). `files`: the paths of the files that came with it."""
+    """A message for the agent (`task.send`). `files`: the paths of the files that came with it.
+
+    `interrupt`: it stops the model call that runs.
+    """
 
     text: str
     request_id: str
     files: tuple[str, ...] = ()
+    interrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,15 +183,24 @@ class Task(Generic[T]):
         """
         return await self._answer(wait, free_answer(wait, answer), comment, request_id, files)
 
-    async def send(self, text: str, *, files: Iterable[InputFile | Path] = (), request_id: str = "") -> TaskInfo:
+    async def send(
+        self,
+        text: str,
+        *,
+        files: Iterable[InputFile | Path] = (),
+        interrupt: bool = False,
+        request_id: str = "",
+    ) -> TaskInfo:
         """Sends a message to the agent, which reads it at its next model call. Sent once, also after retries.
 
         `text`: 1 byte to 256 KiB. `files`: as those of a submit; they come into a new directory of the workspace, whose
-        name the agent reads. Raises WrongState when the task has ended, or runs a function.
+        name the agent reads. `interrupt`: stops the model call that runs, which is billed to that point and made again
+        with the message; the live sub-agents of the task get the text, too. Raises WrongState when the task has ended,
+        or runs a function.
         """
         sent = input_files("files", files)
         async with self._connection.use() as client:
-            return self._seen(await client.send(self.id, text, files=sent, request_id=request_id))
+            return self._seen(await client.send(self.id, text, files=sent, request_id=request_id, interrupt=interrupt))
 
     async def cancel(self, *, reason: str = "") -> TaskInfo:
         """Requests the cancel of the task. When this returns, the request is recorded and will be carried out.

@@ -1434,21 +1434,31 @@ class WatchQueueResponse(message.Message):
 
     CLAIMABLE_FIELD_NUMBER: builtins.int
     CANCEL_TASK_IDS_FIELD_NUMBER: builtins.int
+    INTERRUPT_TASK_IDS_FIELD_NUMBER: builtins.int
+    INTERRUPTS_LOST_FIELD_NUMBER: builtins.int
     claimable: builtins.bool
     """A task may be claimable."""
+    interrupts_lost: builtins.bool
+    """Earlier notifications of interrupting messages may have been lost: each owner looks for them itself."""
     @builtins.property
     def cancel_task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Tasks whose cancel was requested."""
+
+    @builtins.property
+    def interrupt_task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Running tasks that got an interrupting message."""
 
     def __init__(
         self,
         *,
         claimable: builtins.bool = ...,
         cancel_task_ids: abc.Iterable[builtins.str] | None = ...,
+        interrupt_task_ids: abc.Iterable[builtins.str] | None = ...,
+        interrupts_lost: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel_task_ids", b"cancel_task_ids", "claimable", b"claimable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel_task_ids", b"cancel_task_ids", "claimable", b"claimable", "interrupt_task_ids", b"interrupt_task_ids", "interrupts_lost", b"interrupts_lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

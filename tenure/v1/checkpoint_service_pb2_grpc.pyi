@@ -108,8 +108,8 @@ class CheckpointServiceStub:
     ListQueues: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueuesRequest, _admin_service_pb2.ListQueuesResponse]
     """Returns the queue depths of all tenants, by queue and priority. Concurrent callers share one read."""
     WatchQueue: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.WatchQueueRequest, _checkpoint_service_pb2.WatchQueueResponse]
-    """Notifications: a task became claimable, or a cancel was requested. May skip and repeat; the lists are
-    authoritative.
+    """Notifications: a task became claimable, a cancel was requested, or a running task got an interrupting message. May
+    skip and repeat; the lists and the ledgers of the tasks are authoritative.
     """
     RegisterGrants: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RegisterGrantsRequest, _checkpoint_service_pb2.RegisterGrantsResponse]
     """Registers claims before their tokens are signed. A grant whose epoch is not above the registered one, or is not of

@@ -488,6 +488,7 @@ class SessionResponse(message.Message):
     CANCEL_FIELD_NUMBER: builtins.int
     GOAWAY_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    INTERRUPT_FIELD_NUMBER: builtins.int
     @builtins.property
     def welcome(self) -> Welcome:
         """Answer to Hello."""
@@ -516,6 +517,10 @@ class SessionResponse(message.Message):
     def drain(self) -> DrainNotice:
         """An operator drains the worker. May be repeated."""
 
+    @builtins.property
+    def interrupt(self) -> InterruptNotice:
+        """A task may have an interrupting message: look into its ledger. May be repeated."""
+
     def __init__(
         self,
         *,
@@ -526,12 +531,13 @@ class SessionResponse(message.Message):
         cancel: CancelNotice | None = ...,
         goaway: Goaway | None = ...,
         drain: DrainNotice | None = ...,
+        interrupt: InterruptNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "drain", b"drain", "goaway", b"goaway", "grant", b"grant", "message", b"message", "renewed", b"renewed", "revoke", b"revoke", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "drain", b"drain", "goaway", b"goaway", "grant", b"grant", "interrupt", b"interrupt", "message", b"message", "renewed", b"renewed", "revoke", b"revoke", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "drain", b"drain", "goaway", b"goaway", "grant", b"grant", "message", b"message", "renewed", b"renewed", "revoke", b"revoke", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "drain", b"drain", "goaway", b"goaway", "grant", b"grant", "interrupt", b"interrupt", "message", b"message", "renewed", b"renewed", "revoke", b"revoke", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "renewed", "grant", "revoke", "cancel", "goaway", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "renewed", "grant", "revoke", "cancel", "goaway", "drain", "interrupt"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -708,6 +714,26 @@ class CancelNotice(message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class InterruptNotice(message.Message):
+    """A task may have got an interrupting message. The ledger decides."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task; empty: any of the worker's tasks, because notices may have been lost."""
     def __init__(
         self,
         *,

@@ -599,10 +599,13 @@ class UserMessage(message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
+    INTERRUPT_FIELD_NUMBER: builtins.int
     text: builtins.str
     """The text."""
     request_id: builtins.str
     """The caller's id of the message; empty when the worker wrote it."""
+    interrupt: builtins.bool
+    """The message stops the model call that runs when the owner learns of it; SendMessageRequest.interrupt."""
     @builtins.property
     def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.SubmittedFile]:
         """The files that came with it."""
@@ -613,10 +616,11 @@ class UserMessage(message.Message):
         text: builtins.str = ...,
         request_id: builtins.str = ...,
         files: abc.Iterable[workspace_pb2.SubmittedFile] | None = ...,
+        interrupt: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "interrupt", b"interrupt", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -923,12 +923,17 @@ class SendMessageRequest(message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
+    INTERRUPT_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     request_id: builtins.str
     """The caller's id of this message, 1 to 128 characters. Empty: the server makes one, and a repeat is another message."""
     text: builtins.str
     """The text for the agent; 1 byte to 256 KiB."""
+    interrupt: builtins.bool
+    """Stops the model call that runs, which is billed to that point, and makes it again with the message. The live
+    sub-agents of the task get the text of the message, too, as an interrupting message of their own.
+    """
     @builtins.property
     def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.InputFile]:
         """Files that are in the task's workspace before the message is recorded, in a new directory `messages/…` of this
@@ -942,10 +947,11 @@ class SendMessageRequest(message.Message):
         request_id: builtins.str = ...,
         text: builtins.str = ...,
         files: abc.Iterable[workspace_pb2.InputFile] | None = ...,
+        interrupt: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "request_id", b"request_id", "task_id", b"task_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "interrupt", b"interrupt", "request_id", b"request_id", "task_id", b"task_id", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

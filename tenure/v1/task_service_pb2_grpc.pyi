@@ -75,8 +75,9 @@ class TaskServiceStub:
     SendMessage: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.SendMessageRequest, _task_service_pb2.SendMessageResponse]
     """Sends a message to the agent of a live task. The agent reads it at its next model call, whichever worker runs it
     then, and no task succeeds before it has read every acknowledged message. A message does not answer a wait: a
-    waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
-    or other files it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
+    waiting task reads it when it continues. With `interrupt` the agent reads it at once, unless a tool call runs or the
+    task waits. A repeat with the same request_id gets the first answer, and interrupts nothing again; with another
+    text, other files or another `interrupt` it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
     FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
     messages were sent to this task; NO_READER: a function runs the task, which reads no messages, or an agent in Python
     that no worker has registered yet. With files also WORKSPACE_LIMIT, and WORKSPACE_UNREADABLE where the agent's

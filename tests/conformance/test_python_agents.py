@@ -12,7 +12,7 @@ import pytest
 
 from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
-from tenure.domain.control import MESSAGES
+from tenure.domain.control import INTERRUPTED, MESSAGES
 from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import Happened
 from tenure.domain.retry import RetryPolicy
@@ -360,6 +360,57 @@ async def test_the_next_model_call_has_a_message(agents: Agents, agent: str) -> 
     agents.open_gate()
     assert json.loads((await agents.succeeded(task_id)).result) == "You said: Hurry up"
     assert len(agents.bench.model_calls(task_id)) == 2
+
+
+async def begun(agents: Agents, agent: str) -> tuple[str, ServiceProcess]:
+    """A task of the agent whose first answer would take a minute, and has begun."""
+    owner = await agents.worker()
+    await agents.registered(owner)
+    agents.bench.simulator.order_fault(drip_ms=600, count=1)
+    task_id = await agents.submit(agent, goal="Write")
+    await agents.bench.reached(task_id, facts.ModelAttempt)
+    await agents.bench.speaking(task_id, owner)
+    return task_id, owner
+
+
+REDIRECTED = pytest.mark.parametrize("agent", ["redirected", "openai-redirected"])
+
+
+@REDIRECTED
+async def test_an_interrupting_message_redirects_an_agent(agents: Agents, agent: str) -> None:
+    """Its model call stops and is billed; the agent makes it again with the message, and so in each execution."""
+    task_id, _ = await begun(agents, agent)
+    await agents.bench.tell(task_id, "in French", interrupt=True)
+    task = await agents.succeeded(task_id)
+    assert json.loads(task.result).endswith("in French")
+    (failure,) = await agents.bench.bodies(task_id, facts.ModelFailure)
+    assert (failure.error_class, failure.message) == ("INTERRUPTED", "a message interrupted the call")
+    assert 0 < failure.usage.output_tokens < 100
+    first, second = agents.bench.model_calls(task_id)
+    assert failure.usage.input_tokens == first["input_tokens"]
+    assert [call["attempt"].partition("/")[2] for call in (first, second)] == ["1/1", "3/1"]
+    model, messages, again = await agents.bench.bodies(task_id, facts.ControlStep)
+    assert (model.failure, messages.name, again.failure, again.name) == (INTERRUPTED, MESSAGES, None, model.name)
+    task = await agents.bench.task(task_id)
+    [answer] = await agents.bench.bodies(task_id, facts.AssistantMessage)
+    assert (task.budget.used_tokens, task.budget.reserved_tokens) == (failure.usage.total + answer.usage.total, 0)
+
+
+@pytest.mark.faults
+@REDIRECTED
+async def test_an_agents_next_owner_reads_the_message_first(agents: Agents, agent: str) -> None:
+    """The owner died between the record of the message and the stop of the call."""
+    task_id, owner = await begun(agents, agent)
+    owner.freeze()
+    await agents.bench.tell(task_id, "in French", interrupt=True)
+    owner.kill()
+    await agents.worker()
+    task = await agents.succeeded(task_id)
+    assert (json.loads(task.result).endswith("in French"), task.claim_count) == (True, 2)
+    assert len(await agents.bench.bodies(task_id, facts.AttemptLost)) == 1
+    assert await agents.bench.bodies(task_id, facts.ModelFailure) == []
+    attempts = [call["attempt"].partition("/")[2] for call in agents.bench.model_calls(task_id)]
+    assert attempts == ["1/1", "3/1"]
 
 
 async def test_a_task_succeeds_when_its_agent_has_read_each_message(agents: Agents) -> None:

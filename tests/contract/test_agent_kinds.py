@@ -11,6 +11,7 @@ PYTHON, MODEL_CALLS = "conformance/test_python_agents", "conformance/test_worker
 FORKS, IMAGES = "end_to_end/test_forks", "end_to_end/test_images"
 REFUSED: Final = f"{PYTHON}::test_messages_to_functions_are_refused"
 NEXT_CALL: Final = f"{PYTHON}::test_the_next_model_call_has_a_message"
+INTERRUPTED: Final = f"{PYTHON}::test_an_interrupting_message_redirects_an_agent"
 TURNS: Final = f"{PYTHON}::test_a_conversation_survives_kills_of_its_workers"
 SHOWN: Final = "testing/test_agent_files::test_the_next_owner_shows_the_images_of_a_submit"
 IN_REQUEST: Final = "unit/test_agents_conversations::test_each_image_is_in_the_request_after_its_text"
@@ -37,6 +38,12 @@ TESTS: Final = {
         f"{FORKS}::test_words_to_a_running_task_are_read_at_its_next_model_call",
         NEXT_CALL,
         NEXT_CALL,
+        REFUSED,
+    ),
+    "an [interrupting message](messages.md) stops its model call": (
+        "conformance/test_worker_interrupts::test_an_interrupting_message_stops_the_call",
+        INTERRUPTED,
+        INTERRUPTED,
         REFUSED,
     ),
     "continues after its answer: a message, a fork with one": (

@@ -311,5 +311,6 @@ SCENARIOS: Final[dict[str, Any]] = {
         ),
         {"text": "{{result.2.0}}"},
     ],
+    "e2e-redirected": [{"text": f"{'word ' * 100} You said: {{{{last_user_text}}}}", "deltas": 100}],
     "e2e-slow-answer": [{"text": "word " * 400, "latency_ms": 60000, "deltas": 200}],
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation, answers, check_whole
 from tests.end_to_end.test_verify import recorded
+from tests.support.fix_simulator import SimulatorControl
 
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 
@@ -44,6 +47,30 @@ async def test_words_to_a_running_task_are_read_at_its_next_model_call(installat
     check_whole(entries)
     message = next(entry.sequence for entry in entries if entry.body.HasField("user_message"))
     assert any(entry.sequence > message for entry in entries if entry.body.HasField("model_attempt"))
+
+
+async def test_an_interrupting_message_redirects_a_task(installation: Installation, run: Any) -> None:
+    """The answer that would take a minute stops and is billed; the one to the message is the result."""
+    assert installation.stack.simulator is not None
+    simulator = SimulatorControl(installation.stack.simulator.model_url, installation.stack.layout.model_log)
+    simulator.order_fault(drip_ms=600, count=1, model="sim-e2e-redirected")
+    task_id = await installation.submit("sim-e2e-redirected")
+    async with aclosing(installation.client.watch(task_id, live=True)) as events:
+        async for event in events:
+            if event.HasField("delta"):
+                break
+    sent_at = time.monotonic()
+    sent = await run("tasks", "send", task_id, "in French", "--interrupt", "--request-id", "m-1")
+    assert sent.code == 0, sent.err
+    task = await installation.ended(task_id)
+    assert time.monotonic() - sent_at < 30
+    assert (task.state, task.result.endswith("You said: in French")) == (SUCCEEDED, True)
+    entries = await installation.entries(task_id)
+    (message,) = [entry.body.user_message for entry in entries if entry.body.HasField("user_message")]
+    (failure,) = [entry.body.model_failure for entry in entries if entry.body.HasField("model_failure")]
+    assert (message.interrupt, failure.error_class) == (True, "INTERRUPTED")
+    assert 0 < failure.usage.output_tokens < task.usage.output_tokens
+    assert examine(await recorded(installation, task_id)).violations == ()
 
 
 async def test_a_finished_task_is_continued_by_a_fork(installation: Installation) -> None:

@@ -203,15 +203,15 @@ async def test_a_wait_is_answered(http: httpx2.AsyncClient) -> None:
 
 async def test_cancel_message_and_fork(http: httpx2.AsyncClient) -> None:
     task_id = await submitted(http, "sim-e2e-keyed-paced")
-    key = {"Idempotency-Key": uuid.uuid4().hex}
+    key, message = {"Idempotency-Key": uuid.uuid4().hex}, {"text": "faster", "interrupt": True}
     for _ in range(2):
-        await answer(http, "POST", f"/v1/tasks/{task_id}/messages", json={"text": "faster"}, headers=key)
+        await answer(http, "POST", f"/v1/tasks/{task_id}/messages", json=message, headers=key)
     await answer(http, "POST", f"/v1/tasks/{task_id}/cancel", json={"reason": "enough"})
     waited = await answer(http, "GET", f"/v1/tasks/{task_id}/wait", params={"timeout_seconds": 60})
     assert waited["task"]["state"] == "CANCELLED"
     entries = (await answer(http, "GET", f"/v1/tasks/{task_id}/entries"))["entries"]
     messages = [entry for entry in entries if entry["kind"] == "user_message"]
-    assert [entry["text"] for entry in messages].count("faster") == 1
+    assert [entry["interrupt"] for entry in messages if entry["text"] == "faster"] == [True]
     of_kind = {"kind": "user_message"}
     assert (await answer(http, "GET", f"/v1/tasks/{task_id}/entries", params=of_kind))["entries"] == messages
     fork = await answer(

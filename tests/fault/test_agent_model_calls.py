@@ -23,6 +23,7 @@ from tests.fault.test_model_calls import (
     StreamedUpdates,
     check_budget,
     check_history,
+    check_redirected,
     check_text,
     sent,
     usage_of,
@@ -172,6 +173,22 @@ async def test_cancel_stops_an_agents_call_at_the_provider(bench: WorkerBench, a
     await check_history(bench, task_id)
     (call,) = bench.model_calls(task_id)
     assert call["ending"] == "abandoned"
+
+
+@pytest.mark.parametrize(
+    ("agent", "how"),
+    first([("pydantic-redirected", "running"), ("sdk-redirected", "running"), ("sdk-redirected", "killed")]),
+)
+async def test_a_message_interrupts_an_agents_call(bench: WorkerBench, agent: str, how: str) -> None:
+    """Also if the owner died between the record of the message and the stop: the next owner does not join the call."""
+    bench.simulator.order_fault(drip_ms=600, count=1)
+    async with under_way(bench, agent) as (task_id, owner, _):
+        if how == "killed":
+            owner.freeze()
+        await bench.tell(task_id, "in French", interrupt=True)
+        if how == "killed":
+            owner.kill()
+        await check_redirected(bench, task_id, attempts=["1/1", "3/1"], claims=2 if how == "killed" else 1)
 
 
 @pytest.mark.parametrize("agent", first(["pydantic-messages", "sdk-chat"]))

@@ -18,6 +18,7 @@ from devstack import Stack, StackOptions
 from devstack.postgres_process import PostgresProcess
 from devstack.service_process import ServiceProcess
 from devstack.stores import ensure_database
+from services.worker.model_attempt import BY_MESSAGE
 from tenure import Client
 from tenure.client import Client as LowClient
 from tenure.domain import entries as facts
@@ -34,6 +35,7 @@ from tests.support.fix_worker import WorkerBench
 from tests.support.lives import SHORT_LIFE
 from tests.support.model_log import read_model_calls
 from tests.support.patience import PATIENCE_SECONDS, SHORT_LIFE_SECONDS
+from tests.support.sweeps import first
 
 pytestmark = pytest.mark.server
 
@@ -323,6 +325,62 @@ async def test_a_message_during_a_takeover_waits_for_its_turn(bench: WorkerBench
     await check_paid_once(bench, task_id, claims=2)
     first, *_ = await bench.bodies(task_id, facts.AssistantMessage)
     assert text_of(first.content) == TEXT
+
+
+async def check_redirected(bench: WorkerBench, task_id: str, *, attempts: list[str], claims: int) -> None:
+    """The interrupted call was stopped at the provider and is billed; the one after it has the message."""
+    task = await bench.ended(task_id)
+    assert state_name(task.state) == TaskState.SUCCEEDED, f"{task.reason}: {task.message}"
+    assert task.result.rstrip('"').endswith("in French")
+    assert task.claim_count == claims
+    (failure,) = await bench.bodies(task_id, facts.ModelFailure)
+    (answer,) = await bench.bodies(task_id, facts.AssistantMessage)
+    assert (failure.error_class, failure.message) == ("INTERRUPTED", BY_MESSAGE)
+    assert failure.usage.output_tokens > 0
+    assert sent(bench, task_id) == {f"{task_id}/{attempt}": 1 for attempt in attempts}
+    await check_budget(bench, task_id, [failure.usage, answer.usage])
+    await check_history(bench, task_id)
+    (stopped, _) = sorted(bench.model_calls(task_id), key=lambda call: str(call["attempt"]))
+    assert stopped["ending"] == "abandoned"
+
+
+@pytest.mark.parametrize("how", first(["running", "killed", "drained"]))
+async def test_a_message_interrupts_a_call_of_a_runner(bench: WorkerBench, how: str) -> None:
+    """Also if its owner left after the record of the message and before the stop: the next owner does not join it."""
+    owner = await bench.start_worker()
+    bench.simulator.order_fault(drip_ms=600, count=1)
+    task_id = await bench.submit("sim-worker-redirected")
+    await speaking(bench, task_id, owner)
+    if how == "running":
+        await bench.tell(task_id, "in French", interrupt=True)
+    elif how == "killed":
+        owner.freeze()
+        await bench.tell(task_id, "in French", interrupt=True)
+        owner.kill()
+        await bench.start_worker()
+    else:
+        assert await owner.drain() == 0
+        await bench.tell(task_id, "in French", interrupt=True)
+        await bench.start_worker()
+    await check_redirected(bench, task_id, attempts=["1/1", "1/2"], claims=1 if how == "running" else 2)
+
+
+@pytest.mark.faults
+async def test_a_stale_worker_stops_no_call_for_a_message(bench: WorkerBench) -> None:
+    """It wakes with the notice of a message that the next owner has read, and is deaf to the loss of its claim."""
+    sleeper = await bench.start_worker(failpoints="worker.ignore_trust_window")
+    bench.simulator.order_fault(drip_ms=600, count=1)
+    task_id = await bench.submit("sim-worker-redirected")
+    await speaking(bench, task_id, sleeper)
+    sleeper.freeze()
+    await bench.tell(task_id, "in French", interrupt=True)
+    await asyncio.sleep(2 * SHORT_LIFE_SECONDS)
+    bench.simulator.order_fault(drip_ms=100, count=1)
+    await bench.start_worker()
+    await bench.reached(task_id, facts.ModelAttempt, 2)
+    sleeper.wake()
+    await logged(sleeper, '"task left"')
+    await check_redirected(bench, task_id, attempts=["1/1", "1/2"], claims=2)
 
 
 @pytest.mark.faults

@@ -181,12 +181,12 @@ class Checkpoint:
         response: pb.AppendForeignResponse = await self.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
         return response.task
 
-    async def say(self, task_id: str, text: str, request_id: str = "") -> task_pb2.Task:
+    async def say(self, task_id: str, text: str, request_id: str = "", *, interrupt: bool = False) -> task_pb2.Task:
         request = pb.AppendForeignRequest(
             task_id=task_id,
             request_id=request_id or str(uuid4()),
             actor="alice",
-            user_message=ledger_pb2.UserMessage(text=text),
+            user_message=ledger_pb2.UserMessage(text=text, interrupt=interrupt),
         )
         response: pb.AppendForeignResponse = await self.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
         return response.task

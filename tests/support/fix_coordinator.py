@@ -174,6 +174,13 @@ class Fleet:
         )
         await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
+    async def interrupt(self, task_id: str) -> None:
+        message = ledger_pb2.UserMessage(text="stop", interrupt=True)
+        request = ledger_pb.AppendForeignRequest(
+            task_id=task_id, request_id=str(uuid.uuid4()), actor="tester", user_message=message
+        )
+        await self.ledger.AppendForeign(request, timeout=CALL_SECONDS)
+
     async def requeue_by_operator(self, task_id: str) -> None:
         operator_request = ledger_pb2.OperatorRequest(reason="go on", requeue=ledger_pb2.OperatorRequest.Requeue())
         request = ledger_pb.AppendForeignRequest(

@@ -185,6 +185,7 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
     "python-streamed": [
         {"text": " ".join(f"word{number}" for number in range(160)), "latency_ms": 10_000, "deltas": 160}
     ],
+    "python-redirected": [{"text": f"{'word ' * 100} You said: {{{{last_user_text}}}}", "deltas": 100}],
     "python-writer": [{"text": "Once upon a time."}],
     "python-price": [{"text": "A price.", "calls": [_python_call("final_result", cents=5)]}, {"text": "Never."}],
     "python-openai": [
@@ -207,6 +208,8 @@ SCENARIOS: Final[dict[str, list[dict[str, Any]]]] = {
         },
         {"text": "It is written once."},
     ],
+    # An answer that a test makes slow, for the call that a message interrupts.
+    "worker-redirected": [{"text": f"{'word ' * 100} You said: {{{{last_user_text}}}}", "deltas": 100}],
     "worker-long-answer": [{"text": "word " * 2000, "latency_ms": 60000, "deltas": 1000}],
 }
 """The goal names the record they write to."""
@@ -300,9 +303,9 @@ class WorkerBench:
         said = pb.WaitAnswer(wait_id=task.wait.wait_id, call_digest=task.wait.call_digest, decision=decision)
         await self._say(task.task_id, wait_answer=said)
 
-    async def tell(self, task_id: str, text: str) -> None:
+    async def tell(self, task_id: str, text: str, *, interrupt: bool = False) -> None:
         """Words for the agent."""
-        await self._say(task_id, user_message=ledger_pb2.UserMessage(text=text))
+        await self._say(task_id, user_message=ledger_pb2.UserMessage(text=text, interrupt=interrupt))
 
     async def _say(self, task_id: str, **fact: Any) -> None:
         request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid.uuid4()), actor="test", **fact)

@@ -18,7 +18,7 @@ from tenure.control.model_calls import ModelCallAnswer, ModelCallReport, ModelCa
 from tenure.control.own_tools import EffectUnknown, OwnTool, OwnToolContext, ToolError
 from tenure.control.work import RecordedCall
 from tenure.domain.budget import TokenUsage
-from tenure.domain.control import MESSAGES
+from tenure.domain.control import INTERRUPTED, MESSAGES
 from tenure.domain.entries import ControlFailure, UserMessage
 from tenure.domain.images import SubmittedFile
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -53,7 +53,8 @@ class Call:
 class JournalWork:
     """`kinds`: what was recorded, in order. `denied`: the tools that a person does not approve.
 
-    `outcomes`: the contents of calls, by tool, that a person resolved as happened.
+    `outcomes`: the contents of calls, by tool, that a person resolved as happened. `interrupts`: the messages that
+    interrupt a model call, by its number.
     """
 
     goal: str = ""
@@ -68,6 +69,7 @@ class JournalWork:
     requests: list[ModelCallRequest] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     said: list[str | UserMessage] = field(default_factory=list)
+    interrupts: dict[int, UserMessage] = field(default_factory=dict)
     heard: list[UserMessage] = field(default_factory=list)
     files: tuple[SubmittedFile, ...] = ()
     contents: dict[str, bytes] = field(default_factory=dict)
@@ -104,6 +106,9 @@ class JournalWork:
     ) -> Any:
         async def made() -> Any:
             self.requests.append(request)
+            if request.interruptible and len(self.requests) in self.interrupts:
+                self.said.append(self.interrupts.pop(len(self.requests)))
+                return {"failure": asdict(INTERRUPTED)}
             self.reports.append(Report(self.granted or request.max_output_tokens))
             try:
                 return {"result": (await run(self.reports[-1])).result}

@@ -108,6 +108,7 @@ async def ask(question: str) -> str:
     return await current_work().call_tool("ask_user", {"question": question})
 
 
+redirected = Agent("redirected", model="anthropic:sim-python-redirected")
 slow = Agent("slow", model="anthropic:sim-python-slow")
 writer = Agent("writer", model="anthropic:sim-python-writer")
 editor = Agent("editor", model="anthropic:sim-python-editor")
@@ -141,6 +142,10 @@ openai_talker = helper.clone(
     name="openai-talker",
     model=OpenAIChatCompletionsModel("sim-python-talk", AsyncOpenAI(api_key="sk-test", max_retries=0)),
 )
+openai_redirected = agents.Agent(
+    name="openai-redirected",
+    model=OpenAIChatCompletionsModel("sim-python-redirected", AsyncOpenAI(api_key="sk-test", max_retries=0)),
+)
 openai_big = agents.Agent(
     name="openai-big",
     model=OpenAIChatCompletionsModel("sim-python-big", AsyncOpenAI(api_key="sk-test", max_retries=0)),
@@ -158,6 +163,8 @@ FUNCTIONS = [
     durable(openai_big, output_limits={"big": 2048}),
     pricing,
     asking,
+    redirected,
+    durable(openai_redirected),
     slow,
     writer,
     editor,

@@ -17,15 +17,16 @@ from tenure.agents.openai_agents import durable
 from tenure.control import ModelCallAnswer, ModelCallReport, ModelCallRequest, TokenUsage
 
 MODEL: Final = "sim-python-streamed"
+REDIRECTED: Final = "sim-python-redirected"
 agents.set_tracing_disabled(True)
 
 
-def pydantic(name: str, vendor: str, *, stream: bool = True) -> Agent[Any, str]:
-    return Agent(name, model=f"{vendor}:{MODEL}", stream=stream)
+def pydantic(name: str, vendor: str, *, stream: bool = True, model: str = MODEL) -> Agent[Any, str]:
+    return Agent(name, model=f"{vendor}:{model}", stream=stream)
 
 
-def openai_sdk(name: str, kind: type[Any], *, stream: bool = True) -> Any:
-    agent = agents.Agent(name=name, instructions="Write.", model=kind(MODEL, openai_client=AsyncOpenAI(max_retries=0)))
+def openai_sdk(name: str, kind: type[Any], *, stream: bool = True, model: str = MODEL) -> Any:
+    agent = agents.Agent(name=name, instructions="Write.", model=kind(model, openai_client=AsyncOpenAI(max_retries=0)))
     return durable(agent, stream=stream)
 
 
@@ -73,6 +74,8 @@ FUNCTIONS = [
     openai_sdk("sdk-chat", OpenAIChatCompletionsModel),
     openai_sdk("sdk-chat-whole", OpenAIChatCompletionsModel, stream=False),
     openai_sdk("sdk-responses", OpenAIResponsesModel),
+    pydantic("pydantic-redirected", "anthropic", model=REDIRECTED),
+    openai_sdk("sdk-redirected", OpenAIChatCompletionsModel, model=REDIRECTED),
     own_client,
     by_the_clock,
 ]

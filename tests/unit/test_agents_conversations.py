@@ -133,6 +133,34 @@ async def test_the_first_request_has_a_message(talk: MakeTalk) -> None:
     assert agent.seen()[0] == ["Note this", "And hurry"]
 
 
+@TALKS
+async def test_an_interrupted_request_is_made_again_with_the_message(talk: MakeTalk) -> None:
+    """And with its image. The history has both after the answer; in each execution they are the same."""
+    work = JournalWork("Note this", contents=CONTENTS)
+    agent = talk(lambda: None, "Noted.", "Any time.")
+    work.interrupts = {2: UserMessage("In French", files=(SECOND,)), 3: UserMessage("No, in English")}
+    assert await agent.run.run(work.begin(), None) == "Noted."
+    work.said.append("Thanks")
+    for _ in range(2):
+        assert await agent.run.run(work.begin(), None) == "Any time."
+    french = f"In French{FILES}messages/1/second.png (8 bytes, image/png, 2 x 2 pixels)"
+    redirected = ["Note this", NOTE, french, "<second>", "No, in English"]
+    said = [[line for lines in each for line in lines.split("|")] for each in agent.seen()]
+    assert said == [["Note this"], redirected, [*redirected, "Noted.", "Thanks"]]
+    model = work.kinds[0]
+    assert work.kinds == [model, "tool note", model, MESSAGES, model, MESSAGES, model, MESSAGES, model]
+
+
+async def test_a_message_interrupts_no_agent_that_is_a_tool() -> None:
+    inner = agents.Agent(name="inner", model=sdk.Script(sdk.text_message("Hello.")))
+    outer_script = sdk.Script([sdk.call("ask", '{"input": "Say hello"}')], sdk.text_message("Hello to all."))
+    outer = agents.Agent(name="outer", model=outer_script, tools=[inner.as_tool("ask", "Asks.")])
+    work = JournalWork("Ask", interrupts={2: UserMessage("To all!"), 3: UserMessage("And to me")})
+    assert await durable_openai(outer).run(work.begin(), None) == "Hello to all."
+    assert [request.interruptible for request in work.requests] == [True, False, True, True]
+    assert "And to me" in str(outer_script.seen[-1])
+
+
 async def test_an_agent_that_is_a_tool_reads_no_messages() -> None:
     work = JournalWork("Ask")
     inner_script = sdk.Script(sdk.text_message("Hello."))

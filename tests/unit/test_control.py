@@ -17,6 +17,7 @@ from tenure.domain.control import (
     FunctionToolCall,
     after_function_failure,
     check_end,
+    has_interruption,
     messages_at,
     missing_calls,
     recorded_step,
@@ -122,6 +123,15 @@ def test_messages_are_read_at_the_same_step_in_each_execution() -> None:
     assert [messages_at(after(*read), step) for step in (1, 2, 3)] == [[], [a, b], [c]]
     rest = [*read, (3, ControlStep("count", "4")), (4, ControlStep(MESSAGES, "3"))]
     assert [messages_at(after(*rest), step) for step in (2, 3, 4, 5)] == [[a, b], [], [c], []]
+
+
+def test_a_message_interrupts_an_agent_until_it_is_read() -> None:
+    stop, later = UserMessage("a", "r-1", interrupt=True), UserMessage("b", "r-2")
+    assert not has_interruption(after((0, later)))
+    said: list[tuple[int, Body]] = [(0, later), (1, ControlStep("m", "1")), (1, stop), (0, later)]
+    assert has_interruption(after(*said))
+    assert has_interruption(after(*said, (2, ControlStep(MESSAGES, "1"))))
+    assert not has_interruption(after(*said, (2, ControlStep(MESSAGES, "2"))))
 
 
 async def test_a_step_has_not_the_name_of_those_that_read_messages() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from services.coordinator.claims.close_out import PendingEndings, transition_of
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
+from services.coordinator.claims.queue_watch import InterruptNotices
 from services.coordinator.sessions.session import OUTBOX_MESSAGES
 from services.coordinator.sessions.session_attach import Sessions
 from services.coordinator.settings import CoordinatorSettings
@@ -111,6 +112,21 @@ async def test_many_cancels_at_once_end_no_stream() -> None:
     PendingEndings(cast("Any", Due()), sessions, cast("Any", Ender(0)), grace_seconds=1.0).on_cancels(task_ids)
     assert (await worker.next_response()).HasField("cancel")
     assert not worker.ended.is_set()
+
+
+async def test_notices_of_messages_end_no_stream() -> None:
+    sessions, owner = Sessions(), session()
+    held = [claim(number) for number in range(OUTBOX_MESSAGES + 10)]
+    for each in held:
+        owner.hold(each, NOW, named=True)
+    sessions.attach(owner)
+    notices = InterruptNotices(sessions)
+    notices.send([], to_all=True)
+    notices.send([each.task_id for each in held], to_all=False)
+    assert not owner.ended.is_set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        responses = [await owner.next_response() for _ in range(2)]
+    assert [each.interrupt.task_id for each in responses] == ["", held[0].task_id]
 
 
 def test_the_longest_grace_is_one_that_the_ledger_accepts() -> None:

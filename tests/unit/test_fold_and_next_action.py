@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tenure.domain.next_action import (
     ExecuteTools,
     JoinModelCall,
     Leave,
+    StopModelCall,
     next_action,
 )
 from tenure.domain.retry import MAX_UNUSABLE_ANSWERS
@@ -119,6 +121,31 @@ def test_an_open_attempt_is_joined_with_the_same_messages() -> None:
     assert point.messages == [{"role": "user", "content": [text("find out")]}]
     answered = fold(ledger((1, outliving), *taken_over, (1, answer(text("done"), number=2))))
     assert next_action(answered) == CallModel(2, 1)  # the message arrived during the call
+
+
+def test_a_message_interrupts_the_open_attempt_once() -> None:
+    """Whoever holds the task then: the next attempt has the message, and an answer that was recorded counts."""
+    outliving = facts.ModelAttempt(1, "m", 10, 20, 30, outlives_worker=True)
+    stop = (0, facts.UserMessage("in French", "r-1", interrupt=True))
+    early = fold(ledger(stop, (1, outliving)))
+    assert (early.is_interrupted, next_action(early)) == (False, JoinModelCall(1, 1))
+    begun = ((1, outliving), stop)
+    assert next_action(fold(ledger(*begun))) == StopModelCall()
+    settled = (*begun, (1, facts.ModelFailure(1, "INTERRUPTED", "stopped", retryable=True)))
+    assert next_action(fold(ledger(*settled))) == CallModel(1, 2)
+    again = fold(ledger(*settled, (1, replace(outliving, attempt_number=2))))
+    assert next_action(again) == JoinModelCall(1, 2)
+    assert again.messages[-1]["content"] == [text("in French")]
+    lost = (*begun, (1, facts.AttemptLost(1, TokenUsage(10, 0))))
+    assert next_action(fold(ledger(*lost))) == CallModel(1, 2)
+    assert next_action(fold(ledger(*begun, (1, answer(text("done")))))) == CallModel(2, 1)
+
+
+def test_a_message_lets_a_summary_finish() -> None:
+    summary = facts.ModelAttempt(1, "m", 10, 20, 30, summary_through_step=1, outlives_worker=True)
+    answered = ((1, attempt()), (1, answer(text("part"), stop="max_tokens")))
+    point = fold(ledger(*answered, (2, summary), (0, facts.UserMessage("in French", "r-1", interrupt=True))))
+    assert next_action(point) == JoinModelCall(2, 1)
 
 
 def test_the_final_answer_closes_the_task_out() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tenure.agents.pydantic_ai.model_calls import model_named
-from tenure.domain.control import MESSAGES
+from tenure.domain.control import INTERRUPTED, MESSAGES
 from tenure.domain.entries import (
     Body,
     ControlFailure,
@@ -99,6 +99,20 @@ def test_each_note_of_undone_calls_is_due_once() -> None:
     other = UserMessage("hello", "r-hello")
     for read in range(4):
         assert code.messages_due(1, [*notes[:read], other]) == notes[read:]
+
+
+def test_a_replay_reads_the_message_before_the_interrupted_call() -> None:
+    """The record has the call that a message interrupted, the replay does not: they do not diverge."""
+    stopped: tuple[int, Body] = (1, ControlStep("m", failure=INTERRUPTED))
+    read = [message("a"), stopped, step(2, MESSAGES, "1"), attempt(3, 20), step(3, "m", "2")]
+    record = ledger(attempt(1), *read, call(4, "pay"), message("b"), step(5, MESSAGES, "2"), END)
+    code = RecordedCode(record)
+    assert [each.text for each in code.messages_due(1, [])] == ["a"]
+    assert [each.text for each in code.messages_due(4, [])] == ["a", "b"]
+    point = replaying(message("a"), step(1, MESSAGES, "1"))
+    assert code.model_call(point, 2, "m", "m", 20).result_json == "2"
+    replay = [message("a"), step(1, MESSAGES, "1"), attempt(2), step(2, "m"), call(3, "pay")]
+    assert divergences(record, ledger(*replay, message("b"), step(4, MESSAGES, "2"), END)) == []
 
 
 def test_a_replay_of_code_names_the_first_other_step() -> None:

@@ -75,6 +75,44 @@ async def test_interrupted_work_ends_before_the_report() -> None:
     assert ended
 
 
+async def test_a_notice_waits_for_work_that_looks() -> None:
+    """It interrupts no other work, and an interruption comes through beside it."""
+    interrupts, looks = Interrupts(), []
+
+    async def look() -> None:
+        looks.append(True)
+
+    interrupts.note_message()
+    await interrupts.sleep(0)
+    assert not looks
+    waiting = asyncio.create_task(interrupts.guard(asyncio.sleep(60), on_notice=look))
+    await asyncio.sleep(0.01)
+    assert len(looks) == 1
+    for _ in range(3):
+        interrupts.note_message()
+    await asyncio.sleep(0.01)
+    assert len(looks) == 2
+    interrupts.note_message()
+    interrupts.request(Interruption.DRAIN)
+    with pytest.raises(Interrupted):
+        await waiting
+
+
+async def test_a_look_may_end_the_work_that_has_just_ended() -> None:
+    """The notice came before the answer: the answer is not used."""
+    interrupts = Interrupts()
+
+    async def look() -> None:
+        raise LookupError
+
+    async def answer() -> int:
+        interrupts.note_message()
+        return 7
+
+    with pytest.raises(LookupError):
+        await interrupts.guard(answer(), on_notice=look)
+
+
 async def test_work_that_ended_in_time_gives_its_result_and_its_error() -> None:
     interrupts = Interrupts()
 

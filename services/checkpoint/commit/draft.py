@@ -115,6 +115,7 @@ class Draft:
     - late_seconds: by how much a sweep was late; None: no sweep found the task, or nothing was due at a time
     - reported: the usage of the open model call, as its lost worker reported it
     - lease_end: of a lost claim, for the transition that takes it
+    - interrupting_sequence: of the entry that is an interrupting message; 0: there is none
     """
 
     row: TaskRow
@@ -138,6 +139,12 @@ class Draft:
     late_seconds: float | None = None
     reported: ReportedCall | None = None
     lease_end: ledger_pb2.LeaseEnd | None = None
+    interrupting_sequence: int = 0
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether an interrupting message goes on to sub-agents of the task."""
+        return bool(self.interrupting_sequence) and self.row.sub_agents > 0
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
         """Appends the next entry. `by_claim`: its author is the holder, under its epoch."""

@@ -165,7 +165,8 @@ async def _answer(connection: Connection, draft: Draft, request: pb.AppendForeig
     """
     if request.wait_answer.files:
         await _check_readers(connection, draft.row)
-        _append_message(draft, request, ledger_pb2.UserMessage(text=ANSWER_TEXT, files=request.wait_answer.files))
+        files = request.wait_answer.files
+        _append_message(draft, request, ledger_pb2.UserMessage(text=ANSWER_TEXT, files=files))
     members = await members_for(connection, draft.row.tenant, waits.approvers_of(draft))
     approved = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id, members)
     if approved.plan is not None:
@@ -174,9 +175,23 @@ async def _answer(connection: Connection, draft: Draft, request: pb.AppendForeig
 
 
 def _append_message(draft: Draft, request: pb.AppendForeignRequest, sent: ledger_pb2.UserMessage) -> None:
-    message = ledger_pb2.UserMessage(text=sent.text, request_id=request.request_id, files=sent.files)
+    message = ledger_pb2.UserMessage(
+        text=sent.text, request_id=request.request_id, files=sent.files, interrupt=sent.interrupt
+    )
     body = ledger_pb2.EntryBody(user_message=message).SerializeToString()
     draft.append(KINDS["user_message"], body, step=draft.row.step, actor=request.actor, by_claim=False)
+    if sent.interrupt:
+        draft.interrupting_sequence = draft.row.sequence
+
+
+async def append_passed_message(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
+    """Appends a message that came from the task's parent, once. A task that reads no more messages does not get it."""
+    digest, row = _digest(request), draft.row
+    reader = await reader_of(connection, row.task_id)
+    refusal = refuse_message(row.state, row.ending, reader.external_entries, reader.loop, reader.kind)
+    if refusal is None and await _is_new(connection, request, digest):
+        _append_message(draft, request, request.user_message)
+        await _remember(connection, draft, request, digest)
 
 
 async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
@@ -261,7 +276,8 @@ def _digest(request: pb.AppendForeignRequest) -> bytes:
     fact = request.WhichOneof("fact") or ""
     content = getattr(request, fact)
     if fact == "user_message":
-        content = ledger_pb2.UserMessage(text=content.text, files=as_sent(content.files))
+        files = as_sent(content.files)
+        content = ledger_pb2.UserMessage(text=content.text, files=files, interrupt=content.interrupt)
     elif fact == "wait_answer":
         sent = as_sent(content.files)
         content = pb.WaitAnswer.FromString(content.SerializeToString())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.commit.draft import time_of
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES, UNDOS
+from services.checkpoint.queries import FIRST_ID, QUERIES, SUB_AGENTS, UNDOS
 from services.checkpoint.rows import ADVANCES, BILLS, BUDGETS, ENTRIES, MOVES, STEPS
 from services.checkpoint.task_words import add_words
 from services.checkpoint.tenants.usage_windows import count_calls
@@ -46,6 +46,10 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
             await connection.execute(QUERIES.warn, {"locked_at": locked_at, "reason": reason, **warned})
     if escalated := [draft for draft in touched if draft.escalated and not draft.moved]:
         await connection.execute(QUERIES.escalate, {"locked_at": locked_at, **_escalation_arrays(escalated)})
+    for draft in touched:
+        if draft.passes_on:
+            passed = {"parent": draft.row.task_id, "sequence": draft.interrupting_sequence, "after": FIRST_ID}
+            await connection.execute(SUB_AGENTS.pass_on, passed)
     moved = [draft for draft in touched if draft.moved]
     if moved:
         await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from services.checkpoint.locked_rows import without_locked
-from services.checkpoint.queries import QUERIES, fetch_all
+from services.checkpoint.queries import FIRST_ID, QUERIES, fetch_all
 from services.checkpoint.queue.offering import OfferedTask, Offering, OfferRequest
 from tenure.domain.close_out import SUSPECT_DEATHS, is_suspect
 from tenure.domain.states import TaskState
@@ -26,7 +26,6 @@ MAX_ENDING_RESERVE_SECONDS: Final = 30.0
 """The longest pause between two tries to end a task: after an outage, the last task may wait that long."""
 DEFAULT_RUNNING_PAGE: Final = 500
 _ANY_DEATHS: Final = 2**31
-_FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
 async def list_claimable(pool: Pool, offering: Offering, request: pb.ListClaimableRequest) -> list[pb.Offer]:
@@ -119,7 +118,7 @@ async def inspect_claims(
 async def list_running(pool: Pool, request: pb.ListRunningRequest) -> list[pb.ListRunningResponse.Running]:
     """Returns held tasks with their claims, by task_id."""
     parameters = {
-        "after_task_id": request.after_task_id or _FIRST_ID,
+        "after_task_id": request.after_task_id or FIRST_ID,
         "page_size": request.page_size or DEFAULT_RUNNING_PAGE,
     }
     async with pool_connection(pool) as connection:

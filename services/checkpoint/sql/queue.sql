@@ -280,7 +280,8 @@ select name
     ('schedules', (select min(look_at) from schedules) <= now()),
     ('undos', (select min(due_at) from due_undos) <= now()),
     ('families', (select position from family_news order by position limit 1) is not null
-                 or (select position from raised_budgets order by position limit 1) is not null),
+                 or (select position from raised_budgets order by position limit 1) is not null
+                 or (select position from passed_messages order by position limit 1) is not null),
     ('webhooks', exists (select from webhooks where not paused and leased_until <= now()))
   ) as work(name, is_due)
  where is_due;

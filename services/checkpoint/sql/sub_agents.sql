@@ -66,6 +66,30 @@ select c.task_id::text, p.task_id::text, p.ended_at is not null, p.ending_state 
  order by c.task_id
  limit %(limit)b;
 
+-- name: pass_on
+-- Notes that a message goes on to the sub-agents of its task, those after an id.
+insert into passed_messages (parent_task_id, sequence, after_task_id)
+values (%(parent)b::text::uuid, %(sequence)b, %(after)b::text::uuid);
+
+-- name: take_passed
+-- The oldest message that goes on; skips one that another replica has locked. Without an entry if its task was pruned.
+with taken as (
+  delete from passed_messages n
+   using (select position from passed_messages order by position limit 1 for update skip locked) oldest
+   where n.position = oldest.position
+  returning n.parent_task_id, n.sequence, n.after_task_id
+)
+select n.parent_task_id::text, n.sequence, n.after_task_id::text, e.actor, e.body
+  from taken n left join entries e on e.task_id = n.parent_task_id and e.sequence = n.sequence;
+
+-- name: live_sub_agents
+-- A page of the live sub-agents of a task.
+select c.task_id::text from tasks c
+ where c.parent_task_id = %(parent)b::text::uuid and c.task_id > %(after)b::text::uuid
+   and c.ended_at is null and c.ending_state = ''
+ order by c.task_id
+ limit %(limit)b;
+
 -- name: take_raised
 -- The oldest raise of a budget; skips those that another replica has locked.
 delete from raised_budgets r

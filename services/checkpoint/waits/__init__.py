@@ -5,6 +5,7 @@ escalating.py        takes one step of a wait's escalation
 call_plans.py        plans of calls that answers approve: their number, their list, their end
 signals.py           signals from outside, kept until a wait takes them
 sub_agent_waits.py   a parent's wait for the sub-agents of a call
+passed_messages.py   passes interrupting messages on to sub-agents
 sub_agent_events.py  wakes parents whose sub-agents have ended, and cancels sub-agents that no parent awaits
 budget_waits.py      waits for budget, and the tasks of a tree whose budget was raised
 operator_waits.py    operators' waits of tasks that have not started

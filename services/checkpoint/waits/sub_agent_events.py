@@ -1,4 +1,5 @@
 """Sub-agent events: the last sub-agent to end wakes its parent, and sub-agents that no parent awaits are cancelled.
+passed_messages.py has what its duty does besides: interrupting messages go on to sub-agents.
 
 A transaction that ends a task never locks its parent, and a transaction that ends a parent never locks its sub-agents:
 a batch of commits locks many tasks, and two batches would wait for each other. Instead the transaction inserts a
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import LEDGER, Draft
@@ -23,6 +24,7 @@ from services.checkpoint.queries import SUB_AGENTS, fetch_all
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.waits.budget_waits import resume_one_tree
+from services.checkpoint.waits.passed_messages import TakenEvents, pass_message_on
 from services.checkpoint.waits.sub_agent_waits import are_awaited, awaited, end_wait
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
@@ -35,13 +37,6 @@ from tenure.v1 import ledger_pb2
 
 EVENTS_AT_ONCE: Final = 100
 CANCELLED_AT_ONCE: Final = 100
-
-
-class _TakenEvents(NamedTuple):
-    """The number of handled events, and the drafts that they led to."""
-
-    handled: int
-    drafts: list[Draft]
 
 
 class SubAgentEvents:
@@ -60,11 +55,12 @@ class SubAgentEvents:
                 pass
 
     async def _once(self) -> int:
+        passed = await self._take(pass_message_on, "passed")
         woken = await self._take(wake_parents, "woken")
         stopped = await self._take(cancel_orphaned_sub_agents, "stopped")
-        return woken + stopped + await self._take(resume_raised, "granted")
+        return passed + woken + stopped + await self._take(resume_raised, "granted")
 
-    async def _take(self, act: Callable[[Pool], Awaitable[_TakenEvents]], name: str) -> int:
+    async def _take(self, act: Callable[[Pool], Awaitable[TakenEvents]], name: str) -> int:
         note_progress()
         taken = await act(self._pool)
         self._announce(announcement_of(taken.drafts))
@@ -72,21 +68,21 @@ class SubAgentEvents:
         return taken.handled
 
 
-async def wake_parents(pool: Pool) -> _TakenEvents:
+async def wake_parents(pool: Pool) -> TakenEvents:
     """Ends the waits of parents whose sub-agents have all ended."""
     return await _in_transaction(pool, _wake, parent_moved=False)
 
 
-async def cancel_orphaned_sub_agents(pool: Pool) -> _TakenEvents:
+async def cancel_orphaned_sub_agents(pool: Pool) -> TakenEvents:
     """Cancels sub-agents whose parent has ended or whose call is closed."""
     return await _in_transaction(pool, _cancel_orphans, parent_moved=True)
 
 
-async def resume_raised(pool: Pool) -> _TakenEvents:
+async def resume_raised(pool: Pool) -> TakenEvents:
     """Continues the tasks of a tree whose budget was raised and that want more."""
 
-    async def work(connection: Connection) -> _TakenEvents:
-        taken = _TakenEvents(*await resume_one_tree(connection))
+    async def work(connection: Connection) -> TakenEvents:
+        taken = TakenEvents(*await resume_one_tree(connection))
         if taken.handled:
             await before_sweep()
         await write(connection, taken.drafts)
@@ -100,7 +96,7 @@ async def resume_raised(pool: Pool) -> _TakenEvents:
 
 async def _in_transaction(
     pool: Pool, act: Callable[[Connection, list[str]], Awaitable[list[Draft]]], *, parent_moved: bool
-) -> _TakenEvents:
+) -> TakenEvents:
     """Handles events. When one parent may be at fault for a failure, handles each under a savepoint: the events of that
     parent are dropped, and its wait ends at its deadline.
     """
@@ -121,7 +117,7 @@ async def _handle(
     connection: Connection,
     *,
     apart: bool = False,
-) -> _TakenEvents:
+) -> TakenEvents:
     async def of_parents(parents: list[str]) -> list[Draft]:
         drafts = await act(connection, parents)
         await write(connection, drafts)
@@ -130,14 +126,14 @@ async def _handle(
     parameters = {"parent_moved": parent_moved, "limit": EVENTS_AT_ONCE}
     events = [parent for (parent,) in await fetch_all(connection, SUB_AGENTS.take_news, parameters)]
     if not events:
-        return _TakenEvents(0, [])
+        return TakenEvents(0, [])
     await before_sweep()
     parents = sorted(set(events))
     if apart:
         drafts = await each_apart(connection, parents, lambda parent: of_parents([parent]))
     else:
         drafts = await of_parents(parents)
-    return _TakenEvents(len(events), drafts)
+    return TakenEvents(len(events), drafts)
 
 
 async def _wake(connection: Connection, parents: list[str]) -> list[Draft]:

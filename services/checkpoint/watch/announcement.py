@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from services.checkpoint.commit.draft import Draft, Move, time_of
 from services.checkpoint.rows import BillRow
 from services.checkpoint.watch.appended_entries import AppendedEntries
+from tenure.domain.states import TaskState
 
 
 @dataclass(slots=True)
@@ -16,6 +17,7 @@ class Announcement:
 
     - task_ids: tasks with new entries; `appended` has the entries where they are known
     - claimable: a task may have become claimable
+    - interrupted_task_ids: running tasks with an interrupting message
     - changed_tenants: tenants with new rows in `changes`
     - sub_agent_events: there are new sub-agent events
     - moves, bills: what this process counts; other replicas do not
@@ -25,6 +27,7 @@ class Announcement:
     claimable: bool = False
     ending_task_ids: set[str] = field(default_factory=set)
     ended_task_ids: set[str] = field(default_factory=set)
+    interrupted_task_ids: set[str] = field(default_factory=set)
     changed_tenants: set[str] = field(default_factory=set)
     sub_agent_events: bool = False
     appended: dict[str, AppendedEntries] = field(default_factory=dict)
@@ -32,7 +35,7 @@ class Announcement:
     bills: list[BillRow] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(
+        return bool(  # an interrupted task has a new entry
             self.task_ids or self.claimable or self.ending_task_ids or self.ended_task_ids or self.changed_tenants
         )
 
@@ -41,6 +44,7 @@ class Announcement:
         self.task_ids |= other.task_ids
         self.ending_task_ids |= other.ending_task_ids
         self.ended_task_ids |= other.ended_task_ids
+        self.interrupted_task_ids |= other.interrupted_task_ids
         self.changed_tenants |= other.changed_tenants
         self.claimable = self.claimable or other.claimable
         self.sub_agent_events = self.sub_agent_events or other.sub_agent_events
@@ -74,14 +78,18 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
             announcement.ended_task_ids.add(draft.row.task_id)
         elif draft.moved and draft.row.ending_state:
             announcement.ending_task_ids.add(draft.row.task_id)
+        if draft.interrupting_sequence and draft.row.state is TaskState.RUNNING:
+            announcement.interrupted_task_ids.add(draft.row.task_id)
     return announcement
 
 
 def _concerns_sub_agents(draft: Draft) -> bool:
-    """Whether the transaction inserts a sub-agent event or raises a budget. It follows the same rules as the statement
-    and the trigger that write them.
+    """Whether the transaction inserts a sub-agent event, passes a message on or raises a budget. It follows the same
+    rules as the statements and the trigger that write them.
     """
     row = draft.row
-    return draft.budget.raised or (
-        draft.moved and (row.sub_agents > 0 or (draft.ended and row.parent_task_id is not None))
+    return (
+        draft.budget.raised
+        or draft.passes_on
+        or (draft.moved and (row.sub_agents > 0 or (draft.ended and row.parent_task_id is not None)))
     )

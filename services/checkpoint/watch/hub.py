@@ -7,8 +7,9 @@ watchers read the ledger themselves: so a slow watcher neither misses an entry n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from services.checkpoint.watch.announcement import Announcement
@@ -74,28 +75,51 @@ _MAX_ENDING_IDS: Final = 4096
 _Watch = TypeVar("_Watch")
 
 
+@dataclass(slots=True)
+class QueueEvents:
+    """The news for a coordinator. `interrupts_lost`: there may be interrupted tasks that are not named."""
+
+    claimable: bool = False
+    ending_task_ids: set[str] = field(default_factory=set)
+    interrupted_task_ids: set[str] = field(default_factory=set)
+    interrupts_lost: bool = False
+
+    def __bool__(self) -> bool:
+        return self.claimable or self.interrupts_lost or bool(self.ending_task_ids or self.interrupted_task_ids)
+
+
 class QueueWatch:
     """The messages that one coordinator has not received yet. A message may be lost: the lists of the ledger decide."""
 
     def __init__(self) -> None:
-        self._has_hints = asyncio.Event()
-        self._claimable = False
-        self._ending_task_ids: set[str] = set()
+        self._has_events = asyncio.Event()
+        self._events = QueueEvents()
 
-    def tell(self, *, claimable: bool, ending_task_ids: Iterable[str]) -> None:
-        self._claimable = self._claimable or claimable
-        room = _MAX_ENDING_IDS - len(self._ending_task_ids)
-        self._ending_task_ids.update(list(ending_task_ids)[: max(0, room)])
-        if self._claimable or self._ending_task_ids:
-            self._has_hints.set()
+    def tell(self, announcement: Announcement) -> None:
+        """Takes what the announcement says to coordinators."""
+        events = self._events
+        events.claimable = events.claimable or announcement.claimable
+        room = _MAX_ENDING_IDS - len(events.ending_task_ids)
+        events.ending_task_ids.update(list(announcement.ending_task_ids)[: max(0, room)])
+        interrupted = events.interrupted_task_ids | announcement.interrupted_task_ids
+        if len(interrupted) > _MAX_ENDING_IDS:
+            events.interrupts_lost = True
+        else:
+            events.interrupted_task_ids = interrupted
+        if events:
+            self._has_events.set()
 
-    async def take(self) -> tuple[bool, list[str]]:
-        """Waits for a change and returns (claimable, ids of tasks with a pending ending) since the last call."""
-        await self._has_hints.wait()
-        self._has_hints.clear()
-        claimable, self._claimable = self._claimable, False
-        ending, self._ending_task_ids = sorted(self._ending_task_ids), set()
-        return claimable, ending
+    def tell_lost(self) -> None:
+        """Takes that announcements may have been lost."""
+        self._events.claimable = self._events.interrupts_lost = True
+        self._has_events.set()
+
+    async def take(self) -> QueueEvents:
+        """Waits for a change and returns all events since the last call."""
+        await self._has_events.wait()
+        self._has_events.clear()
+        events, self._events = self._events, QueueEvents()
+        return events
 
 
 class Hub:
@@ -122,7 +146,7 @@ class Hub:
             for changed in self._changes[tenant]:
                 changed.set()
         for queue in self._queues:
-            queue.tell(claimable=announcement.claimable, ending_task_ids=announcement.ending_task_ids)
+            queue.tell(announcement)
         if announcement.sub_agent_events:
             self.sub_agent_events.set()
 
@@ -135,7 +159,7 @@ class Hub:
             for event in some:
                 event.set()
         for queue in self._queues:
-            queue.tell(claimable=True, ending_task_ids=())
+            queue.tell_lost()
 
     def close(self) -> None:
         """Ends all watches when the process stops: every waiter wakes and finds `closed`."""
@@ -185,7 +209,7 @@ class Hub:
     def watch_queue(self) -> Iterator[QueueWatch]:
         """Watches the queue within the block. The first message comes at once, for tasks that were there before."""
         watch = QueueWatch()
-        watch.tell(claimable=True, ending_task_ids=())
+        watch.tell_lost()
         self._queues.add(watch)
         try:
             yield watch

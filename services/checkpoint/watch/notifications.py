@@ -135,6 +135,7 @@ class ReplicaNotifications:
                 claimable=message["claimable"],
                 ending_task_ids=set(message["ending"]),
                 ended_task_ids=set(message["ended"]),
+                interrupted_task_ids=set(message.get("interrupted", ())),  # a replica of an older version sends none
                 changed_tenants=set(message["changed"]),
             )
         except (ValueError, KeyError, TypeError):
@@ -159,6 +160,9 @@ class ReplicaNotifications:
             yield self._payload(moved=moved[start : start + IDS_A_PAYLOAD])
         for start in range(0, len(ending), IDS_A_PAYLOAD):
             yield self._payload(ending=ending[start : start + IDS_A_PAYLOAD])
+        interrupted = sorted(announcement.interrupted_task_ids)[:MAX_IDS]
+        for start in range(0, len(interrupted), IDS_A_PAYLOAD):
+            yield self._payload(interrupted=interrupted[start : start + IDS_A_PAYLOAD])
         ended = [] if overflow else sorted(announcement.ended_task_ids)
         for start in range(0, len(ended), IDS_A_PAYLOAD):
             yield self._payload(ended=ended[start : start + IDS_A_PAYLOAD])
@@ -172,6 +176,7 @@ class ReplicaNotifications:
         moved: list[str] | None = None,
         ending: list[str] | None = None,
         ended: list[str] | None = None,
+        interrupted: list[str] | None = None,
         changed: list[str] | None = None,
         claimable: bool = False,
         everything: bool = False,
@@ -181,6 +186,7 @@ class ReplicaNotifications:
             "moved": moved or [],
             "ending": ending or [],
             "ended": ended or [],
+            "interrupted": interrupted or [],
             "changed": changed or [],
             "claimable": claimable,
             "all": everything,

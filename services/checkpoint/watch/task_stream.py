@@ -61,12 +61,19 @@ class EntryWatch:
         yield pb.WatchEntriesResponse(closed=True)
 
     async def queue(self) -> AsyncIterator[pb.WatchQueueResponse]:
-        """Tells coordinators when to ask for offers and for pending endings, and once at the beginning."""
+        """Tells coordinators when to ask for offers and for pending endings, and which owners have an interrupting
+        message; at the beginning, to ask for everything.
+        """
         with self._hub.watch_queue() as watch:
             while True:
-                claimable, ending = await watch.take()
+                events = await watch.take()
                 self._refuse_when_draining()
-                yield pb.WatchQueueResponse(claimable=claimable, cancel_task_ids=ending)
+                yield pb.WatchQueueResponse(
+                    claimable=events.claimable,
+                    cancel_task_ids=sorted(events.ending_task_ids),
+                    interrupt_task_ids=sorted(events.interrupted_task_ids),
+                    interrupts_lost=events.interrupts_lost,
+                )
 
     async def _next(
         self, tenant: str, task_id: str, after: int, appended_entries: list[AppendedEntries] | None

@@ -248,6 +248,7 @@ class MessageBody:
 
     text: str = given("1 byte to 256 KiB")
     files: tuple[InputFile, ...] = _message_files()
+    interrupt: bool = given("stop the model call that runs; the live sub-agents of the task get the text, too", False)
     request_id: str = given("makes a repeat safe; also as the header Idempotency-Key", "")
 
 

@@ -45,6 +45,7 @@ from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.kept_content import KeptContents
 from services.worker.loop import Loop
+from services.worker.model_attempt import by_message
 from services.worker.model_metrics import OTHER, count_model_call
 from services.worker.transitions import close_out, late_call, wait_before_attempt
 from tenure.agents.functions import content_of
@@ -52,11 +53,13 @@ from tenure.control import Function, RecordedCall, ResultLost
 from tenure.domain import entries
 from tenure.domain.agents import AgentKind
 from tenure.domain.control import (
+    INTERRUPTED,
     MESSAGES,
     Diverged,
     after_function_failure,
     check_end,
     divergence,
+    has_interruption,
     messages_at,
     missing_calls,
     recorded_intents,
@@ -67,6 +70,7 @@ from tenure.domain.errors import TryLater, Unavailable, WrongState
 from tenure.domain.images import sees_images
 from tenure.domain.long_output import SHORTENED, whole_content
 from tenure.domain.next_action import calls_to_make
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import Reason, ReleaseReason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.domain.task import ControlWork
@@ -95,6 +99,7 @@ class ControlLoop(Loop):
     """The loop of a control function."""
 
     _is_stepping = False
+    _interruptible: AttemptReport | None = None
 
     def __init__(self, dependencies: Dependencies, held_task: HeldTask) -> None:
         super().__init__(dependencies, held_task)
@@ -150,7 +155,7 @@ class ControlLoop(Loop):
     async def _serve(self, run: FunctionRun) -> entries.Transition:
         """Answers the function's requests until the task must leave this worker."""
         while True:
-            function_request = await self._held_task.interrupts.guard(self._next(run))
+            function_request = await self._held_task.interrupts.guard(self._next(run), on_notice=self._look_for_message)
             self._is_stepping = False
             if not isinstance(function_request.request, FailModelCall):  # its further attempts belong to the same step
                 self._clock.stop()
@@ -259,28 +264,65 @@ class ControlLoop(Loop):
                 await self._show_tools(request.request.tools)
                 return await self._begin_model_call(request)
             case RecordModelCall(report=report, answer=answer, entry=entry):
-                self._watch.end()
+                self._end_watch()
                 await self._watch.answered()
+                if report.is_interrupted:
+                    return await self._interrupted(report.step, entry.name)
                 stored = await self._stored(entry)
                 await self._write(answer_entries(report, answer, stored))
                 return stored.failure
+            case FailModelCall(begun=begun, report=report) if report.is_interrupted:
+                self._end_watch()
+                count_model_call(report.reserved.model, report.seconds, FailureClass.INTERRUPTED)
+                return await self._interrupted(begun.step, begun.name)
             case FailModelCall():
-                self._watch.end()
+                self._end_watch()
                 return await self._after_failed_attempt(request)
             case CancelModelCall(step=step, name=name):
-                self._watch.end()
+                self._end_watch()
                 if recorded_step(self._point, step, name, is_model_call=True) is None:
                     cancelled = entries.ControlStep(name, failure=CANCELLED)
                     await self._write([*await self._stopped_call(), (step, cancelled)])
                 return None
+
+    def _end_watch(self) -> None:
+        self._interruptible = None
+        self._watch.end()
+
+    async def _look_for_message(self) -> None:
+        """Interrupts the running model call of an agent if there is an interrupting message.
+
+        A ledger that does not answer interrupts nothing.
+        """
+        try:
+            await self._ledger.catch_up()
+        except (TryLater, PeerFailed) as error:
+            _log.warning("interrupting messages could not be read", extra={"why": str(error)})
+        if self._interruptible is not None and has_interruption(self._point):
+            self._interruptible.interrupt()
+
+    async def _interrupted(self, step: int, name: str) -> entries.ControlFailure:
+        """Stops the call of the open attempt, if there is one, and records that its step was interrupted.
+
+        An answer that came before is billed, and not used.
+        """
+        _log.info("a message interrupted a model call", extra={"step": step})
+        self._clock.stop()
+        settled = await self._stopped_call()
+        failures = [(step, by_message(body)) for step, body in settled if isinstance(body, entries.ModelFailure)]
+        await self._write([*failures, (step, entries.ControlStep(name, failure=INTERRUPTED))])
+        return INTERRUPTED
 
     async def _begin_model_call(
         self, begin: BeginModelCall
     ) -> AttemptReport | entries.ControlStep | entries.Transition:
         """Joins the call of an attempt that outlived its former owner, or reserves the next attempt.
 
-        A function that calls the provider itself now cannot join: that call is stopped.
+        A function that calls the provider itself now cannot join: that call is stopped. So is one that a message
+        interrupted meanwhile.
         """
+        if begin.request.interruptible and has_interruption(self._point):
+            return entries.ControlStep(begin.name, failure=await self._interrupted(begin.step, begin.name))
         if self._point.open_attempt is None:
             return await self._reserve_attempt(begin)
         if not self._at_runner.takes(begin.request):
@@ -318,6 +360,10 @@ class ControlLoop(Loop):
             self._at_runner.calls_of(attempt, timeout_seconds),
         )
         await self._watch.begin(report, timeout_seconds)
+        if begin.request.interruptible:
+            self._interruptible = report
+            if has_interruption(self._point):  # it came with the reservation, and the code has not read it
+                report.interrupt()
         return report
 
     async def _stopped_call(self) -> list[StepEntry]:

@@ -9,12 +9,12 @@ from time import monotonic
 from typing import Final
 
 from services.worker.claim_ledger import StepEntry, size_bytes
-from services.worker.model_attempt import MIN_OUTPUT_TOKENS, billed
+from services.worker.model_attempt import BY_MESSAGE, MIN_OUTPUT_TOKENS, billed
 from services.worker.model_metrics import count_model_call
 from services.worker.vendor_calls import VendorCalls
 from tenure.agents.vendor_clients import sending
 from tenure.control import ModelCallAnswer, ModelCallRequest, RunModelCall
-from tenure.control.failures import CallFailure, ModelCallLate
+from tenure.control.failures import CallFailure, ModelCallInterrupted, ModelCallLate
 from tenure.control.model_calls import PromptPart
 from tenure.domain import entries
 from tenure.domain.budget import MAX_TOKENS, ReserveRequest, TokenUsage
@@ -40,7 +40,7 @@ class AttemptReport:
 
     `usage`: the newest report, and an estimate for the text since then. `was_answered`: the provider began to answer.
     `about_size`: what a refusal of the request says about the size of its prompt. `vendor_calls`: sends the request of
-    the attempt to the model runner; None: `run` calls the provider.
+    the attempt to the model runner; None: `run` calls the provider. `is_interrupted`: a message interrupted it.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class AttemptReport:
         self._reported = TokenUsage()
         self._has_text = False
         self._counted_tokens = self._unreported_bytes = 0
-        self._is_over = False
+        self._is_over = self.is_interrupted = False
+        self._limit: asyncio.Timeout | None = None
 
     @property
     def max_output_tokens(self) -> int:
@@ -107,8 +108,16 @@ class AttemptReport:
             return failed
         return replace(failed, failure=replace(failure, message=f"{failure.message} ({self._about_size})"))
 
+    def interrupt(self) -> None:
+        """Stops `run`, now or before it begins: `make` raises ModelCallInterrupted. Repeatable."""
+        self.is_interrupted = True
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
     async def make(self, run: RunModelCall) -> ModelCallAnswer:
-        """Makes the attempt. Raises what `run` raises, ModelCallLate, and TypeError or ValueError for a bad answer."""
+        """Makes the attempt. Raises what `run` raises, ModelCallLate and ModelCallInterrupted, and TypeError or
+        ValueError for a bad answer.
+        """
         began = monotonic()
         try:
             with sending(None if self.vendor_calls is None else self.vendor_calls.send):
@@ -139,12 +148,19 @@ class AttemptReport:
         """Returns what `run` returned. A call at a model runner has its timeout there, from the moment it is sent."""
         try:
             async with asyncio.timeout(None if self.vendor_calls is not None else self._timeout_seconds) as limit:
+                self._limit = limit
+                if self.is_interrupted:
+                    raise ModelCallInterrupted(BY_MESSAGE)
                 return await run(self)
         except TimeoutError as error:
             if not limit.expired():
                 raise
+            if self.is_interrupted:
+                raise ModelCallInterrupted(BY_MESSAGE) from error
             message = f"the model's answer was not complete within {self._timeout_seconds:g} s"
             raise ModelCallLate(message) from error
+        finally:
+            self._limit = None
 
 
 def check_request(request: ModelCallRequest) -> None:

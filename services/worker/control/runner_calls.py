@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.worker import model_step
 from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.control.model_calls import AttemptReport, failure_entry
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.model_attempt import AttemptWatch, stopped_call
 from services.worker.model_runner import RunnerModels
+from services.worker.model_step import ended_entry
 from services.worker.models import CallEvents, ClaimedAttempt
 from services.worker.vendor_calls import VendorCalls
 from tenure.control import ModelCallRequest
 from tenure.control.failures import CallFailure
 from tenure.domain import entries
 from tenure.domain.errors import WrongState
-from tenure.domain.retry import FailureClass
-from tenure.model_providers.client import ModelAnswer, ModelCallFailed
 
 
 class CallsAtRunner:
@@ -63,7 +61,7 @@ class CallsAtRunner:
             end = await stopped_call(self._models, self._claimed(attempt))
         except WrongState:  # a restored ledger has an older call than the runners
             end = None
-        return self._watch.settlement() if end is None else [(step, _ended(attempt, end))]
+        return self._watch.settlement() if end is None else [(step, ended_entry(attempt, end))]
 
     async def failure(self, report: AttemptReport, failed: CallFailure) -> entries.ModelFailure:
         """Returns the failure of an attempt; that of a call at a runner is the runner's, and so is its usage.
@@ -75,26 +73,17 @@ class CallsAtRunner:
             return failure_entry(report, failed)
         if calls.leaves is not None:
             raise calls.leaves
-        said = failure_entry(report, failed) if calls.failed is None else _ended(attempt, calls.failed)
+        said = failure_entry(report, failed) if calls.failed is None else ended_entry(attempt, calls.failed)
         try:
             end = calls.ended or await stopped_call(self._models, self._claimed(attempt))
         except WrongState:  # as in `stop`
             return said
         if end is None:
             return said
-        billed = _ended(attempt, end)
+        billed = ended_entry(attempt, end)
         return replace(said, usage=billed.usage, provider_request_id=billed.provider_request_id)
 
     def _claimed(self, attempt: entries.ModelAttempt) -> ClaimedAttempt:
         held_task, point = self._held_task, self._ledger.point
         number, tier = attempt.attempt_number, held_task.tier
         return ClaimedAttempt(lambda: held_task.token, point.step, number, tier, point.reserved_epoch)
-
-
-def _ended(attempt: entries.ModelAttempt, end: ModelAnswer | ModelCallFailed) -> entries.ModelFailure:
-    """Returns the failure of an attempt that a model runner has ended. An answer to it has no use any more."""
-    if isinstance(end, ModelCallFailed):
-        return model_step.failure_entry(attempt, end)
-    unused = ModelCallFailed(FailureClass.INTERRUPTED, "the function did not use the answer")
-    unused.usage, unused.request_id, unused.was_answered = end.usage, end.request_id, True
-    return model_step.failure_entry(attempt, unused)

@@ -6,6 +6,7 @@ import inspect
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agents import Agent, RunConfig
@@ -43,6 +44,7 @@ class MessagesOfUsers:
         """Returns the input of a request with all messages of the run, those that came just now at the end."""
         given = data.model_data
         if not self._current.is_nested:  # an agent that is a tool has this configuration, too
+            self._current.make_input = partial(self._input, data)
             if message := await new_message(self._current):
                 self._messages.append((len(given.input), _user_item(message)))
             images = images_to_show(self._current, ledger_model(_model_of(data.agent, self.config)))

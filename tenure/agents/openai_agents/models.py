@@ -16,6 +16,7 @@ from agents.model_settings import ModelSettings
 from agents.models.interface import Model, ModelProvider, ModelTracing
 from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
 from agents.models.openai_responses import OpenAIResponsesModel
+from agents.run_config import ModelInputData
 from agents.tool import FunctionTool, Tool
 from agents.usage import Usage, deserialize_usage, serialize_usage
 from openai.types.responses import (
@@ -34,6 +35,7 @@ from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import TypeAdapter
 
 from tenure.agents.approvals import offered_tools
+from tenure.agents.conversation import is_interrupted
 from tenure.agents.execution import Execution, execution_of, unit
 from tenure.agents.failures import refuses_images
 from tenure.agents.openai_agents.model_errors import REQUEST, exception_of, recorded_failures
@@ -59,6 +61,8 @@ _BY_HTTP: Final = (OpenAIChatCompletionsModel, OpenAIResponsesModel)
 """The models that the model runner can serve. Others use a web socket, or the library of another vendor."""
 _MEDIA: Final = frozenset({"image_url", "file_data", "file_url", "data"})
 """The members of an input's items that are an image, a sound or a file: base64, or an address."""
+_Given = tuple[str | None, Input]
+"""The instructions and the input of a request."""
 _ITEMS: Final[TypeAdapter[list[TResponseOutputItem]]] = TypeAdapter(list[TResponseOutputItem])
 
 
@@ -95,7 +99,8 @@ class DurableModel(Model):
     ) -> ModelResponse:
         """Returns the response, recorded now or earlier. Raises an exception of `openai` for a request that failed.
 
-        A request whose images the provider refuses is made again without them.
+        A request whose images the provider refuses is made again without them, and one that a message interrupts with
+        the message.
         """
         references: dict[str, Any] = {
             "previous_response_id": previous_response_id,
@@ -108,19 +113,24 @@ class DurableModel(Model):
             return await self.inner.get_response(system_instructions, input, model_settings, *rest, **references)
         while True:
             shown = without_images(input, current.refused_images) if current.refused_images else input
+            of_model = (system_instructions, shown)
 
-            async def send(settings: ModelSettings, shown: Input = shown) -> ModelResponse:
-                return await self.inner.get_response(system_instructions, shown, settings, *rest, **references)
+            async def send(settings: ModelSettings, given: _Given = of_model) -> ModelResponse:
+                return await self.inner.get_response(*given, settings, *rest, **references)
 
-            def stream(settings: ModelSettings, shown: Input = shown) -> AsyncIterator[TResponseStreamEvent]:
-                return self.inner.stream_response(system_instructions, shown, settings, *rest, **references)
+            def stream(settings: ModelSettings, given: _Given = of_model) -> AsyncIterator[TResponseStreamEvent]:
+                return self.inner.stream_response(*given, settings, *rest, **references)
 
-            bound = input_bound(system_instructions, shown, tools, output_schema, handoffs)
+            bound = input_bound(*of_model, tools, output_schema, handoffs)
             sending = Request(send, stream if self._options.streams else None, offered_tools(_own_tools(tools)))
-            largest = largest_part(system_instructions, shown)
+            largest = largest_part(*of_model)
             try:
                 return await self._call(current, bound, largest, model_settings, sending)
             except StepFailed as failed:
+                if is_interrupted(failed) and current.make_input is not None:
+                    made: ModelInputData = await current.make_input()
+                    input, system_instructions = made.input, made.instructions  # noqa: A001
+                    continue
                 images = images_in(shown) if refuses_images(failed.failure) else set()
                 if not images:
                     raise exception_of(failed) from failed
@@ -138,6 +148,7 @@ class DurableModel(Model):
             outlives_worker=by_runner(_client_of(self.inner)),
             tools=sending.tools,
             follows_replay=bool(current.replay_model),
+            interruptible=current.is_interruptible and current.make_input is not None,
         )
 
         async def run(report: ModelCallReport) -> ModelCallAnswer:

@@ -34,7 +34,7 @@ from pydantic_ai.durable_exec import (
 )
 from pydantic_ai.durable_exec._utils import DurableModel
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import BinaryContent, ToolCallPart
+from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.tools import (
@@ -48,13 +48,13 @@ from pydantic_ai.tools import (
 from pydantic_ai.toolsets import ToolsetTool
 
 from tenure.agents.approvals import inline_tool, offered_tools, permission
-from tenure.agents.conversation import ShownImage, images_to_show, new_message
 from tenure.agents.execution import Execution, execution, execution_of, unit
 from tenure.agents.pydantic_ai.model_calls import (
     CallSettings,
     Handler,
     call_model,
     ledger_model,
+    new_content,
     reporting_model,
 )
 from tenure.agents.pydantic_ai.tool_calls import (
@@ -342,14 +342,8 @@ class ReadsMessages(AbstractCapability[Any]):
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        message = await new_message(self._current)
-        images = images_to_show(self._current, ledger_model(request_context.model))
-        ctx.enqueue(*filter(None, [message]), *[_content(each) async for each in images])
+        ctx.enqueue(*await new_content(self._current, ledger_model(request_context.model)))
         return request_context
-
-
-def _content(image: ShownImage | str) -> BinaryContent | str:
-    return image if isinstance(image, str) else BinaryContent(image.content, media_type=image.media_type)
 
 
 async def _permission(current: Execution, ctx: RunContext[Any], call: ToolCallPart) -> ToolApproved | ToolDenied:

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from pydantic_ai.durable_exec import DurableOperation, ModelRequestParams
 from pydantic_ai.messages import (
+    BinaryContent,
     ModelMessage,
+    ModelRequest,
     ModelResponse,
     ModelResponseStreamEvent,
     PartDeltaEvent,
@@ -21,6 +23,7 @@ from pydantic_ai.messages import (
     ThinkingPartDelta,
     ToolCallPart,
     ToolCallPartDelta,
+    UserPromptPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.fallback import FallbackModel
@@ -29,6 +32,7 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
+from tenure.agents.conversation import ShownImage, images_to_show, is_interrupted, new_message
 from tenure.agents.execution import Execution, unit
 from tenure.agents.failures import refuses_images
 from tenure.agents.output_report import OutputReport
@@ -111,7 +115,8 @@ async def call_model(
 ) -> Any:
     """Returns the encoded response, recorded now or earlier. Raises Pydantic AI's exception for one that failed.
 
-    A request whose images the provider refuses is made again without them.
+    A request whose images the provider refuses is made again without them, and one that a message interrupts with the
+    message.
     """
     model = params.run_context.model
     assert isinstance(model, Model), "a realtime session makes no requests through this interface"
@@ -120,11 +125,33 @@ async def call_model(
     try:
         return await _call(execution, agent, model, operation, params, handler, options)
     except StepFailed as failed:
-        images = images_in(params.messages) if refuses_images(failed.failure) else set()
-        if not images:
-            raise exception_of(failed, model.model_name) from failed
-        execution.refused_images |= images
+        if is_interrupted(failed):
+            params = await _with_messages(execution, params, ledger_model(model))
+        else:
+            images = images_in(params.messages) if refuses_images(failed.failure) else set()
+            if not images:
+                raise exception_of(failed, model.model_name) from failed
+            execution.refused_images |= images
     return await call_model(execution, agent, operation, params, handler, options)
+
+
+async def new_content(execution: Execution, model: str) -> list[BinaryContent | str]:
+    """Returns what users said since the last look, and the images that came with it."""
+    message = await new_message(execution)
+    images = [_content(image) async for image in images_to_show(execution, model)]
+    return [*filter(None, [message]), *images]
+
+
+def _content(image: ShownImage | str) -> BinaryContent | str:
+    return image if isinstance(image, str) else BinaryContent(image.content, media_type=image.media_type)
+
+
+async def _with_messages(execution: Execution, params: ModelRequestParams, model: str) -> ModelRequestParams:
+    """Returns the request with the messages that came while it was answered, which the history of the run gets, too."""
+    ctx, content = params.run_context, await new_content(execution, model)
+    request = ModelRequest([UserPromptPart(content)], run_id=ctx.run_id, conversation_id=ctx.conversation_id)
+    ctx.messages.append(request)
+    return replace(params, messages=[*params.messages, request])
 
 
 async def _call(
@@ -145,6 +172,7 @@ async def _call(
         outlives_worker=by_runner(client_of(model)),
         tools=options.tools,
         follows_replay=bool(execution.replay_model),
+        interruptible=execution.is_interruptible,
     )
 
     async def run(report: ModelCallReport) -> ModelCallAnswer:

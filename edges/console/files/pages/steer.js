@@ -38,12 +38,17 @@ function cancel(task, refresh) {
 
 function message(task, refresh) {
   const text = h("textarea", { name: "text", rows: 4, required: true, maxlength: 262144 });
+  const interrupt = h("input", { name: "interrupt", type: "checkbox" });
   const once = requestId();
   return dialog("Message to the agent", {
     confirm: "Send",
-    build: (body) => body.append(field("Text", text, "The agent reads it before its next step.")),
+    build: (body) => append(body, [
+      field("Text", text, "The agent reads it before its next step."),
+      field("Interrupt", interrupt, "Stops the model call that runs, which is billed to that point. The live sub-agents get the text, too. Tool calls that run go on."),
+    ]),
     submit: async () => {
-      await api.post(path`/v1/tasks/${task.task_id}/messages`, { text: text.value }, { headers: { "Idempotency-Key": once } });
+      const sent = { text: text.value, ...(interrupt.checked ? { interrupt: true } : {}) };
+      await api.post(path`/v1/tasks/${task.task_id}/messages`, sent, { headers: { "Idempotency-Key": once } });
       notice("The message is recorded.");
       refresh();
     },

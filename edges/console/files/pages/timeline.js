@@ -205,7 +205,7 @@ const HANDLERS = {
     call?.step.callEnded();
   },
   user_message(event) {
-    this.mark(event, "»", "person", `${event.actor || "A person"} says`, longText(event.text));
+    this.mark(event, "»", "person", `${event.actor || "A person"} ${event.interrupt ? "interrupts" : "says"}`, longText(event.text));
   },
   cancel_request(event) {
     this.on.marker?.(`${event.actor} cancels the task`);
