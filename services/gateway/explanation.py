@@ -47,6 +47,7 @@ REASONS: Final = {
     Reason.STEP_LIMIT: "it reached its step limit",
     Reason.BUDGET_BUSY: "other model calls had reserved the rest of its budget",
     Reason.TENANT_QUOTA: "its tenant had reached a quota",
+    Reason.SUPERSEDED: "a later submit of its source replaced it before it began",
     Reason.STOPPED: "an operator stopped it",
     Reason.TOOL_IN_DOUBT: "a tool call is in doubt: it is not known whether it happened, and it must not happen twice",
     Reason.CALL_RESOLVED: "its calls in doubt were resolved",

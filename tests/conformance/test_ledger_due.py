@@ -42,6 +42,7 @@ DUE = [
     ("schedules", SCHEDULE),
     ("families", "insert into family_news (parent_task_id, parent_moved) select task_id, true from tasks"),
     ("families", "insert into raised_budgets (root_task_id) select task_id from tasks"),
+    ("lines", "insert into due_source_lines (tenant, source_kind, source_id) values ('t', 'k', 'i')"),
     ("webhooks", WEBHOOK),
 ]
 
