@@ -138,6 +138,7 @@ def gather_facts(
         failed_call=_failed_model_call(entries),
         refused_tools=_refused_tools([*first, *entries]),
         stop=_stop(task, open_calls, in_force, now),
+        at_most=task.spec.source.at_most if task.in_line else 0,
     )
 
 

@@ -154,6 +154,7 @@ class Facts:
     them, or "". `starts_none`: that quota is 0. `pin`: the revision of its agent. `model_call`: the open call that
     outlives its worker. `failed_call`: the failure after which the model call is made again, or "".
     `refused_tools`: the tools whose definitions its model provider refused. `stop`: the one that is in its way.
+    `at_most`: so many of its source may be live, and it waits in line for that; 0: it is not in line.
     """
 
     state: TaskState
@@ -190,11 +191,12 @@ class Facts:
     failed_call: str = ""
     refused_tools: tuple[str, ...] = ()
     stop: StopFact | None = None
+    at_most: int = 0
 
 
 def obstacle_text(facts: Facts) -> str:
     """Returns what keeps all attached workers from a queued task; "": nothing that is known."""
-    if facts.state is not TaskState.QUEUED or facts.workers is None:
+    if facts.state is not TaskState.QUEUED or facts.workers is None or facts.at_most:
         return ""
     obstacle = _obstacle(facts, facts.workers)
     return "" if obstacle is None else obstacle.line
@@ -240,7 +242,7 @@ def _circumstances(facts: Facts) -> Iterator[str]:
         case TaskState.QUEUED if facts.until_start is not None:
             yield f"It cannot start before its start time, in {span(facts.until_start)}"
         case TaskState.QUEUED:
-            yield _workers(facts)
+            yield _line(facts) if facts.at_most else _workers(facts)
             if facts.until_too_long is not None:
                 yield f"Its queue timeout is in {span(facts.until_too_long)}"
         case TaskState.RETRY_SCHEDULED if facts.until_retry is not None:
@@ -251,6 +253,11 @@ def _circumstances(facts: Facts) -> Iterator[str]:
     yield from _model_call(facts)
     yield from _quotas(facts)
     yield _deadline(facts)
+
+
+def _line(facts: Facts) -> str:
+    tasks = "1 task is" if facts.at_most == 1 else f"{facts.at_most} tasks are"
+    return f"It waits in the line of its source, of which at most {tasks} live, or for the end of its debounce"
 
 
 def _quotas(facts: Facts) -> Iterator[str]:
@@ -484,6 +491,8 @@ def _needed_to_run(facts: Facts) -> str:
 
 
 def _needed_to_start(facts: Facts) -> str:
+    if facts.at_most:
+        return "the end of another task of its source (tenure list --source KIND/ID), or tenure cancel"
     if facts.until_start is not None:
         return "time; tenure cancel ends it"
     if facts.workers is not None and (obstacle := _obstacle(facts, facts.workers)) is not None:
