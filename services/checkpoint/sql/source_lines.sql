@@ -23,7 +23,7 @@ select count(w.task_id), coalesce(min(w.since), now()),
          as l(tenant, kind, id, debounce)
   left join lateral (
        select t.task_id::text, case when t.claim_count = 0 and t.state = 'QUEUED' then t.debounced_since end as since
-         from {of_line} and t.exclusive_source is null
+         from {of_line} and coalesce(t.exclusive_source, '') = ''
         order by t.created_at limit %(most)b) w on true
  group by l.debounce;
 
@@ -43,7 +43,7 @@ returning tenant, source_kind, source_id;
 -- before one that has to wait. Runs under the locks of the lines. A task gets the lowest free slot of its source; an
 -- exclusive task that never waits has the first one. From now on the task waits for a worker.
 with line as materialized (
-  select l.*, array(select t.exclusive_source from {of_line} and not t.exclusive_source is null)
+  select l.*, array(select t.exclusive_source from {of_line} and coalesce(t.exclusive_source, '') > '')
               || array(select t.exclusive_source from tasks t
                         where t.tenant = l.tenant and t.exclusive_source = source_slot(l.kind, l.id, 1)
                           and t.source_at_most = 0 and t.ended_at is null) as live
@@ -54,7 +54,7 @@ with line as materialized (
    cross join lateral (
          select f.task_id, row_number() over behind as number, min(f.source_at_most) over behind as at_most
            from (select t.task_id, t.created_at, t.source_at_most
-                   from {of_line} and t.exclusive_source is null
+                   from {of_line} and coalesce(t.exclusive_source, '') = ''
                     and t.state = 'QUEUED' and t.ending_state = '' and t.starts_at = 'infinity'
                   order by t.created_at, t.task_id limit %(most)b) f
          window behind as (order by f.created_at, f.task_id)) w

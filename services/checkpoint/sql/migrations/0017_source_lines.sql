@@ -6,8 +6,8 @@ alter table tasks
   add column source_at_most  int not null default 0,          -- 0: the task does not wait in line
   add column debounced_since timestamptz;                     -- of a task with a debounce: the first submit of its burst
 
--- Who waits in the line of a source, and which of its tasks are live.
-create index tasks_in_line on tasks (tenant, source_kind, source_id, (exclusive_source is null), created_at, task_id)
+-- Who waits in the line of a source (''), and which of its tasks are live.
+create index tasks_in_line on tasks (tenant, source_kind, source_id, coalesce(exclusive_source, ''), created_at, task_id)
   where source_at_most > 0 and ended_at is null;
 
 create function source_slot(kind text, id text, number int) returns text language sql immutable as $$
