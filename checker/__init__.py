@@ -1,4 +1,4 @@
-"""The checker: compares the history of an installation with the invariants I1 to I46.
+"""The checker: compares the history of an installation with the invariants I1 to I47.
 
 collect.py        builds histories: over the public API task by task, and from files outside of the installation
 history.py        the records of a history: ledger, tool service, etcd, outside effects, and the clients' logs
@@ -16,6 +16,7 @@ checks/           the checks:
   undos.py          I45: undos
   stops.py          I43: stops of operators
   bounds.py         I46: rules with bounds
+  source_lines.py   I47: the tasks of a source
 verify.py         runs the checks: verify(history) → violations; examine(history) → a report with the checks not run
 
 A checker that shares a fault with the product proves nothing. So the checker states the rules of fences, sequences and

@@ -146,4 +146,5 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         "An undo makes the calls of its plan, in their order; an effect is undone once, and no call without effect is."
     ),
     "I46": Invariant("The calls that began under a rule with bounds never exceed its count or its limit."),
+    "I47": Invariant("No task runs beside more tasks of its source than its `exclusive` or its `at_most` allows."),
 }

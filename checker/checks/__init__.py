@@ -13,6 +13,7 @@ from checker.checks import (
     fencing,
     ledger,
     receipts,
+    source_lines,
     stops,
     task_trees,
     tool_calls,
@@ -31,4 +32,5 @@ CHECKS: Final[tuple[Check | SumCheck, ...]] = (
     *undos.CHECKS,
     *stops.CHECKS,
     *bounds.CHECKS,
+    *source_lines.CHECKS,
 )

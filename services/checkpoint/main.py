@@ -27,6 +27,7 @@ from services.checkpoint.comparing_tool_calls import TOOL_CALLS
 from services.checkpoint.epochs import get_epochs, raise_generation
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, session_settings
+from services.checkpoint.queue.admitting import LineSweeper
 from services.checkpoint.queue.backlog import Backlog
 from services.checkpoint.queue.depth import QueueDepths
 from services.checkpoint.queue.due import DueWork
@@ -214,14 +215,14 @@ async def assemble(process: Process, settings: CheckpointSettings, open_notifier
         LedgerCreator(settings.postgres_dsn, pool, replicas.announce, defaults, settings.in_session)
     )
     batcher = commit_batcher(committer.write)
-    due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events})
+    due = DueWork(pool, settings.sweep_interval_seconds, {"families": hub.sub_agent_events, "lines": hub.source_lines})
     duties = await process.open(Duties())
     _write(duties, batcher, creator, opener)
     duties.start("refusals", refusals.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("tenants' quotas", limited.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _notify(duties, replicas)
     duties.start("due work", due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    _sweep(duties, Sweeper(pool, replicas.announce, due))
+    _sweep(duties, Sweeper(pool, replicas.announce, due), LineSweeper(pool, replicas.announce, due))
     _create_due(duties, pool, replicas, due, defaults)
     sub_agent_events = SubAgentEvents(pool, replicas.announce, due)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
@@ -318,11 +319,12 @@ def _notify(duties: Duties, replicas: ReplicaNotifications) -> None:
     duties.start("poll", replicas.run_poll, silence_seconds=POLL_SILENCE_SECONDS)
 
 
-def _sweep(duties: Duties, sweeper: Sweeper) -> None:
+def _sweep(duties: Duties, sweeper: Sweeper, lines: LineSweeper) -> None:
     """Starts the sweeps."""
     for name in SWEEPS:
         duties.start(name, partial(sweeper.run, name), silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("starts", sweeper.run_starts, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("lines", lines.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("old signals", sweeper.run_forgetting, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 

@@ -25,6 +25,7 @@ SUB_AGENTS: Final = Queries.load("services.checkpoint", "sql/sub_agents.sql")
 DOUBTS: Final = Queries.load("services.checkpoint", "sql/doubts.sql")
 RETENTION: Final = Queries.load("services.checkpoint", "sql/retention.sql")
 UNDOS: Final = Queries.load("services.checkpoint", "sql/undos.sql")
+SOURCE_LINES: Final = Queries.load("services.checkpoint", "sql/source_lines.sql")
 OUTPUTS: Final = Queries.load("services.checkpoint", "sql/outputs.sql")
 MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 

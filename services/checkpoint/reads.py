@@ -56,6 +56,7 @@ def snapshot(row: ReadColumns, budget: Budget, **others: Any) -> task_pb2.Task:
         budget=budget_to_wire(budget),
         claim_count=row.claim_count,
         cancel_requested=bool(row.ending_state) and row.state not in TERMINAL,
+        in_line=row.in_line,
         parent_task_id=row.parent_task_id or "",
         root_task_id=row.root_task_id,
         next_retry_time=optional_timestamp(row.next_retry_at),

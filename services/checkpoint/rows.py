@@ -62,11 +62,18 @@ class ReadColumns:
     deadline_at: datetime
     wait: Moved[bytes]
     calls_in_doubt: Moved[tuple[str, ...]]
+    exclusive_source: str | None
+    source_at_most: int
 
     def __post_init__(self) -> None:
         """Converts the texts and lists of the database to domain types."""
         self.state = TaskState(self.state)
         self.calls_in_doubt = tuple(self.calls_in_doubt)
+
+    @property
+    def in_line(self) -> bool:
+        """Whether the task is queued and waits in the line of its source."""
+        return self.source_at_most > 0 and self.exclusive_source is None and self.state is TaskState.QUEUED
 
 
 @dataclass(slots=True)
@@ -347,6 +354,8 @@ class NewTaskRow(NamedTuple):
     max_steps: int
     on_lease_lost: str
     exclusive_source: str | None
+    source_at_most: int
+    debounced_since: datetime | None
     source_kind: str
     source_id: str
     source_run_id: str

@@ -140,6 +140,7 @@ def gather_facts(
         refused_tools=_refused_tools([*first, *entries]),
         stop=_stop(task, open_calls, in_force, now),
         lost_lease=_lost_lease(moved),
+        at_most=task.spec.source.at_most if task.in_line else 0,
     )
 
 

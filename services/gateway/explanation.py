@@ -47,6 +47,7 @@ REASONS: Final = {
     Reason.STEP_LIMIT: "it reached its step limit",
     Reason.BUDGET_BUSY: "other model calls had reserved the rest of its budget",
     Reason.TENANT_QUOTA: "its tenant had reached a quota",
+    Reason.SUPERSEDED: "a later submit of its source replaced it before it began",
     Reason.STOPPED: "an operator stopped it",
     Reason.TOOL_IN_DOUBT: "a tool call is in doubt: it is not known whether it happened, and it must not happen twice",
     Reason.CALL_RESOLVED: "its calls in doubt were resolved",
@@ -154,6 +155,7 @@ class Facts:
     outlives its worker. `failed_call`: the failure after which the model call is made again, or "".
     `refused_tools`: the tools whose definitions its model provider refused. `stop`: the one that is in its way.
     `lost_lease`: the newest lost claim, with its reason and what is known of its lease, or "".
+    `at_most`: so many of its source may be live, and it waits in line for that; 0: it is not in line.
     """
 
     state: TaskState
@@ -191,11 +193,12 @@ class Facts:
     refused_tools: tuple[str, ...] = ()
     stop: StopFact | None = None
     lost_lease: str = ""
+    at_most: int = 0
 
 
 def obstacle_text(facts: Facts) -> str:
     """Returns what keeps all attached workers from a queued task; "": nothing that is known."""
-    if facts.state is not TaskState.QUEUED or facts.workers is None:
+    if facts.state is not TaskState.QUEUED or facts.workers is None or facts.at_most:
         return ""
     obstacle = _obstacle(facts, facts.workers)
     return "" if obstacle is None else obstacle.line
@@ -243,7 +246,7 @@ def _circumstances(facts: Facts) -> Iterator[str]:
         case TaskState.QUEUED if facts.until_start is not None:
             yield f"It cannot start before its start time, in {span(facts.until_start)}"
         case TaskState.QUEUED:
-            yield _workers(facts)
+            yield _line(facts) if facts.at_most else _workers(facts)
             if facts.until_too_long is not None:
                 yield f"Its queue timeout is in {span(facts.until_too_long)}"
         case TaskState.RETRY_SCHEDULED if facts.until_retry is not None:
@@ -254,6 +257,11 @@ def _circumstances(facts: Facts) -> Iterator[str]:
     yield from _model_call(facts)
     yield from _quotas(facts)
     yield _deadline(facts)
+
+
+def _line(facts: Facts) -> str:
+    tasks = "1 task is" if facts.at_most == 1 else f"{facts.at_most} tasks are"
+    return f"It waits in the line of its source, of which at most {tasks} live, or for the end of its debounce"
 
 
 def _quotas(facts: Facts) -> Iterator[str]:
@@ -487,6 +495,8 @@ def _needed_to_run(facts: Facts) -> str:
 
 
 def _needed_to_start(facts: Facts) -> str:
+    if facts.at_most:
+        return "the end of another task of its source (tenure list --source KIND/ID), or tenure cancel"
     if facts.until_start is not None:
         return "time; tenure cancel ends it"
     if facts.workers is not None and (obstacle := _obstacle(facts, facts.workers)) is not None:

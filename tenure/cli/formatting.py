@@ -197,10 +197,10 @@ def clock(moment: Timestamp) -> str:
 
 
 def start_text(task: task_pb2.Task) -> str:
-    """Returns `not before 2026-11-23 07:00:00, in 2 h 5 min` for a task before its start time, else ""."""
+    """Returns `not before 2026-11-23 07:00:00, in 2 h 5 min` for a task before its start time; "": nothing holds it."""
     left_seconds = held_back_seconds(task, time.time())
     if left_seconds is None:
-        return ""
+        return "when the line of its source admits it" if task.in_line else ""
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(task.spec.start_time.seconds))
     return f"not before {moment}, in {seconds_text(left_seconds)}"
 

@@ -22,7 +22,7 @@ from tenure.cli.watch import watch_task
 from tenure.client import Client
 from tenure.domain.agents import read_reference
 from tenure.domain.errors import TenureError
-from tenure.domain.task import Source, SourceKind
+from tenure.domain.task import MOST_LIVE, Source, SourceKind
 from tenure.sdk.errors import named_arguments
 from tenure.sdk.option_values import source as source_to_wire
 from tenure.sdk.submit_options import PARAMETERS
@@ -67,6 +67,22 @@ from tenure.wire.common import timestamp
     is_flag=True,
     help="Refuse the submit while another exclusive task of the conversation or source has not ended.",
 )
+@click.option(
+    "--at-most",
+    cls=SectionOption,
+    section="Work",
+    type=click.IntRange(1, MOST_LIVE),
+    default=None,
+    help="Wait in line while so many tasks of the conversation or source are live.",
+)
+@click.option(
+    "--debounce",
+    cls=SectionOption,
+    section="Work",
+    type=DURATION,
+    default=None,
+    help="With --at-most: begin after this time, and let a later submit with --debounce replace the task until then.",
+)
 @with_client
 async def submit(context: Context, client: Client, /, goal: str, watched: bool, **options: Any) -> Exit:
     """Submit a task with GOAL for an agent; `-` reads GOAL from standard input.
@@ -99,9 +115,7 @@ def request_of(goal: str, **options: Any) -> api.SubmitTaskRequest:
     spec = spec_of(goal, **options)
     conversation = options.get("conversation", "")
     source = options.get("source") or Source(_source_kind(spec.control.function, conversation), conversation)
-    if options.get("exclusive") and not source.source_id:
-        raise click.UsageError("--exclusive works only with --conversation or --source KIND/ID")
-    spec.source.CopyFrom(source_to_wire("--source", replace(source, exclusive=options.get("exclusive", False))))
+    spec.source.CopyFrom(source_to_wire("--source", _with_line(source, options)))
     if (start_in := options.get("start_in")) is not None:
         spec.start_time.CopyFrom(timestamp(datetime.now(UTC) + timedelta(seconds=start_in)))
     request = api.SubmitTaskRequest(spec=spec)
@@ -109,6 +123,17 @@ def request_of(goal: str, **options: Any) -> api.SubmitTaskRequest:
         if option.is_in(options) and not option.path:
             put_field(request, option.name or "", option.to_wire(options[option.name or ""]))
     return request
+
+
+def _with_line(source: Source, options: Mapping[str, Any]) -> Source:
+    """Returns the source with what the task does while the source is busy. Raises UsageError."""
+    exclusive, at_most, debounce = options.get("exclusive", False), options.get("at_most"), options.get("debounce")
+    for flag, value in (("--exclusive", exclusive), ("--at-most", at_most)):
+        if value and not source.source_id:
+            raise click.UsageError(f"{flag} works only with --conversation or --source KIND/ID")
+    if debounce is not None and at_most is None:
+        raise click.UsageError("--debounce works only with --at-most N")
+    return replace(source, exclusive=exclusive, at_most=at_most or 0, debounce_seconds=debounce)
 
 
 def spec_of(goal: str, **options: Any) -> task_pb2.TaskSpec:
@@ -134,6 +159,7 @@ _EXCLUSIVE: Final = (
     ("max_cost", "no_max_cost"),
     ("source", "conversation"),
     ("start_at", "start_in"),
+    ("exclusive", "at_most"),
     ("agent", "function"),
 )
 

@@ -117,11 +117,13 @@ def _cost_text(task: task_pb2.Task) -> str:
 
 
 def _state_text(task: task_pb2.Task) -> Text:
-    """Returns the state with the start time of a task that is held back, else with the reason if it adds anything."""
+    """Returns the state with what holds the task back, else with the reason if it adds anything."""
     state = state_name(task.state)
     left_seconds = held_back_seconds(task, time.time())
     is_plain_state = not task.reason or state in {"SUCCEEDED", "RUNNING", "QUEUED"}
     text = state if is_plain_state else harmless(f"{state} {task.reason}")
     if left_seconds is not None:
         text = f"{state}, starts in {seconds_text(left_seconds)}"
+    elif task.in_line:
+        text = f"{state}, in line"
     return Text(text, state_style(state))

@@ -112,6 +112,10 @@ SOURCE_BUSY: Final = "SOURCE_BUSY"
 """Reason of an AlreadyExists: a task of an exclusive source is live. The same submit may succeed after its end."""
 
 
+SOURCE_LINE_FULL: Final = "SOURCE_LINE_FULL"
+"""Reason of a LimitReached: too many tasks of the source wait in line."""
+
+
 class WrongState(Refused):
     """The request is not possible in the object's current state."""
 

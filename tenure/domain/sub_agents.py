@@ -189,7 +189,7 @@ def spec_of_sub_agent(parent: TaskSpec, goal: str, share: Share, seconds_left: f
             max_nano_usd=share.max_nano_usd,
             timeout_seconds=timeout_seconds,
         ),
-        source=replace(parent.source, source_run_id="", exclusive=False),
+        source=replace(parent.source, source_run_id="", exclusive=False, at_most=0, debounce_seconds=None),
         control=None,
         result_schema_json="",
         start_time=None,

@@ -232,9 +232,17 @@ class InputFile:
     content: bytes
 
 
+MOST_LIVE: Final = 100
+"""The limit of Source.at_most."""
+MAX_DEBOUNCE_SECONDS: Final = 24 * 3600.0
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """The source of a task. `exclusive`: at most one task of this source is live at a time.
+
+    `at_most`: so many are live at a time, and the task waits in line for that; 0: it does not wait. `debounce_seconds`:
+    the task begins at the earliest after this time, and a later one with a debounce replaces it while it waits in line.
 
     A tenant has at most one task with this kind, `source_id` and `source_run_id`, unless `source_run_id` is "".
     """
@@ -243,6 +251,8 @@ class Source:
     source_id: str = ""
     source_run_id: str = ""
     exclusive: bool = False
+    at_most: int = 0
+    debounce_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def ending_error(task: TaskInfo) -> TaskEnded:
 STACK_OF_ANOTHER_FOLDER: Final = "STACK_OF_ANOTHER_FOLDER"
 _HINTS_BY_REASON: Final = {
     "REQUEST_ID_REUSED": "use a new request_id for another request",
-    "SOURCE_BUSY": "send a message to the live task, whose id is in metadata['task_id']",
+    "SOURCE_BUSY": "send a message to the live task, whose id is in metadata['task_id'], or submit with at_most",
     "SOURCE_RUN_REUSED": "use another run_id of the source, or read the task in metadata['task_id']",
     "WAIT_OVER": "read the present wait with task.refresh(), and answer task.current_wait",
     "OTHER_CALL": "read the present wait with task.refresh(), and answer task.current_wait",

@@ -131,6 +131,8 @@ def source(argument: str, given: Source) -> task_pb2.Source:
             source_id=given.source_id,
             source_run_id=given.source_run_id,
             exclusive=given.exclusive,
+            at_most=given.at_most,
+            debounce=None if given.debounce_seconds is None else duration(given.debounce_seconds),
         )
 
 

@@ -160,8 +160,9 @@ class TaskInfo(PublicValue):
 
     How it stands: `state` with its `reason` (UPPER_SNAKE, for programs) and `message` (for people); `attempt`, which
     counts retries and requeues from 1; `step`, the newest one; `sequence`, that of the newest entry; `worker`, empty
-    without one; `claim_count`, how often a worker opened the task; `wait`; `calls_in_doubt`, ids of calls; `usage` and
-    `cost_usd` of the task's own model calls; `budget` of its tree.
+    without one; `claim_count`, how often a worker opened the task; `in_line`, whether it waits for others of its
+    source; `wait`; `calls_in_doubt`, ids of calls; `usage` and `cost_usd` of the task's own model calls; `budget` of
+    its tree.
 
     `undo_of`: the task whose effects it undoes; empty: none.
 
@@ -198,6 +199,7 @@ class TaskInfo(PublicValue):
     worker: str
     claim_count: int
     cancel_requested: bool
+    in_line: bool
     wait: TaskWait | None
     calls_in_doubt: tuple[str, ...]
     usage: TokenUsage

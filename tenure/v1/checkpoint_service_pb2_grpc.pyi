@@ -38,7 +38,8 @@ class CheckpointServiceStub:
     CreateTask: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CreateTaskRequest, _checkpoint_service_pb2.CreateTaskResponse]
     """Creates a task QUEUED. The same request_id with the same payload as sent returns the same task; another payload is
     ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live: SOURCE_BUSY
-    {task_id}. RESOURCE_EXHAUSTED / CREATE_QUEUE_FULL: too many submits wait, no task was created.
+    {task_id}. RESOURCE_EXHAUSTED / CREATE_QUEUE_FULL: too many submits wait, no task was created; SOURCE_LINE_FULL: too
+    many tasks wait in the line of the source.
     """
     ForkTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.ForkTaskRequest, _task_service_pb2.ForkTaskResponse]
     """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.

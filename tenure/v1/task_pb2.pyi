@@ -1457,6 +1457,8 @@ class Source(message.Message):
     SOURCE_ID_FIELD_NUMBER: builtins.int
     SOURCE_RUN_ID_FIELD_NUMBER: builtins.int
     EXCLUSIVE_FIELD_NUMBER: builtins.int
+    AT_MOST_FIELD_NUMBER: builtins.int
+    DEBOUNCE_FIELD_NUMBER: builtins.int
     kind: SourceKind.ValueType
     """The kind of source."""
     source_id: builtins.str
@@ -1472,6 +1474,21 @@ class Source(message.Message):
     """At most one live task of the tenant may have this kind and source_id and be exclusive; needs a source_id. For the
     runs of a schedule the overlap policy decides instead.
     """
+    at_most: builtins.int
+    """The task waits in the line of its source until fewer than this many tasks of the kind and source_id are live that
+    the line has admitted, or that are exclusive. The line admits tasks in the order of their submits; meanwhile they
+    are QUEUED, and their timeouts run. 0: the task does not wait. Needs a source_id, and excludes `exclusive`. At most
+    1,000 tasks of a source wait: RESOURCE_EXHAUSTED / SOURCE_LINE_FULL. A requeued task waits again. A fork that keeps
+    the source waits, too; sub-agents and the runs of a schedule do not.
+    """
+    @builtins.property
+    def debounce(self) -> duration_pb2.Duration:
+        """Makes one run of a burst of submits: the line admits the task at the earliest this long after its submit, and a
+        later submit of the source with a debounce replaces it until then, and until the line admits it. The replaced task
+        ends as CANCELLED / SUPERSEDED. A burst ends at the latest after ten times the debounce of its newest submit. At most
+        1 day; needs at_most. Forks have none.
+        """
+
     def __init__(
         self,
         *,
@@ -1479,10 +1496,12 @@ class Source(message.Message):
         source_id: builtins.str = ...,
         source_run_id: builtins.str = ...,
         exclusive: builtins.bool = ...,
+        at_most: builtins.int = ...,
+        debounce: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["debounce", b"debounce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["exclusive", b"exclusive", "kind", b"kind", "source_id", b"source_id", "source_run_id", b"source_run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["at_most", b"at_most", "debounce", b"debounce", "exclusive", b"exclusive", "kind", b"kind", "source_id", b"source_id", "source_run_id", b"source_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1859,6 +1878,7 @@ class Task(message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     OUTPUTS_FIELD_NUMBER: builtins.int
     UNDO_OF_FIELD_NUMBER: builtins.int
+    IN_LINE_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """UUIDv7; for a sub-agent UUIDv5, derived from the call that spawned it."""
     tenant: builtins.str
@@ -1909,6 +1929,8 @@ class Task(message.Message):
     """The priority with which the queue offers the task. It differs from spec.priority after an escalation of a wait."""
     undo_of: builtins.str
     """The task whose effects this task undoes; empty: it is not an undo."""
+    in_line: builtins.bool
+    """The task waits in the line of its source: see Source.at_most."""
     @builtins.property
     def spec(self) -> TaskSpec:
         """The submitted spec."""
@@ -2004,10 +2026,11 @@ class Task(message.Message):
         priority: Priority.ValueType = ...,
         outputs: abc.Iterable[tool_pb2.TaskOutput] | None = ...,
         undo_of: builtins.str = ...,
+        in_line: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "forked_from", b"forked_from", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "outputs", b"outputs", "owner", b"owner", "parent_task_id", b"parent_task_id", "priority", b"priority", "queue", b"queue", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "undo_of", b"undo_of", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "in_line", b"in_line", "message", b"message", "next_retry_time", b"next_retry_time", "outputs", b"outputs", "owner", b"owner", "parent_task_id", b"parent_task_id", "priority", b"priority", "queue", b"queue", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "undo_of", b"undo_of", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2081,7 +2104,9 @@ class ForkOverrides(message.Message):
 
     @builtins.property
     def source(self) -> Source:
-        """The source of the fork. Absent: the other task's source, including `exclusive`, without its source_run_id."""
+        """The source of the fork. Absent: the other task's source, including `exclusive` and `at_most`, without its
+        source_run_id and its debounce.
+        """
 
     @builtins.property
     def parameters(self) -> ModelParameters:

@@ -35,7 +35,8 @@ class TaskServiceStub:
     SubmitTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.SubmitTaskRequest, _task_service_pb2.SubmitTaskResponse]
     """Accepts a task and queues it. The same request_id with the same payload as sent returns the same task; another
     payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
-    error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
+    error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage), or wait in line
+    (Source.at_most). RESOURCE_EXHAUSTED / SOURCE_LINE_FULL: too many tasks do. A run of a source is one
     task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
     INVALID_ARGUMENT for a name in spec.agent.tools or spec.agent.approve_tools that the tool service does not know,
     with the nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not

@@ -16,6 +16,7 @@ from tenure.domain.model_parameters import ANY_TOOL, AUTO, NO_TOOL, problems_of
 from tenure.domain.result_schema import problem_of_size
 from tenure.domain.task import (
     CONTROL_LOOP,
+    MAX_DEBOUNCE_SECONDS,
     MAX_LEASE_TTL_SECONDS,
     MAX_START_DELAY_SECONDS,
     MAX_TIMEOUT_SECONDS,
@@ -218,6 +219,11 @@ def check_result_schema(schema_json: str, v: Violations, field: str) -> None:
 def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
     check_source_fields(source, v, field)
     v.require(bool(source.source_id) or not source.exclusive, f"{field}.exclusive", "needs a source_id")
+    v.require(bool(source.source_id) or not source.at_most, f"{field}.at_most", "needs a source_id")
+    v.require(not (source.at_most and source.exclusive), f"{field}.at_most", "must not be set together with exclusive")
+    if source.HasField("debounce"):
+        check_duration(f"{field}.debounce", source.debounce, MAX_DEBOUNCE_SECONDS, v)
+        v.require(source.at_most > 0, f"{field}.debounce", "needs at_most")
     if source.kind == task_pb2.SOURCE_KIND_SCHEDULER:
         for name in ("source_id", "source_run_id"):
             v.require(bool(getattr(source, name)), f"{field}.{name}", "must be set for a scheduler: it names the run")

@@ -64,6 +64,7 @@ def _overrides(overrides: task_pb2.ForkOverrides, v: Violations) -> None:
     check_limits(overrides.limits, v, "overrides.limits")
     check_parameters(overrides.parameters, v, "overrides.parameters")
     check_source(overrides.source, v, "overrides.source")
+    v.require(not overrides.source.HasField("debounce"), "overrides.source.debounce", "must not be set for a fork")
     check_result_schema(overrides.result_schema_json, v, "overrides.result_schema_json")
 
 

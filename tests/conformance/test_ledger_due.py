@@ -43,6 +43,7 @@ DUE = [
     ("families", "insert into family_news (parent_task_id, parent_moved) select task_id, true from tasks"),
     ("families", "insert into raised_budgets (root_task_id) select task_id from tasks"),
     ("families", "insert into passed_messages (parent_task_id, sequence) select task_id, 1 from tasks"),
+    ("lines", "insert into due_source_lines (tenant, source_kind, source_id) values ('t', 'k', 'i')"),
     ("webhooks", WEBHOOK),
 ]
 

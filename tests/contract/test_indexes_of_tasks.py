@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from services.checkpoint.agents.rows import AGENTS
-from services.checkpoint.queries import DOUBTS, LISTS, MIGRATIONS, QUERIES, QUEUE, RETENTION, SUB_AGENTS
+from services.checkpoint.queries import DOUBTS, LISTS, MIGRATIONS, QUERIES, QUEUE, RETENTION, SOURCE_LINES, SUB_AGENTS
 from services.checkpoint.tenants.rows import TENANTS
 from tenure.runtime.store.pipelined_transaction import _parsed
 from tests.support.fix_postgres import FreshDatabase
@@ -25,6 +25,7 @@ SERVED: Final = {
     "tasks_held": TENANTS.running,
     "tasks_in_doubt": DOUBTS.see_doubt_waits,
     "tasks_in_doubt_of_tenants": DOUBTS.list_doubts,
+    "tasks_in_line": SOURCE_LINES.look,
     "tasks_labels": LISTS.list_tasks,
     "tasks_living_sub_agents": SUB_AGENTS.parent,
     "tasks_newest": LISTS.list_tasks,

@@ -84,10 +84,24 @@ class Arena:
     stops: list[StopRecord] = field(default_factory=list)
     bounds: list[BoundRecord] = field(default_factory=list)
 
-    async def task(self) -> str:
+    async def task(self, **spec: Any) -> str:
         """A queued task that the history will tell of."""
-        self.task_ids.append((await self.ledger.create()).task_id)
+        self.task_ids.append((await self.ledger.create(**spec)).task_id)
         return self.task_ids[-1]
+
+    async def admitted_task(self, source: task_pb2.Source) -> str:
+        """A task that the line of its source has admitted."""
+        task_id = await self.task(source=source)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await self.ledger.get(task_id)).in_line:
+                await asyncio.sleep(0.01)
+        return task_id
+
+    async def requeue(self, task_id: str) -> None:
+        """An operator lets the ended task go on."""
+        act = ledger_pb2.OperatorRequest(reason="once more", requeue=ledger_pb2.OperatorRequest.Requeue())
+        request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid4()), actor="olga", operator_request=act)
+        await self.ledger.stub.AppendForeign(request, timeout=CALL_SECONDS)
 
     async def owner_with_a_call(
         self, delay_ms: int = 0, tool: str = TOOL, *defined: tool_pb2.ToolDefinition, calls: int = 1

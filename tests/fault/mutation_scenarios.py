@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from uuid import uuid4
 
 from tenure.domain.errors import TenureError
 from tenure.domain.states import TaskState
@@ -83,6 +84,18 @@ async def an_unregistered_claim_opens(arena: Arena) -> None:
     with REFUSED:
         unknown = arena.ledger.sign(task_id, registered.claims.epoch + 1, "nobody-registered-this", "worker-2")
         await (await arena.ledger.open(*unknown)).end()
+
+
+async def a_claim_from_before_the_line_opens(arena: Arena) -> None:
+    source = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONTROL, source_id=str(uuid4()), at_most=1)
+    first = await arena.admitted_task(source)
+    granted = await arena.ledger.grant(first, holder="worker-1")
+    await arena.ledger.cancel(first)
+    second = await arena.ledger.claim(await arena.admitted_task(source), holder="worker-2")
+    await arena.requeue(first)
+    with REFUSED:
+        await (await arena.ledger.open(*granted)).end(task_pb2.TASK_STATE_FAILED)
+    await second.end(task_pb2.TASK_STATE_FAILED)
 
 
 async def a_commit_is_sent_twice(arena: Arena) -> None:
@@ -367,6 +380,7 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "open_same_claim_later": a_claim_that_was_given_back_opens_again,
     "open_raises_the_fence": a_former_owner_commits_after_the_open,
     "registered_grants": an_unregistered_claim_opens,
+    "line_at_open": a_claim_from_before_the_line_opens,
     "commit_repeat": a_commit_is_sent_twice,
     "commit_number": an_old_commit_is_delivered_again,
     "requeue_of_the_seen_claim": the_loss_of_an_older_claim_is_reported_late,

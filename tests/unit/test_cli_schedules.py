@@ -18,7 +18,18 @@ from tenure.sdk.operations_info import READERS
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
 
-NOT_OF_A_SCHEDULE = {"watched", "request_id", "files", "conversation", "source", "exclusive", "start_at", "start_in"}
+NOT_OF_A_SCHEDULE = {
+    "watched",
+    "request_id",
+    "files",
+    "conversation",
+    "source",
+    "exclusive",
+    "at_most",
+    "debounce",
+    "start_at",
+    "start_in",
+}
 FOUND = pb.Schedule(
     schedule_id="018f0000-0000-7000-8000-000000000001",
     revision=4,

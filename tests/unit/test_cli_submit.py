@@ -78,6 +78,16 @@ def test_a_conversation_is_the_source_and_may_have_one_task_only() -> None:
         request_of("go", exclusive=True)
 
 
+def test_a_task_may_wait_in_the_line_of_its_source() -> None:
+    source = request_of("go", conversation="c-1", at_most=2, debounce=5.0).spec.source
+    assert (source.at_most, source.debounce.seconds, source.exclusive) == (2, 5, False)
+    for wrong in ({"at_most": 1}, {"conversation": "c", "debounce": 1.0}):
+        with pytest.raises(click.UsageError):
+            request_of("go", **wrong)
+    with pytest.raises(click.UsageError, match="--at-most"):
+        request_of("go", conversation="c", at_most=1, exclusive=True)
+
+
 def test_a_source_is_read_and_shown_in_one_form() -> None:
     for text in ("scheduler/nightly/2026-11-23T01:00Z/a", "control/a%2Fb", "conversation"):
         source = request_of("go", source=SOURCE.convert(text, None, None)).spec.source

@@ -108,6 +108,7 @@ def explanations() -> dict[str, str]:
         "queued after a loss": explained("QUEUED", reason="WORKER_LOST", message="worker-1 is gone"),
         "queued for its first step": explained("QUEUED", reason="SUBMITTED", step=0),
         "queued until its start": explained("QUEUED", until_start=7500.0, until_deadline=90_000.0),
+        "queued in the line of its source": explained("QUEUED", reason="SUBMITTED", step=0, at_most=1),
         "queued with a queue timeout": explained("QUEUED", until_too_long=30.0),
         "queued past its deadline, with an unknown reason": explained(
             "QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0

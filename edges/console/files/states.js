@@ -32,6 +32,7 @@ export function why(task) {
   if (task.cancel_requested && !isEnded(task.state)) return "an end is requested and will be carried out";
   if (task.wait) return waitLine(task.wait);
   if (task.reason === "TOOL_IN_DOUBT") return "a call may or may not have happened";
+  if (task.in_line) return "waits for other tasks of its source";
   if (task.state === "SUCCEEDED" || task.state === "RUNNING") return "";
   return task.message || "";
 }

@@ -370,6 +370,11 @@ class Draft:
         return self.row.state in WITHOUT_SUCCESS and self.row.task_policy.on_failure is FailurePolicy.UNDO
 
     @property
+    def concerns_line(self) -> bool:
+        """Whether the move makes the line of the task's source longer, or lets it admit the next task."""
+        return self.row.exclusive_source is not None if self.ended else self.row.in_line
+
+    @property
     def has_work(self) -> bool:
         """Whether there is anything to write."""
         return self.moved or self.committed or bool(self.entries)

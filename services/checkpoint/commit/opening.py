@@ -18,7 +18,7 @@ from services.checkpoint.queue.offering import RunningLimits, lock_running_limit
 from services.checkpoint.reads import snapshot
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.admission import OpenVerdict, decide_open
-from tenure.domain.errors import NotFound, TenureError
+from tenure.domain.errors import NotFound, TenureError, WrongState
 from tenure.domain.states import Reason, TaskState
 from tenure.runtime.store.postgres import in_transaction, pool_connection
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -94,7 +94,7 @@ async def open_batch(
             refusals[task_id] = await task_not_found(connection, claims.tenant, task_id)
         elif isinstance(verdict, TenureError):
             refusals[task_id] = verdict
-        elif refusal := _over_limit(tasks[task_id], verdict, limits):
+        elif refusal := _in_line(tasks[task_id]) or _over_limit(tasks[task_id], verdict, limits):
             refusals[task_id] = refusal
         else:
             drafts[task_id] = _draft(tasks[task_id], budgets, verdict, opening)
@@ -112,6 +112,11 @@ def _decide(row: TaskRow | None, claims: Claims) -> OpenVerdict | TenureError:
         return decide_open(row.fence, claims.fence)
     except TenureError as refusal:
         return refusal
+
+
+def _in_line(row: TaskRow) -> TenureError | None:
+    """Refuses a claim from before the task was requeued into the line of its source, which has not admitted it yet."""
+    return WrongState("the task waits in the line of its source", reason="IN_LINE") if row.in_line else None
 
 
 def _over_limit(row: TaskRow, verdict: OpenVerdict, limits: RunningLimits) -> TenureError | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.commit.draft import time_of
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import FIRST_ID, QUERIES, SUB_AGENTS, UNDOS
+from services.checkpoint.queries import FIRST_ID, QUERIES, SOURCE_LINES, SUB_AGENTS, UNDOS
 from services.checkpoint.rows import ADVANCES, BILLS, BUDGETS, ENTRIES, MOVES, STEPS
 from services.checkpoint.task_words import add_words
 from services.checkpoint.tenants.usage_windows import count_calls
@@ -57,6 +57,8 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
         await add_words(connection, results)
         if due := [draft.row.task_id for draft in moved if draft.wants_undo]:
             await connection.execute(UNDOS.note_due, {"task_ids": due})
+        if of_lines := [draft.row.task_id for draft in moved if draft.concerns_line]:
+            await connection.execute(SOURCE_LINES.note, {"task_ids": of_lines})
     await count_calls(connection, [bill for draft in touched for bill in draft.bills], locked_at)
 
 

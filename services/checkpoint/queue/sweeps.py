@@ -65,7 +65,8 @@ async def end_queued_too_long(pool: Pool) -> list[Draft]:
     """Applies the queued timeout to tasks that no worker took in time."""
 
     async def change(connection: Connection, draft: Draft) -> None:
-        move = what_follows(draft, Phase.QUEUED, "no worker took the task in time")
+        detail = "its source did not admit it in time" if draft.row.in_line else "no worker took the task in time"
+        move = what_follows(draft, Phase.QUEUED, detail)
         assert move is not None, "the statement finds only tasks with a queued timeout"
         await carry_out(connection, draft, move)
 
@@ -203,7 +204,7 @@ class Sweeper:
             while result == ROWS_A_SWEEP:
                 note_progress()
                 result = await start_due(self._pool)
-                self._announce(Announcement(claimable=bool(result)))
+                self._announce(Announcement(claimable=bool(result), source_lines=bool(result)))
                 started.value += result
 
     async def run_forgetting(self) -> None:

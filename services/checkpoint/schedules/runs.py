@@ -48,9 +48,11 @@ async def start_run(
     Raises what CreateTask raises. A quota above 0 only delays the task, unless `may_refuse`.
     """
     spec = task_pb2.TaskSpec.FromString(row.spec)
-    spec.source.kind = task_pb2.SOURCE_KIND_SCHEDULER
-    spec.source.source_id, spec.source.source_run_id = row.schedule_id, source_run_id
-    spec.source.exclusive = False  # the overlap policy has decided
+    # Without `exclusive` and `at_most`: the overlap policy has decided.
+    source = task_pb2.Source(
+        kind=task_pb2.SOURCE_KIND_SCHEDULER, source_id=row.schedule_id, source_run_id=source_run_id
+    )
+    spec.source.CopyFrom(source)
     request_id = f"schedule/{row.schedule_id}/{source_run_id}"
     request = checkpoint_service_pb2.CreateTaskRequest(request_id=request_id, spec=spec)
     return await create_in(connection, Submit(row.tenant, request), defaults, may_refuse=may_refuse)

@@ -79,7 +79,11 @@ update tasks t
        result = case when {moves.attempt} > t.attempt then '' else coalesce(nullif(c.result, ''), t.result) end,
        result_json = coalesce(nullif(c.result_json, ''), t.result_json),
        deadline_at = coalesce(nullif(c.deadline_at, '')::timestamptz, t.deadline_at),
-       starts_at = case when c.state = 'QUEUED' then t.starts_at end,
+       -- A queued task that its line has not admitted waits; an ended one gives its slot back.
+       starts_at = case when c.state <> 'QUEUED' then null
+                        when t.source_at_most > 0 and t.exclusive_source is null then coalesce(t.starts_at, 'infinity')
+                        else t.starts_at end,
+       exclusive_source = case when c.ended and t.source_at_most > 0 then null else t.exclusive_source end,
        queued_at = case when c.state = 'QUEUED' then case when t.state = 'QUEUED' then t.queued_at
                                                           else %(locked_at)b::timestamptz end end,
        started_at = case when {moves.holds} then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
@@ -152,7 +156,8 @@ update tasks
 -- later start run from that start, whether the client asked for it or a quota of the tenant delays the task.
 insert into tasks as t ({new.columns}, sequence, change_xid, deadline_at, queued_until, starts_at, asked_start_at, queued_at)
 select {new.values}, 2, pg_current_xact_id(), begin_at + make_interval(secs => timeout_seconds),
-       begin_at + make_interval(secs => queued_seconds), case when begin_at > now() then begin_at end,
+       begin_at + make_interval(secs => queued_seconds),
+       case when begin_at > now() then begin_at when {new.source_at_most} > 0 then 'infinity' end,
        asked_start, begin_at
   from (select %(numbers)b::bigint[] as n) as one,
        unnest({new.arrays}, %(timeout_seconds)b::text[]::float8[], %(queued_seconds)b::text[]::float8[],
@@ -399,11 +404,18 @@ select task_id::text from tasks
 
 -- name: due_starts
 -- Makes tasks claimable whose start time has come, by database time. Nothing else changes: the spec keeps the start
--- time.
+-- time. A task in the line of its source waits there from now on.
 with due as (
   select task_id from tasks where starts_at <= now() order by starts_at limit %(limit)b for no key update skip locked
+), started as (
+  update tasks t set starts_at = case when t.source_at_most > 0 and t.exclusive_source is null then 'infinity'::timestamptz end
+    from due where t.task_id = due.task_id
+  returning t.task_id::text, t.tenant, t.source_kind, t.source_id, t.starts_at
+), in_line as (
+  insert into due_source_lines (tenant, source_kind, source_id)
+  select distinct tenant, source_kind, source_id from started where starts_at is not null
 )
-update tasks t set starts_at = null from due where t.task_id = due.task_id returning t.task_id::text;
+select task_id from started;
 
 -- name: due_queued
 -- Tasks past their queued timeout.

@@ -278,6 +278,7 @@ select name
                   where s.received_at > now() - interval '5 seconds' and s.taken_by is null
                   order by s.received_at limit 1) is not null),
     ('schedules', (select min(look_at) from schedules) <= now()),
+    ('lines', (select position from due_source_lines order by position limit 1) is not null),
     ('undos', (select min(due_at) from due_undos) <= now()),
     ('families', (select position from family_news order by position limit 1) is not null
                  or (select position from raised_budgets order by position limit 1) is not null

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
@@ -13,18 +14,20 @@ import uuid_utils
 
 from services.checkpoint.agents.pinning import pinned
 from services.checkpoint.entries import KINDS
-from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_transaction
+from services.checkpoint.queries import QUERIES, SOURCE_LINES, fetch_all, fetch_one, ledger_transaction
 from services.checkpoint.reads import new_task, read_task
 from services.checkpoint.rows import NEW_TASKS, NewTaskRow
 from services.checkpoint.submit.prepared_ids import prepared_id, take_prepared
+from services.checkpoint.submit.source_lines import Burst, enter_line, replace_burst
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.task_words import add_words
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit, without_quotas
-from services.checkpoint.watch.announcement import Announcement
+from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import (
     SOURCE_BUSY,
     AlreadyExists,
     InvalidRequest,
+    LimitReached,
     NotFound,
     TenureError,
     Unavailable,
@@ -126,11 +129,12 @@ class Submit(NamedTuple):
 
 
 class NewTask(NamedTuple):
-    """A task to insert: its row, the spec with its timeouts, and the delay by a quota."""
+    """A task to insert: its row, the spec with its timeouts, the delay by a quota, and its earliest start."""
 
     row: NewTaskRow
     spec: TaskSpec
     held_seconds: float = 0.0
+    start_time: datetime | None = None
 
 
 class NewLedger(NamedTuple):
@@ -150,12 +154,21 @@ class _Planned(NamedTuple):
     task_id: str
     spec: TaskSpec
     submitted: ledger_pb2.TaskSubmitted
+    burst: Burst | None = None
+
+    @property
+    def start_time(self) -> datetime | None:
+        """The earliest start, after the debounce, too."""
+        times = (self.spec.start_time, self.burst and self.burst.start_at)
+        return max((time for time in times if time is not None), default=None)
 
     def new_task(self, start: StartDecision) -> NewTask:
         place, (tenant, request) = TreePosition(self.task_id, self.task_id), self.submit
         policy = self.submitted.spec.policy
         row = row_of(place, tenant, request.request_id, self.digest, self.spec, policy, start)
-        return NewTask(row, self.spec, start.after_seconds)
+        if self.burst is not None:
+            row = row._replace(debounced_since=self.burst.since)
+        return NewTask(row, self.spec, start.after_seconds, self.start_time)
 
     def new_ledger(self, start: StartDecision) -> NewLedger:
         bodies = ledger_pb2.EntryBody(submitted=self.submitted), _queued(start)
@@ -166,8 +179,8 @@ async def create_task(pool: Pool, submit: Submit, defaults: TaskDefaults) -> Cre
     """Creates a task, or returns the one that the request id or the run of the source created before.
 
     Raises AlreadyExists (REQUEST_ID_REUSED, SOURCE_RUN_REUSED {task_id}) when the request id or the run was used for
-    another spec, and, unless the request is a repeat, LimitReached (TENANT_QUOTA), NotFound and WrongState for the
-    revision of an agent.
+    another spec, and, unless the request is a repeat, LimitReached (TENANT_QUOTA, SOURCE_LINE_FULL), NotFound and
+    WrongState for the revision of an agent.
 
     The comparison uses the spec as the client sent it, before defaults: a release that changes a default must not
     refuse a repeated submit.
@@ -195,7 +208,7 @@ async def create_in(
     tenant, request = submit
     spec = planned.spec
     admission = await admit(
-        connection, tenant, request.request_id, spec.source, may_refuse=may_refuse, not_before=spec.start_time
+        connection, tenant, request.request_id, spec.source, may_refuse=may_refuse, not_before=planned.start_time
     )
     (created,) = await _insert(connection, [planned], admission.start)
     if isinstance(created, TenureError):
@@ -203,6 +216,9 @@ async def create_in(
     if not created.announcement:  # a repeat
         return created
     await count_submit(connection, tenant, admission)
+    if planned.burst is not None:
+        replaced = await replace_burst(connection, planned.burst, planned.task_id)
+        created.announcement.add(announcement_of(replaced))
     if request.prepared_task_id:
         await take_prepared(connection, tenant, request.request_id, planned.digest, planned.task_id)
     if await warn_of_submit(connection, tenant, planned.task_id, admission.uses.values()):
@@ -221,7 +237,7 @@ async def create_batch(
     results: list[CreateResult | TenureError | None] = [None] * len(batch)
     planned: dict[int, _Planned] = {}
     for place, submit in enumerate(batch):
-        if submit.tenant in free and not submit.request.prepared_task_id:
+        if submit.tenant in free and not _waits(submit.request):
             try:
                 made = await _plan(connection, submit, defaults)
             except TenureError as refusal:
@@ -236,13 +252,19 @@ async def create_batch(
     return results
 
 
+def _waits(request: pb.CreateTaskRequest) -> bool:
+    """Whether the submit may have to wait for others with its prepared id or of its burst."""
+    return bool(request.prepared_task_id) or request.spec.source.HasField("debounce")
+
+
 async def _plan(connection: Connection, submit: Submit, defaults: TaskDefaults) -> _Planned | CreateResult:
     """Returns the task to create. A repeat gets its task here if its agent is gone, whatever became of it."""
     tenant, request = submit
     digest, task_id = digest_of(request), request.prepared_task_id or str(uuid_utils.uuid7())
     try:
         spec = defaults.of_submit(await pinned(connection, tenant, task_id, request.spec))
-    except (NotFound, WrongState, InvalidRequest):
+        burst = await enter_line(connection, tenant, spec.source)
+    except (NotFound, WrongState, InvalidRequest, LimitReached):
         earlier = await find_earlier(
             connection, tenant, request.request_id, digest, source_to_domain(request.spec.source)
         )
@@ -250,7 +272,7 @@ async def _plan(connection: Connection, submit: Submit, defaults: TaskDefaults) 
             raise
         return CreateResult(await read_task(connection, tenant, earlier), Announcement())
     submitted = submitted_of(spec, request.request_id, request.files, request.traceparent)
-    return _Planned(submit, digest, task_id, spec, submitted)
+    return _Planned(submit, digest, task_id, spec, submitted, burst)
 
 
 async def _insert(
@@ -270,6 +292,7 @@ async def _insert(
 
 def _created(planned: _Planned, columns: tuple[Any, ...]) -> CreateResult:
     news = Announcement({planned.task_id}, claimable=True, changed_tenants={planned.submit.tenant})
+    news.source_lines = planned.spec.source.at_most > 0
     return CreateResult(new_task(columns, planned.submitted.spec), news)
 
 
@@ -345,14 +368,19 @@ async def insert_tasks(connection: Connection, new: Sequence[NewTask]) -> dict[s
     """
     ordered = sorted(new, key=lambda each: (each.row.tenant, each.row.request_id))
     specs = [each.spec for each in ordered]
+    starts = [each.start_time for each in ordered]
     parameters = {
         **NEW_TASKS.of([each.row for each in ordered]),
         "timeout_seconds": Texts(str(spec.limits.timeout_seconds) for spec in specs),
         "queued_seconds": OptionalTexts(_text(spec.policy.timeouts.queued.after_seconds) for spec in specs),
         "held_seconds": Texts(str(each.held_seconds) for each in ordered),
-        "start_time": OptionalTexts(None if spec.start_time is None else spec.start_time.isoformat() for spec in specs),
+        "start_time": OptionalTexts(None if start is None else start.isoformat() for start in starts),
     }
-    return {columns[0]: columns for columns in await fetch_all(connection, QUERIES.create_tasks, parameters)}
+    created = {columns[0]: columns for columns in await fetch_all(connection, QUERIES.create_tasks, parameters)}
+    of_lines = [each.row.task_id for each in new if each.row.source_at_most and each.row.task_id in created]
+    if of_lines:
+        await connection.execute(SOURCE_LINES.note, {"task_ids": of_lines})
+    return created
 
 
 async def insert_ledgers(connection: Connection, new: Sequence[NewLedger]) -> None:
@@ -460,6 +488,8 @@ def row_of(
         max_steps=spec.limits.max_steps,
         on_lease_lost=spec.policy.on_lease_lost.value,
         exclusive_source=exclusive_source(spec.source),
+        source_at_most=spec.source.at_most,
+        debounced_since=None,
         source_kind=spec.source.kind.value,
         source_id=spec.source.source_id,
         source_run_id=spec.source.source_run_id,

@@ -49,6 +49,7 @@ from services.checkpoint.submit.fork_rules import (
     pieces_to_copy,
 )
 from services.checkpoint.submit.prepared_ids import take_prepared
+from services.checkpoint.submit.source_lines import enter_line
 from services.checkpoint.submit.undone_history import EFFECTS_UNDONE, MAX_NAMED, undone_of_history
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.tenants.quotas import admit, count_submit, warn_of_submit
@@ -115,6 +116,7 @@ async def fork_task(pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, 
         cut, spec = await _planned(connection, tenant, request, defaults)
         admission = await admit(connection, tenant, request.request_id, new_source(request))
         prepared_task_id, domain_spec = request.prepared_task_id, spec_to_domain(spec)
+        await enter_line(connection, tenant, domain_spec.source)
         task_id = prepared_task_id or str(uuid_utils.uuid7())
         place, start = TreePosition(task_id, task_id), admission.start
         row = row_of(place, tenant, request.request_id, digest, domain_spec, spec.policy, start)
@@ -128,7 +130,9 @@ async def fork_task(pool: Pool, tenant: str, request: tasks_pb.ForkTaskRequest, 
         await _write_ledger(connection, tenant, task_id, request, cut, spec, start)
         await warn_of_submit(connection, tenant, task_id, admission.uses.values())
         task = await read_task(connection, tenant, task_id)
-        return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
+        news = Announcement({task_id}, claimable=True, changed_tenants={tenant})
+        news.source_lines = domain_spec.source.at_most > 0
+        return CreateResult(task, news)
 
     return await in_creation(lambda: in_transaction(pool, work))
 
@@ -196,6 +200,7 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
         forked.limits.no_money_cap = True
     forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
     forked.source.ClearField("source_run_id")  # the run is the other task
+    forked.source.ClearField("debounce")
     if overrides.HasField("source"):
         forked.source.CopyFrom(overrides.source)
     if overrides.limits.HasField("timeout"):

@@ -20,6 +20,7 @@ class Announcement:
     - interrupted_task_ids: running tasks with an interrupting message
     - changed_tenants: tenants with new rows in `changes`
     - sub_agent_events: there are new sub-agent events
+    - source_lines: lines of sources may admit a task
     - moves, bills: what this process counts; other replicas do not
     """
 
@@ -30,6 +31,7 @@ class Announcement:
     interrupted_task_ids: set[str] = field(default_factory=set)
     changed_tenants: set[str] = field(default_factory=set)
     sub_agent_events: bool = False
+    source_lines: bool = False
     appended: dict[str, AppendedEntries] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
     bills: list[BillRow] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Announcement:
         self.changed_tenants |= other.changed_tenants
         self.claimable = self.claimable or other.claimable
         self.sub_agent_events = self.sub_agent_events or other.sub_agent_events
+        self.source_lines = self.source_lines or other.source_lines
         self.appended |= other.appended
         self.moves += other.moves
         self.bills += other.bills
@@ -72,6 +75,7 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
             announcement.appended[draft.row.task_id] = AppendedEntries(draft.entries, recorded_at, draft.ended)
         announcement.claimable = announcement.claimable or draft.claimable or bool(draft.spawned)
         announcement.sub_agent_events = announcement.sub_agent_events or _concerns_sub_agents(draft)
+        announcement.source_lines = announcement.source_lines or (draft.moved and draft.concerns_line)
         if draft.moved or draft.warnings or draft.spawned:
             announcement.changed_tenants.add(draft.row.tenant)
         if draft.ended:

@@ -131,6 +131,7 @@ class Hub:
         self._queues: set[QueueWatch] = set()
         self._changes: dict[str, set[asyncio.Event]] = {}
         self.sub_agent_events = asyncio.Event()
+        self.source_lines = asyncio.Event()
         self.closed = False
         self._watchers = metrics.cell("tenure_watchers")
 
@@ -149,6 +150,8 @@ class Hub:
             queue.tell(announcement)
         if announcement.sub_agent_events:
             self.sub_agent_events.set()
+        if announcement.source_lines:
+            self.source_lines.set()
 
     def wake_all(self) -> None:
         """Wakes all watchers to read the ledger, because notifications may have been lost."""

@@ -79,6 +79,13 @@ MUTATIONS = (
         triggers=("tasks.valid_tasks", "tasks.tasks_are_held_once"),
     ),
     Mutation(
+        "line_at_open",
+        "checkpoint",
+        "Open asks whether the line of the task's source has admitted it",
+        ("I47",),
+        (Edit("services.checkpoint.commit.opening", " if row.in_line else None", " if False else None"),),
+    ),
+    Mutation(
         "commit_repeat",
         "checkpoint",
         "a commit that was made already is answered and not made again",
