@@ -18,6 +18,7 @@ from tenure.runtime.store.sql_arrays import Bools, Byteas, Int8s, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from services.checkpoint.commit.draft import Draft
     from tenure.runtime.store.postgres import Connection
@@ -50,16 +51,20 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
         if draft.passes_on:
             passed = {"parent": draft.row.task_id, "sequence": draft.interrupting_sequence, "after": FIRST_ID}
             await connection.execute(SUB_AGENTS.pass_on, passed)
-    moved = [draft for draft in touched if draft.moved]
-    if moved:
-        await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})
-        results = [(draft.row.task_id, draft.row.tenant, draft.result.decode()) for draft in moved if draft.ended]
-        await add_words(connection, results)
-        if due := [draft.row.task_id for draft in moved if draft.wants_undo]:
-            await connection.execute(UNDOS.note_due, {"task_ids": due})
-        if of_lines := [draft.row.task_id for draft in moved if draft.concerns_line]:
-            await connection.execute(SOURCE_LINES.note, {"task_ids": of_lines})
+    if moved := [draft for draft in touched if draft.moved]:
+        await _move(connection, moved, locked_at)
     await count_calls(connection, [bill for draft in touched for bill in draft.bills], locked_at)
+
+
+async def _move(connection: Connection, moved: Sequence[Draft], locked_at: datetime) -> None:
+    """Writes the transitions, and the rows from which sweeps do what follows from them."""
+    await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})
+    results = [(draft.row.task_id, draft.row.tenant, draft.result.decode()) for draft in moved if draft.ended]
+    await add_words(connection, results)
+    if due := [draft.row.task_id for draft in moved if draft.wants_undo]:
+        await connection.execute(UNDOS.note_due, {"task_ids": due})
+    if of_lines := [draft.row.task_id for draft in moved if draft.concerns_line]:
+        await connection.execute(SOURCE_LINES.note, {"task_ids": of_lines})
 
 
 def _only_advances(draft: Draft) -> bool:

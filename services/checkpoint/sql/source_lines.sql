@@ -1,4 +1,4 @@
--- Lines of sources: 0017_source_lines.sql says which rows are in line. The row of a task whose start time or debounce is
+-- Lines of sources: 0018_source_lines.sql says which rows are in line. The row of a task whose start time or debounce is
 -- to come has that time in `starts_at`; afterwards, until it is admitted, 'infinity'.
 
 -- part: of_line

@@ -107,19 +107,24 @@ class DurableModel(Model):
             "conversation_id": conversation_id,
             "prompt": prompt,
         }
-        rest = (tools, output_schema, handoffs, tracing)
         current = execution_of(f"the model {self.name}")
         if current is None:
-            return await self.inner.get_response(system_instructions, input, model_settings, *rest, **references)
+            return await self.inner.get_response(
+                system_instructions, input, model_settings, tools, output_schema, handoffs, tracing, **references
+            )
         while True:
             shown = without_images(input, current.refused_images) if current.refused_images else input
             of_model = (system_instructions, shown)
 
             async def send(settings: ModelSettings, given: _Given = of_model) -> ModelResponse:
-                return await self.inner.get_response(*given, settings, *rest, **references)
+                return await self.inner.get_response(
+                    *given, settings, tools, output_schema, handoffs, tracing, **references
+                )
 
             def stream(settings: ModelSettings, given: _Given = of_model) -> AsyncIterator[TResponseStreamEvent]:
-                return self.inner.stream_response(*given, settings, *rest, **references)
+                return self.inner.stream_response(
+                    *given, settings, tools, output_schema, handoffs, tracing, **references
+                )
 
             bound = input_bound(*of_model, tools, output_schema, handoffs)
             sending = Request(send, stream if self._options.streams else None, offered_tools(_own_tools(tools)))
