@@ -17,13 +17,11 @@ from typing import Any, Final
 from pydantic_core import to_jsonable_python
 
 from tenure.control.own_tools import ForModel, OwnTool, OwnToolContext
-from tenure.control.work import RecordedCall, Work
+from tenure.control.work import MAX_CALLS, RecordedCall, Work
 from tenure.domain.tool_arguments import storable_json
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.validators.common import MAX_CONTROL_JSON_BYTES
 
-MAX_CALLS: Final = 64
-"""Of one step."""
 QUIET_ITERATIONS: Final = 30
 """The iterations of the event loop without another call after which there are no more. A library needs a few a call."""
 ARRIVAL_SECONDS: Final = 60.0

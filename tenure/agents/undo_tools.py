@@ -23,7 +23,8 @@ def loose_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
     It accepts whatever the library would: a text that is a number for a number, and the lack of what has a default.
     """
-    properties: Mapping[str, Any] = schema.get("properties", {})
+    stated: Mapping[str, Any] = schema.get("properties", {})
+    properties = {name: each if isinstance(each, Mapping) else {} for name, each in stated.items()}
     required = [name for name in schema.get("required", ()) if not _may_lack(properties.get(name, {}))]
     loose = {name: _loose(each) for name, each in properties.items()}
     closed = {"additionalProperties": False} if schema.get("additionalProperties") is False else {}

@@ -13,6 +13,8 @@ from tenure.domain.images import SubmittedFile
 from tenure.domain.tools import Outcome
 
 STEP_TIMEOUT_SECONDS: Final = 600.0
+MAX_CALLS: Final = 64
+"""The most tool calls of one step."""
 
 
 class LookUp(str):

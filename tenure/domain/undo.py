@@ -171,12 +171,10 @@ def _arguments(compensation: Compensation, call: EffectCall) -> str:
     document = {"arguments": arguments}
     if not call.outcome.truncated:
         document["outcome"] = parsed(call.outcome.content)
-    parts, outcome = document, document.get("outcome")
-    if isinstance(outcome, str):  # the text of a tool of an agent; its parts are those of the JSON that it may be
-        parts = {**document, "outcome": parsed(outcome)}
-    made = mapped_arguments(mapping, parts) | mapped_arguments(
-        {name: wanted for name, wanted in mapping.items() if wanted == "/outcome"}, document
-    )
+    outcome, whole = document.get("outcome"), {name: each for name, each in mapping.items() if each == "/outcome"}
+    # The outcome of an agent's tool may be a text, whose parts are those of the JSON that it may be.
+    parts = {**document, "outcome": parsed(outcome)} if isinstance(outcome, str) else document
+    made = mapped_arguments(mapping, parts) | mapped_arguments(whole, document)
     return json.dumps(made, ensure_ascii=False, separators=(",", ":"))
 
 

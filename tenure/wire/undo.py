@@ -6,12 +6,12 @@ from tenure.domain.effects_of_task import Present
 from tenure.domain.tools import ToolDefinition
 from tenure.domain.undo import TaskEffect, UndoVerdict
 from tenure.v1 import task_service_pb2 as pb
-from tenure.wire.codec import pair
+from tenure.wire.codec import writer
 from tenure.wire.common import EnumMap
 from tenure.wire.tool import compensation_to_domain, compensation_to_wire
 
 UNDO_VERDICTS = EnumMap(UndoVerdict, dict(pb.UndoVerdict.items()), "UNDO_VERDICT", None)
-effect_to_wire, effect_to_domain = pair(TaskEffect, pb.TaskEffect)
+effect_to_wire = writer(TaskEffect, pb.TaskEffect)
 
 
 def present_to_domain(request: pb.PlanUndoRequest | pb.UndoTaskRequest) -> Present | None:

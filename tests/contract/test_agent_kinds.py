@@ -20,7 +20,8 @@ DECIDED: Final = "testing/test_approval_matrix::test_two_calls_at_once_are_decid
 REPLAYED: Final = "testing/test_replay_of_code::test_a_replay_runs_no_tool_of_the_agent"
 RECORDED: Final = "testing/test_replay_of_code::test_the_record_answers_model_calls_without_a_model"
 STEPS: Final = "testing/test_replay_of_code::test_a_replay_runs_no_step_of_a_function"
-MADE_AGAIN: Final = f"{MODEL_CALLS}::test_model_call_of_a_killed_worker_is_made_again"
+JOINED: Final = "fault/test_agent_model_calls::test_agents_next_worker_joins_its_call"
+UNDONE: Final = "end_to_end/test_undo_own_tools::test_undo_waits_for_a_worker_with_its_own_tools"
 TESTS: Final = {
     "a killed worker repeats no recorded step": (
         "conformance/test_worker_takeover::test_a_worker_killed_anywhere_costs_at_most_one_model_call",
@@ -30,9 +31,9 @@ TESTS: Final = {
     ),
     "a model call in flight survives its worker": (
         "fault/test_model_calls::test_the_next_worker_joins_the_call_in_flight",
-        f"{PYTHON}::test_a_kill_in_a_model_call_repeats_at_most_that_call",
-        MADE_AGAIN,
-        MADE_AGAIN,
+        JOINED,
+        JOINED,
+        JOINED,
     ),
     "reads messages while it works": (
         f"{FORKS}::test_words_to_a_running_task_are_read_at_its_next_model_call",
@@ -67,8 +68,8 @@ TESTS: Final = {
     ),
     "`tenure tasks undo` makes the compensations of its tools": (
         "end_to_end/test_undo::test_command_undoes_in_reverse_and_only_once",
-        "unit/test_agents_pydantic_ai::test_undo_of_an_agent_runs_its_tool_without_a_run",
-        "edges/openai_agents/test_agents_openai::test_undo_of_an_agent_runs_its_tool_without_a_run",
+        UNDONE,
+        UNDONE,
         "end_to_end/test_undo_own_tools::test_worker_killed_in_an_undo_with_own_tools",
     ),
     "a cap is compared before each model call": (

@@ -104,11 +104,13 @@ async def test_worker_killed_in_an_undo_with_own_tools(store: Store) -> None:
 
 
 async def test_undo_waits_for_a_worker_with_its_own_tools(store: Store) -> None:
-    """Also that of an agent, whose tool gets its dependencies from the input of the undone task."""
+    """Also those of agents, whose tools get their dependencies from the input of the undone task."""
     task_id = await store.shopped()
-    booking = await submit(store.installation, store.workers, "clerk", store.workers.given())
-    booked = await store.installation.ended(booking)
-    assert booked.state == task_pb2.TASK_STATE_SUCCEEDED, booked.message
+    bookings = {}
+    for agent in ("clerk", "driver"):
+        bookings[agent] = await submit(store.installation, store.workers, agent, store.workers.given())
+        booked = await store.installation.ended(bookings[agent])
+        assert booked.state == task_pb2.TASK_STATE_SUCCEEDED, booked.message
     store.kill()
     (store.workers.folder / "gate").touch()
     await store.worker(TENURE_WORKER_CONTROL_MODULES="tests.support.control_functions")
@@ -119,11 +121,12 @@ async def test_undo_waits_for_a_worker_with_its_own_tools(store: Store) -> None:
     await store.worker()
     undone = await store.check_undone(undo_id, task_id)
     assert undone.claim_count == 1
-    released = await tenure("tasks", "undo", booking, "--yes", address=address)
-    assert released.code == 0, released.err
-    assert (await store.installation.ended(released.out.strip())).reason == "UNDONE"
-    assert [line.split()[0] for line in store.written()[-1:]] == ["released-blue"]
-    assert store.written()[-1].split()[2].startswith(f"{booking}/2.0/undo/")
+    for agent, line in (("clerk", "released-blue"), ("driver", "returned-van")):
+        released = await tenure("tasks", "undo", bookings[agent], "--yes", address=address)
+        assert released.code == 0, released.err
+        assert (await store.installation.ended(released.out.strip())).reason == "UNDONE"
+        assert store.lines()[-1] == line
+        assert store.written()[-1].split()[2].startswith(f"{bookings[agent]}/2.0/undo/")
 
 
 @pytest.mark.faults

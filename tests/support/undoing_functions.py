@@ -9,11 +9,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import agents
 from pydantic_ai import RunContext
 from pydantic_ai.models.function import FunctionModel
 
 from tenure.agents import Agent, Effect, function, tool_call
+from tenure.agents.openai_agents import durable
 from tenure.control import EffectClass, OwnTool, Work, compensate_with
+from tests.support import openai_script
 from tests.support.own_tool_functions import SCHEMA, note, write
 from tests.support.pydantic_script import Script, call, text_response
 
@@ -61,4 +64,30 @@ async def book(context: RunContext[Path], room: str) -> dict[str, str]:
     return {"room": room}
 
 
-FUNCTIONS = [shopping, clerk]
+@agents.function_tool
+async def give_back(context: agents.RunContextWrapper[str], car: str) -> None:
+    """Gives a car back, in the file that the input of the undone task names."""
+    note(context.context, tool_call(), f"returned-{car}")
+
+
+@agents.function_tool
+async def rent(context: agents.RunContextWrapper[str], car: str) -> dict[str, str]:
+    """Rents a car."""
+    note(context.context, tool_call(), f"rented-{car}")
+    return {"car": car}
+
+
+driver = durable(
+    agents.Agent[str](
+        name="driver",
+        model=openai_script.Script(
+            [openai_script.call("rent", '{"car": "van"}')], openai_script.text_message("Rented.")
+        ),
+        tools=[rent, give_back],
+    ),
+    effects={"rent": Effect.KEYED, "give_back": Effect.KEYED},
+    compensations={"rent": compensate_with(give_back, {"car": "/outcome/car"})},
+    context=lambda given: given["trace"],
+    stream=False,
+)
+FUNCTIONS = [shopping, clerk, driver]

@@ -18,7 +18,7 @@ from services.worker.control.model_calls import AttemptReport, check_request
 from tenure.agents.execution import unit
 from tenure.control import Function, ModelCallAnswer, ModelCallRequest, OwnTool, RunModelCall, StepFailed, ToolFailed
 from tenure.control.failures import CallFailure, NotReplayable, failure_of, failure_of_call
-from tenure.control.work import STEP_TIMEOUT_SECONDS, RecordedCall
+from tenure.control.work import MAX_CALLS, STEP_TIMEOUT_SECONDS, RecordedCall
 from tenure.domain.control import MESSAGES, FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep, UserMessage
 from tenure.domain.images import SubmittedFile
@@ -151,8 +151,6 @@ Request = (
 
 
 MAX_NAME_CHARACTERS: Final = 200
-MAX_CALLS: Final = 64
-"""The maximum number of tool calls in one step."""
 
 Ask = Callable[[Request], Awaitable[Any]]
 NamedStep = tuple[str, *tuple[Any, ...]]

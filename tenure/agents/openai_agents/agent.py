@@ -29,10 +29,10 @@ from tenure.agents.openai_agents.content import content_of, functions, known_too
 from tenure.agents.openai_agents.messages import FinishedTurn, MessagesOfUsers
 from tenure.agents.openai_agents.models import CallOptions, DurableModel, name_of
 from tenure.agents.openai_agents.runner import IS_DURABLE, as_unit, install
-from tenure.agents.openai_agents.tools import DEFAULT_TIMEOUT_SECONDS, DurableInvocation, durable_tool
+from tenure.agents.openai_agents.tools import DurableInvocation, durable_tool
 from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.undo_tools import check_arguments, two_tools_of
-from tenure.control.own_tools import OwnTool, checked_limits
+from tenure.control.own_tools import DEFAULT_TIMEOUT_SECONDS, OwnTool, checked_limits
 from tenure.control.work import Work
 from tenure.domain.agents import AgentContent
 from tenure.domain.effect_keys import EffectKey

@@ -43,7 +43,6 @@ from tenure.control.own_tools import (
 from tenure.domain.effect_keys import EffectKey
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, Compensation, EffectClass, Outcome
 
-DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 _MEDIA: Final = frozenset({"image", "file"})
 
 

@@ -25,9 +25,9 @@ from tenure.agents.prompts import FromInput, made_from, prompt_of
 from tenure.agents.pydantic_ai.content import describe
 from tenure.agents.pydantic_ai.durability import DurableSettings, ReadsMessages, TenureDurability
 from tenure.agents.pydantic_ai.model_calls import model_named
-from tenure.agents.pydantic_ai.tool_calls import DEFAULT_TIMEOUT_SECONDS, metadata_of
+from tenure.agents.pydantic_ai.tool_calls import metadata_of
 from tenure.agents.pydantic_ai.undo_tools import own_undo_tools
-from tenure.control.own_tools import OwnTool, checked_limits
+from tenure.control.own_tools import DEFAULT_TIMEOUT_SECONDS, OwnTool, checked_limits
 from tenure.control.work import Work
 from tenure.domain.models import DEFAULT_MAX_OUTPUT_TOKENS
 from tenure.domain.tools import EffectClass

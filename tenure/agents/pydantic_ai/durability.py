@@ -58,7 +58,6 @@ from tenure.agents.pydantic_ai.model_calls import (
     reporting_model,
 )
 from tenure.agents.pydantic_ai.tool_calls import (
-    DEFAULT_TIMEOUT_SECONDS,
     KEY,
     NEEDS_APPROVAL,
     CallParams,
@@ -68,7 +67,7 @@ from tenure.agents.pydantic_ai.tool_calls import (
     own_tool,
 )
 from tenure.control.failures import NotReplayable, TryAgain
-from tenure.control.own_tools import OwnTool
+from tenure.control.own_tools import DEFAULT_TIMEOUT_SECONDS, OwnTool
 from tenure.control.work import LookUp
 from tenure.domain.models import DEFAULT_MAX_OUTPUT_TOKENS
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass

@@ -66,7 +66,6 @@ def _members(value: Any) -> dict[str, Any]:
 
 KEY: Final = "tenure"
 """The key of a tool's metadata that has its effect class: `{"tenure": {"effect": "KEYED"}}`, or False for none."""
-DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 NEEDS_APPROVAL: Final = "needs_approval"
 _RAISED: Final = frozenset({"MODEL_RETRY", "TOOL_FAILED", "VALIDATION_ERROR", "RUN_CANCELLED"})
 """The details of FAILED outcomes whose tools raised an exception of Pydantic AI."""
