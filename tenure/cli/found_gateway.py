@@ -27,15 +27,15 @@ class StackOfAnotherFolder(click.ClickException):
 async def check_found(context: Context, client: Client) -> None:
     """Says which gateway answers, and asks a person about the stack of another folder.
 
-    Raises StackOfAnotherFolder for a no. A program gets no question: it is refused, and names the gateway. Raises
-    Unavailable if none answers: the command would meet the same after as many attempts.
+    Raises StackOfAnotherFolder for a no. A program gets no question: it is refused, and names the gateway.
     """
     from tenure.v1.admin_service_pb2 import GetCallerRequest
 
     try:
         caller = await client.admin.GetCaller(GetCallerRequest())
     except Unavailable:
-        raise
+        client.call_once()
+        return
     except TenureError:  # the command meets the same, and says it
         return
     asks = not context.as_json and is_interactive()

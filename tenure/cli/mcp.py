@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from decimal import Decimal
 
 import click
@@ -11,7 +10,6 @@ import click
 from tenure.cli.context import Context, pass_context
 from tenure.cli.parameters import DOLLARS, LABEL
 from tenure.domain.budget import NANO_USD
-from tenure.domain.errors import Unavailable
 from tenure.server_packages import server_packages
 
 
@@ -70,8 +68,7 @@ def mcp(
     async def serve() -> None:
         api_key = context.api_key or None
         async with Client(context.address, api_key=api_key, tenant=context.tenant, tls=context.tls) as client:
-            with suppress(Unavailable):  # a program that an editor has started waits for its gateway
-                await context.check(client.raw)
+            await context.check(client.raw)
             await serve_stdio(client, settings)
 
     asyncio.run(serve())

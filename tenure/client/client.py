@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from grpc.aio import UnaryUnaryMultiCallable
 
 from tenure.client.reconnect import StreamReconnect, ignore
-from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RetryingChannel
+from tenure.client.retries import CALL_TIMEOUT_SECONDS, ONCE, PATIENCE, RetryingChannel
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.request_context import DEFAULT_TENANT
@@ -101,6 +101,10 @@ class Client:
         self.tasks = TaskServiceStub(self._stubs)
         self.admin = AdminServiceStub(self._stubs)
         return self
+
+    def call_once(self) -> None:
+        """Makes each call once until the gateway answers one: the caller has waited for it already."""
+        self._channel.patience = ONCE
 
     # The stubs of the other services are imported at their first use: all together take a tenth of a command's start.
 

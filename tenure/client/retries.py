@@ -21,6 +21,7 @@ Response = TypeVar("Response")
 CALL_TIMEOUT_SECONDS: Final = 15.0
 PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
 """The retries before the gateway has answered once: the address may be wrong."""
+ONCE: Final = RetryPolicy(max_attempts=1)
 RETURN_PATIENCE: Final = RetryPolicy(max_attempts=12, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
 """The retries after the gateway has answered: it may be restarting, and the channel reconnects every 2 s."""
 _CREATES_WEBHOOK: Final = "tenure.v1.CreateWebhookRequest"
@@ -38,7 +39,7 @@ class RetryingChannel:
     """A channel for generated stubs. A unary call with a timeout of its own is made once: its caller retries it."""
 
     def __init__(self, channel: TenureChannel, patience: RetryPolicy = PATIENCE) -> None:
-        self.channel, self._patience, self._answered = channel, patience, False
+        self.channel, self.patience, self._answered = channel, patience, False
         self.unary_stream, self.stream_unary = channel.unary_stream, channel.stream_unary
         self.stream_stream, self.close = channel.stream_stream, channel.close
 
@@ -63,7 +64,7 @@ class RetryingChannel:
         sent = completed(request)
         answer = await retrying(
             lambda: method(sent, timeout=timeout_seconds),
-            RETURN_PATIENCE if self._answered else self._patience,
+            RETURN_PATIENCE if self._answered else self.patience,
             on=(Unavailable, LimitReached),
             longest_seconds=LONGEST_RETRY_AFTER_SECONDS,
         )

@@ -22,7 +22,7 @@ from tenure.cli.context import Context, context_of
 from tenure.cli.exit_codes import Exit
 from tenure.cli.found_gateway import StackOfAnotherFolder
 from tenure.cli.main import cli
-from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied, Unavailable
+from tenure.domain.errors import InvalidRequest, NotFound, PermissionDenied
 from tenure.runtime import running_stack
 from tenure.runtime.rpc.server import RpcServer
 from tenure.runtime.rpc.status import PeerFailed
@@ -173,12 +173,6 @@ async def test_no_other_gateway_is_asked_about(monkeypatch: pytest.MonkeyPatch) 
     await guessed().check(gateway(installation="tenure"))
     await guessed().check(Mock(admin=Mock(GetCaller=AsyncMock(side_effect=PermissionDenied("not yours")))))
     assert asked == []
-
-
-async def test_an_absent_gateway_is_called_for_once() -> None:
-    """The command began its own attempts after those of the question whose gateway it is."""
-    with pytest.raises(Unavailable):
-        await guessed().check(Mock(admin=Mock(GetCaller=AsyncMock(side_effect=Unavailable("no gateway")))))
 
 
 def test_client_command_and_worker_find_one_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tenure
+from tenure.cli.context import Context
+from tenure.cli.output import make_console
 from tenure.client import Client
 from tenure.client import client as client_module
 from tenure.client.retries import CALL_TIMEOUT_SECONDS, PATIENCE, RETURN_PATIENCE, completed
@@ -71,6 +74,17 @@ async def test_call_with_its_own_timeout_is_made_once(gateway: Gateway, monkeypa
         with pytest.raises(Unavailable):
             await client.tasks.GetTask(api.GetTaskRequest(), timeout=1.0)
     assert gateway.request_count == 1
+
+
+async def test_command_without_a_gateway_waits_for_it_once(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It made its own attempts after those of the question whose gateway answers at the usual address."""
+    monkeypatch.setattr(client_module, "open_channel", lambda *_, **__: gateway)
+    gateway.away = True
+    context = Context("127.0.0.1:8470", None, True, Path(), make_console(), {}, is_guessed=True)
+    async with Client(context.address) as client:
+        await context.check(client)
+        assert gateway.request_count == PATIENCE.max_attempts
+        assert await failed_attempts(client, gateway) == 1
 
 
 def test_retries_of_a_request_have_one_id() -> None:

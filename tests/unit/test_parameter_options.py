@@ -12,6 +12,7 @@ from services.gateway.http.requests import ForkBody, SubmitBody
 from services.gateway.http.shapes import read_json
 from services.gateway.http.tasks import submit_of
 from tenure.cli.agents import read_definition
+from tenure.cli.main import cli
 from tenure.cli.schedules import create
 from tenure.cli.send_and_fork import fork, fork_request
 from tenure.cli.submit import request_of, submit
@@ -45,7 +46,7 @@ ARGUMENTS = [
 
 
 def parsed(command: click.Command, *arguments: str) -> dict[str, Any]:
-    return command.make_context("tenure", list(arguments)).params
+    return command.make_context("tenure", list(arguments), parent=click.Context(cli, **cli.context_settings)).params
 
 
 def test_parameters_in_python() -> None:
