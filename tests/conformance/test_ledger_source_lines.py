@@ -293,6 +293,8 @@ async def test_a_burst_of_submits_becomes_one_run(replica: Checkpoint, other_rep
     source = customer(debounce=3600)
     sides = [side for side in (replica, other_replica) for _ in range(5)]
     tasks = await asyncio.gather(*(side.create(source=source) for side in sides))
+    states = [(await replica.get(task.task_id)).state for task in tasks]
+    assert sorted(states) == sorted([QUEUED, *[CANCELLED] * 9])
     newest = await replica.create("newest", source=source)
     replaced = [await replica.get(task.task_id) for task in tasks]
     assert {(state_name(task.state), task.reason) for task in replaced} == {("CANCELLED", "SUPERSEDED")}
