@@ -17,7 +17,7 @@ from tenure.domain.agents import read_reference
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.images import MAX_FILES_BYTES, problems_of_files
 from tenure.domain.model_parameters import Effort
-from tenure.domain.task import FailurePolicy, InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
+from tenure.domain.task import MOST_LIVE, FailurePolicy, InputFile, NoProgressPolicy, Priority, Source, TaskPolicy
 from tenure.sdk.errors import invalid_argument, whole_texts
 from tenure.v1 import task_pb2, workspace_pb2
 from tenure.wire.common import EFFORTS, NO_PROGRESS, ON_FAILURE, PRIORITIES, SOURCES, duration, timestamp
@@ -125,15 +125,22 @@ def on_failure(argument: str, given: FailurePolicy | str) -> task_pb2.FailurePol
 
 def source(argument: str, given: Source) -> task_pb2.Source:
     of_type(argument, given, Source)
+    debounce = given.debounce_seconds
     with whole_texts({argument: (given.source_id, given.source_run_id)}):
         return task_pb2.Source(
             kind=SOURCES.to_wire(given.kind),
             source_id=given.source_id,
             source_run_id=given.source_run_id,
             exclusive=given.exclusive,
-            at_most=given.at_most,
-            debounce=None if given.debounce_seconds is None else duration(given.debounce_seconds),
+            at_most=_at_most(f"{argument}.at_most", given.at_most),
+            debounce=None if debounce is None else duration_from_0(f"{argument}.debounce_seconds", debounce),
         )
+
+
+def _at_most(argument: str, given: int) -> int:
+    if not isinstance(given, int) or not 0 <= given <= MOST_LIVE:
+        raise invalid_argument(argument, f"must be a whole number from 0 to {MOST_LIVE}, not {given!r}")
+    return given
 
 
 def files(argument: str, given: Iterable[InputFile | Path]) -> tuple[workspace_pb2.InputFile, ...]:

@@ -293,6 +293,8 @@ async def test_a_burst_of_submits_becomes_one_run(replica: Checkpoint, other_rep
     source = customer(debounce=3600)
     sides = [side for side in (replica, other_replica) for _ in range(5)]
     tasks = await asyncio.gather(*(side.create(source=source) for side in sides))
+    states = [(await replica.get(task.task_id)).state for task in tasks]
+    assert sorted(states) == sorted([QUEUED, *[CANCELLED] * 9])
     newest = await replica.create("newest", source=source)
     replaced = [await replica.get(task.task_id) for task in tasks]
     assert {(state_name(task.state), task.reason) for task in replaced} == {("CANCELLED", "SUPERSEDED")}
@@ -357,18 +359,50 @@ async def test_an_invalid_line_is_refused(replica: Checkpoint, source: task_pb2.
     assert refused.value.field == f"spec.source.{field}"
 
 
+async def test_a_refused_row_does_not_keep_other_lines(replica: Checkpoint) -> None:
+    first, other = await submit(replica), await submit(replica, source=customer(source_id="customer-8"))
+    second, next_of_other = await behind(replica), await behind(replica, source=customer(source_id="customer-8"))
+    refusal = "create function ledger.refuse() returns trigger language plpgsql as 'begin raise ''refused''; end'"
+    await replica.query(refusal)
+    await replica.query(
+        "create trigger refused before update of exclusive_source on ledger.tasks for each row"
+        f" when (new.task_id = '{second}' and new.exclusive_source <> '') execute function ledger.refuse()"
+    )
+    await replica.cancel(first)
+    await replica.cancel(other)
+    await admitted(replica, next_of_other)
+    await replica.query("drop trigger refused on ledger.tasks")
+    await admitted(replica, second)
+
+
+async def test_a_replica_that_starts_looks_at_all_lines(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    first, second = await submit(replica), await behind(replica)
+    by_hand = "state = 'FAILED', ended_at = now(), queued_at = null, exclusive_source = null"
+    await replica.query(  # as a replica of a version without lines ends it
+        "do $$ begin set local session_replication_role = replica;"
+        f" update ledger.tasks set {by_hand} where task_id = '{first}'; end $$"
+    )
+    await stays_in_line(replica, second)
+    await checkpoint(dsn=replica.dsn)
+    await admitted(replica, second)
+
+
 @pytest.mark.faults
-@pytest.mark.parametrize("moment", ["checkpoint.after_commit", "checkpoint.before_sweep", "checkpoint.after_sweep"])
+@pytest.mark.parametrize("moment", ["after_commit=1", "before_sweep=2", "after_sweep=2"])
 async def test_a_killed_ledger_forgets_no_task_in_line(
     checkpoint: MakeCheckpoint, checkpoint_process: MakeCheckpointProcess, moment: str
 ) -> None:
-    """Killed after the commit that ends the first task, or while the line admits the second one."""
+    """Killed after the commit that ends the first task, or while the line admits the second one.
+
+    The first sweep of a replica is the look at all lines when it starts.
+    """
     dying = await checkpoint_process()
     first = await submit(dying.replica)
     second = await behind(dying.replica)
     owner = await dying.replica.claim(first)
     await dying.stop()
-    killed = await checkpoint_process(dsn=dying.replica.dsn, failpoints=f"{moment}=kill9")
+    killed = await checkpoint_process(dsn=dying.replica.dsn, failpoints=f"checkpoint.{moment}#kill9")
     owner.replica = killed.replica
     with suppress(TenureError):  # the answer may be lost with the process
         await owner.end()

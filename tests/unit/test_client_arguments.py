@@ -89,6 +89,16 @@ async def test_half_of_a_surrogate_pair_is_refused_by_name(argument: str, given:
             await client.get(HALF)
 
 
+@pytest.mark.parametrize(
+    ("name", "given"), [("at_most", "2"), ("at_most", 10**12), ("debounce_seconds", "x"), ("debounce_seconds", -1)]
+)
+async def test_a_source_with_an_invalid_line_is_refused(name: str, given: Any) -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(InvalidRequest) as raised:
+            await client.submit("x", source=Source(SourceKind.CONTROL, "s", **{name: given}))
+        assert raised.value.field == f"source.{name}"
+
+
 OTHER_TYPES: list[tuple[str, Any]] = [
     *((name, 5) for name in ("goal", "model", "system", "queue", "request_id", "agent", "labels", "tools")),
     ("labels", {"a": 1}),

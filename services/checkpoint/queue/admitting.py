@@ -6,10 +6,13 @@ others. One transaction at a time looks at a line, after the lock of the line, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from services.checkpoint.queries import SOURCE_LINES, fetch_all
+from services.checkpoint.locked_rows import may_be_one_row
+from services.checkpoint.queries import SOURCE_LINES, fetch_all, fetch_in_transaction
 from services.checkpoint.queue.due import DueWork
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.submit.create import yielding_to_rivals
@@ -21,6 +24,8 @@ from tenure.runtime.store.postgres import Connection, Pool, in_transaction
 
 LINES_A_SWEEP: Final = 100
 
+_log: Final = logging.getLogger(__name__)
+
 
 class LineSweeper:
     """One duty. What this process commits wakes it at once, the rest when `due` looks."""
@@ -29,37 +34,54 @@ class LineSweeper:
         self._pool, self._announce, self._due = pool, announce, due
 
     async def run(self) -> None:
-        """Runs until cancelled."""
-        admitted = metrics.cell("tenure_swept_tasks_total", sweep="lines")
+        """Runs until cancelled. Looks at all lines first: replicas of older versions end tasks without a row."""
+        await in_transaction(self._pool, lambda connection: connection.execute(SOURCE_LINES.note_all))
         while True:
             await self._due.wait("lines")
-            looked_at = LINES_A_SWEEP
-            while looked_at == LINES_A_SWEEP:
-                note_progress()
-                looked_at, task_ids = await admit_due(self._pool)
-                self._announce(Announcement(claimable=bool(task_ids)))
-                admitted.value += len(task_ids)
+            while await self._sweep() == LINES_A_SWEEP:
+                pass
+
+    async def _sweep(self) -> int:
+        """Returns how many rows were handled. When a task may be at fault for a failure, handles each row alone."""
+        note_progress()
+        try:
+            return await self._admit()
+        except Exception as error:
+            if not may_be_one_row(error):
+                raise
+        due = await fetch_in_transaction(self._pool, SOURCE_LINES.due, {"limit": LINES_A_SWEEP})
+        return sum([await self._admit_alone(position) for (position,) in due])
+
+    async def _admit_alone(self, position: int) -> int:
+        """A row that fails stays: its line is looked at again, and the others do not wait for it."""
+        try:
+            return await self._admit(position)
+        except Exception as error:
+            if not may_be_one_row(error):
+                raise
+            _log.warning("a line was left out", extra={"error": str(error).partition("\n")[0]})
+            return 0
+
+    async def _admit(self, *positions: int) -> int:
+        """Admits tasks in one transaction. Nothing else of them changes, and no entry is written."""
+        looked_at, admitted = await in_transaction(self._pool, partial(_admit, positions))
+        if looked_at:
+            await after_sweep()
+        self._announce(Announcement(claimable=admitted > 0))
+        metrics.count("tenure_swept_tasks_total", admitted, sweep="lines")
+        return looked_at
 
 
-async def admit_due(pool: Pool) -> tuple[int, list[str]]:
-    """Looks at the lines that may admit a task. Returns how often one of them was due, and the ids of the tasks.
-
-    Nothing else of the tasks changes, and no entry is written.
-    """
-
-    async def work(connection: Connection) -> tuple[int, list[str]]:
-        due = await fetch_all(connection, SOURCE_LINES.take, {"limit": LINES_A_SWEEP})
-        if not due:
-            return 0, []
-        await before_sweep()
-        tenants, kinds, ids = (list(column) for column in zip(*set(due), strict=True))
-        lines = {"tenants": tenants, "kinds": kinds, "ids": ids}
-        await connection.execute(SOURCE_LINES.lock, lines)
-        with yielding_to_rivals():  # an exclusive task that does not wait in line
-            admitted = await fetch_all(connection, SOURCE_LINES.admit, {**lines, "most": MOST_LIVE})
-        return len(due), [task_id for (task_id,) in admitted]
-
-    looked_at, task_ids = await in_transaction(pool, work)
-    if looked_at:
-        await after_sweep()
-    return looked_at, task_ids
+async def _admit(positions: Sequence[int], connection: Connection) -> tuple[int, int]:
+    """Returns how many rows it handled, and how many tasks it admitted."""
+    take = {"positions": list(positions), "limit": LINES_A_SWEEP}
+    due = await fetch_all(connection, SOURCE_LINES.take, take)
+    if not due:
+        return 0, 0
+    await before_sweep()
+    tenants, kinds, ids = (list(column) for column in zip(*set(due), strict=True))
+    lines = {"tenants": tenants, "kinds": kinds, "ids": ids}
+    await connection.execute(SOURCE_LINES.lock, lines)
+    with yielding_to_rivals():  # an exclusive task, which does not wait in line
+        admitted = await fetch_all(connection, SOURCE_LINES.admit, {**lines, "most": MOST_LIVE})
+    return len(due), len(admitted)

@@ -32,11 +32,23 @@ select count(w.task_id), coalesce(min(w.since), now()),
 insert into due_source_lines (tenant, source_kind, source_id)
 select distinct tenant, source_kind, source_id from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
 
+-- name: note_all
+-- All lines in which tasks wait. A replica of a version without lines ends a task and writes no row.
+insert into due_source_lines (tenant, source_kind, source_id)
+select distinct t.tenant, t.source_kind, t.source_id from tasks t
+ where coalesce(t.exclusive_source, '') = '' and t.source_at_most > 0 and t.ended_at is null;
+
 -- name: take
--- Some of the lines that may admit a task. Skips rows that another replica has locked.
+-- Some of the lines that may admit a task, or those at these positions. Skips rows that another replica has locked.
 delete from due_source_lines
- where position in (select position from due_source_lines order by position limit %(limit)b for update skip locked)
+ where position in (select position from due_source_lines
+                     where cardinality(%(positions)b::bigint[]) = 0 or position = any(%(positions)b::bigint[])
+                     order by position limit %(limit)b for update skip locked)
 returning tenant, source_kind, source_id;
+
+-- name: due
+-- The positions of the oldest rows.
+select position from due_source_lines order by position limit %(limit)b;
 
 -- name: admit
 -- Admits the first tasks of lines, in the order of their submits: none beside more live tasks than it allows, and none
