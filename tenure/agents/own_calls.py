@@ -41,13 +41,13 @@ def value_of(content: str) -> Any:
 
 
 def content_of(value: Any) -> str:
-    """Returns the content from which `value_of` makes the value again. A text that is no JSON is its own content."""
+    """Returns the content from which `value_of` makes the value again. A text that is not JSON is its own content."""
     is_plain = isinstance(value, str) and value_of(value) == value
     return str(value) if is_plain else json.dumps(value, ensure_ascii=False)
 
 
 def for_model(value: Any, limit_bytes: int) -> ForModel:
-    """Returns the content for a model that reads so many bytes of it: a longer text is shortened, so it is no JSON."""
+    """Returns the content for a model that reads so many bytes of it: a longer text is shortened, so it is not JSON."""
     is_long = isinstance(value, str) and len(value.encode(errors="surrogatepass")) > limit_bytes
     return ForModel(value if is_long else content_of(value))
 

@@ -56,7 +56,7 @@ class Recording:
         Failed calls that a later attempt repaired are left out. If the last call failed, the script ends with its
         failure. Answers to requests for a summary are not part of it. Of several agents in Python, whose conversations
         are mixed here, a replay with `model=""` needs no script. Raises UnreadableLedger for a call whose arguments
-        are no JSON object.
+        are not a JSON object.
         """
         return _answers(entries_to_domain(self.entries))
 
@@ -121,7 +121,7 @@ def _arguments(given: Any) -> dict[str, Any]:
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        raise ValueError(f"no JSON object: {str(given)[:_MAX_SHOWN]!r}")  # noqa: TRY004  the model's text
+        raise ValueError(f"not a JSON object: {str(given)[:_MAX_SHOWN]!r}")  # noqa: TRY004  the model's text
     return arguments
 
 

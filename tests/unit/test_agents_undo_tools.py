@@ -98,7 +98,7 @@ async def test_a_text_of_json_is_recorded_without_a_frame(text: str) -> None:
 
 
 def test_a_long_text_of_json_is_recorded_as_it_is() -> None:
-    """What is shortened is no JSON any more, and the model should read the text without JSON's quotes."""
+    """What is shortened is not JSON any more, and the model should read the text without JSON's quotes."""
     assert for_model("12345", 5) == '"12345"'
     assert for_model('{"id": 7}', 5) == '{"id": 7}'
     assert for_model({"id": 7}, 5) == '{"id": 7}'

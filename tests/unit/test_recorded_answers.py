@@ -29,7 +29,7 @@ def recording(folder: Path, arguments: str) -> Recording:
 @pytest.mark.parametrize("arguments", ['{"order": 7', "[1]", '[["order", 7]]', "NaN"])
 def test_unusable_arguments_of_a_recorded_call_are_named(tmp_path: Path, arguments: str) -> None:
     """A script has an object as the arguments of a call, and this is what the model wrote."""
-    with pytest.raises(UnreadableLedger, match=r'step 4: .* no JSON object: .*model=""'):
+    with pytest.raises(UnreadableLedger, match=r'step 4: .* not a JSON object: .*model=""'):
         _ = recording(tmp_path, arguments).answers
 
 

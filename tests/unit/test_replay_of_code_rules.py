@@ -93,7 +93,7 @@ def test_messages_are_due_at_the_steps_that_read_them() -> None:
 
 
 def test_each_note_of_undone_calls_is_due_once() -> None:
-    """Notes have no request ids. A message to the replay itself is none of the record."""
+    """Notes have no request ids. A message to the replay itself is not one of the record."""
     notes = [UserMessage("undone: 1.0", ""), UserMessage("undone: 2.0", ""), UserMessage("undone: 2.0", "")]
     code = RecordedCode(ledger(*((0, note) for note in notes), step(1, MESSAGES, "3")))
     other = UserMessage("hello", "r-hello")
