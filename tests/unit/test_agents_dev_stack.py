@@ -34,7 +34,7 @@ def test_a_worker_without_a_stack_uses_defaults(tmp_path: Path) -> None:
     assert "no simulator plays its models" in advice
     assert "simulator" not in advice_without_stack({"TENURE_DATA": str(tmp_path), "ANTHROPIC_API_KEY": "key"})
     assert not advice_without_stack({"TENURE_WORKER_TOOLS_ADDRESS": "b:1"})
-    addresses = {"coordinator": "a:1", "checkpoint": "a:2", "tools": "a:3"}
+    addresses = {"gateway": "a:0", "coordinator": "a:1", "checkpoint": "a:2", "tools": "a:3"}
     with hold_folder(tmp_path):
         write_addresses(tmp_path, addresses)
         found = dev_settings({"TENURE_DATA": str(tmp_path)})
@@ -69,13 +69,20 @@ def test_only_a_given_provider_replaces_the_simulator(
     tmp_path: Path, variable: str, value: str, is_given: bool
 ) -> None:
     """The same for the worker beside a stack, for a replay, and for the stack itself."""
-    addresses = {"coordinator": "a:1", "checkpoint": "a:2", "tools": "a:3", "models": "a:4", "simulator": "http://a:5"}
+    addresses = {
+        "gateway": "a:0",
+        "coordinator": "a:1",
+        "checkpoint": "a:2",
+        "tools": "a:3",
+        "models": "a:4",
+        "simulator": "http://a:5",
+    }
     given = {"TENURE_DATA": str(tmp_path), variable: value}
     assert ("simulator" in advice_without_stack(given)) == (not is_given)
     with hold_folder(tmp_path):
         write_addresses(tmp_path, addresses | {"model": "http://127.0.0.1:5"})
         found = dev_settings(given)
-        replayed = worker_environment(Mock(data_dir=tmp_path, environment=given), "q")
+        replayed = worker_environment(Mock(data_dir=tmp_path, environment=given, address="a:0"), "q")
     assert ("TENURE_WORKER_FUNCTIONS_USE_RUNNER" in found) == is_given
     assert (found.get("ANTHROPIC_API_KEY") == "simulated") == (not is_given)
     assert (replayed.get("ANTHROPIC_API_KEY") == "none") == (not is_given)
