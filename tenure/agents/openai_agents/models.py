@@ -118,10 +118,10 @@ class DurableModel(Model):
             of_model = (system_instructions, shown)
 
             async def send(settings: ModelSettings, given: _Given = of_model) -> ModelResponse:
-                return await self.inner.get_response(*given, settings, *rest, **references)
+                return await self.inner.get_response(given[0], given[1], settings, *rest, **references)
 
             def stream(settings: ModelSettings, given: _Given = of_model) -> AsyncIterator[TResponseStreamEvent]:
-                return self.inner.stream_response(*given, settings, *rest, **references)
+                return self.inner.stream_response(given[0], given[1], settings, *rest, **references)
 
             bound = input_bound(*of_model, tools, output_schema, handoffs)
             sending = Request(send, stream if self._options.streams else None, offered_tools(_own_tools(tools)))
