@@ -383,7 +383,10 @@ SECTIONS: Final[dict[str, tuple[Described, ...]]] = {
             sweep="retries, deadlines, queued, waits, escalations",
         ),
         _counter(
-            "tenure_swept_tasks_total", _CHECKPOINT, "tasks that sweeps changed", sweep="as above, starts, signals"
+            "tenure_swept_tasks_total",
+            _CHECKPOINT,
+            "tasks that sweeps changed",
+            sweep="as above, starts, signals, lines",
         ),
         _counter(
             "tenure_schedule_runs_total", _CHECKPOINT, "handled due times of schedules", outcome="what came of them"
