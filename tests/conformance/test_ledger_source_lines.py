@@ -378,6 +378,7 @@ async def test_a_refused_row_does_not_keep_other_lines(replica: Checkpoint) -> N
 async def test_a_replica_that_starts_looks_at_all_lines(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first, second = await submit(replica), await behind(replica)
+    await line_was_looked_at(replica)
     by_hand = "state = 'FAILED', ended_at = now(), queued_at = null, exclusive_source = null"
     await replica.query(  # as a replica of a version without lines ends it
         "do $$ begin set local session_replication_role = replica;"
