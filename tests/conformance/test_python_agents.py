@@ -378,7 +378,10 @@ REDIRECTED = pytest.mark.parametrize("agent", ["redirected", "openai-redirected"
 
 @REDIRECTED
 async def test_an_interrupting_message_redirects_an_agent(agents: Agents, agent: str) -> None:
-    """Its model call stops and is billed; the agent makes it again with the message, and so in each execution."""
+    """Its model call stops and is billed; the agent makes it again with the message, and so in each execution.
+
+    A provider that counts the input at the end of its answer is billed the reserved input.
+    """
     task_id, _ = await begun(agents, agent)
     await agents.bench.tell(task_id, "in French", interrupt=True)
     task = await agents.succeeded(task_id)
@@ -387,7 +390,7 @@ async def test_an_interrupting_message_redirects_an_agent(agents: Agents, agent:
     assert (failure.error_class, failure.message) == ("INTERRUPTED", "a message interrupted the call")
     assert 0 < failure.usage.output_tokens < 100
     first, second = agents.bench.model_calls(task_id)
-    assert failure.usage.input_tokens == first["input_tokens"]
+    assert failure.usage.input_tokens >= first["input_tokens"] > 0
     assert [call["attempt"].partition("/")[2] for call in (first, second)] == ["1/1", "3/1"]
     model, messages, again = await agents.bench.bodies(task_id, facts.ControlStep)
     assert (model.failure, messages.name, again.failure, again.name) == (INTERRUPTED, MESSAGES, None, model.name)
