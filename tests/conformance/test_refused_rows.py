@@ -6,6 +6,7 @@ The statements are read from the code. One that has neither a case nor a reason 
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,6 +27,7 @@ from tests.support.refused_rows import Refusal, refuse_rows
 
 pytestmark = pytest.mark.server
 NEIGHBOURS = 7
+LINE = "the line of the refused row"
 EXPECTED = {
     Refusal.TOO_LONG: "UNWRITABLE",
     Refusal.GUARD: "UNWRITABLE",
@@ -56,10 +58,22 @@ async def a_warning(replica: Checkpoint) -> tuple[Owner, pb.CommitRequest]:
     return owner, owner.request(answer(tokens=190))
 
 
-async def an_end(replica: Checkpoint) -> tuple[Owner, pb.CommitRequest]:
-    owner = await _owner(replica)
+def _ended(owner: Owner) -> tuple[Owner, pb.CommitRequest]:
     end = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
     return owner, owner.request(transition=end)
+
+
+async def an_end(replica: Checkpoint) -> tuple[Owner, pb.CommitRequest]:
+    return _ended(await _owner(replica))
+
+
+async def an_end_that_a_line_waits_for(replica: Checkpoint) -> tuple[Owner, pb.CommitRequest]:
+    source = task_pb2.Source(kind=task_pb2.SOURCE_KIND_CONTROL, source_id=LINE, at_most=1)
+    task_id = (await replica.create(source=source)).task_id
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await replica.get(task_id)).in_line:
+            await asyncio.sleep(0.02)
+    return _ended(await replica.claim(task_id))
 
 
 async def a_call_of_an_output(replica: Checkpoint) -> tuple[Owner, pb.CommitRequest]:
@@ -110,6 +124,7 @@ CASES = [
     Case("OUTPUTS.open_output", "task_outputs", a_call_of_an_output),
     Case("OUTPUTS.write_outputs", "task_outputs", an_output),
     Case("UNDOS.note_due", "due_undos", a_failure_to_undo),
+    Case("SOURCE_LINES.note", "due_source_lines", an_end_that_a_line_waits_for),
     Case("QUERIES.create_tasks", "tasks", a_spawn),
     Case("QUERIES.create_ledgers", "entries", a_spawn),
     Case("SUB_AGENTS.note_spawned", "tasks", a_spawn),
@@ -126,6 +141,7 @@ IN_NO_BATCH = {
     "FORKS.take_prepared": "only of a submit with files and of a fork",
     "FORKS.give_up_prepared": "a sweep",
     "QUEUE.take": "an offer has a transaction of its own",
+    "SUB_AGENTS.pass_on": "AppendForeign, and the duty of sub-agent events, have transactions of their own",
     "SUB_AGENTS.take_raised": "a sweep",
 }
 _STATEMENT = re.compile(r"\b([A-Z_]+)\.([a-z_]+)\b")
@@ -190,7 +206,7 @@ async def test_a_refused_row_harms_no_neighbour(checkpoint: MakeCheckpoint, case
     replica = await checkpoint()
     refused, request = await case.prepare(replica)
     others = [await _owner(replica) for _ in range(NEIGHBOURS)]
-    await refuse_rows(replica.dsn, case.table, f"to_jsonb(new)::text like '%{refused.task.task_id}%'", refusal)
+    await refuse_rows(replica.dsn, case.table, f"to_jsonb(new)::text ~ '{refused.task.task_id}|{LINE}'", refusal)
 
     requests = [other.request(words()) for other in others]
     requests.insert(NEIGHBOURS // 2, request)
